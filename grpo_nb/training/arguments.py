@@ -1,9 +1,9 @@
 """Turn our settings into the GRPOConfig of TRL, and show who decided each of its arguments.
 
-`grpo_config` builds it; `effective` compares what we passed with what the config then holds. On a
-GPU Unsloth replaces GRPOConfig by its own class. That class only warns of unknown arguments, has
-other defaults (weight_decay 0.001, router_aux_loss_coef 0, no correction for vLLM's
-importance sampling), and follows some papers: an explicit loss_type "dapo" masks truncated
+`grpo_config` builds the config; `effective` compares the values we passed with its final values. On
+a GPU, Unsloth replaces GRPOConfig with its own class. That class only warns about unknown
+arguments, has other defaults (weight_decay 0.001, router_aux_loss_coef 0, no importance sampling
+correction for vLLM), and follows some papers: an explicit loss_type "dapo" masks truncated
 completions and sets epsilon_high to 0.28, "cispo" sets epsilon_high to 5, and "dr_grpo" turns
 scale_rewards "group" off. The class does not change what `trl.<name>=…` sets. Source:
 unsloth/models/rl.py 2026.10.9.
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 ARGUMENTS = read_yaml(Path(__file__).with_name("arguments.yaml"))
 TRL_NAMES = ARGUMENTS["same_name"]
 SETTING_OF = {name: f"train.{name}" for name in TRL_NAMES} | ARGUMENTS["setting_of"]
-# Arguments that change the distribution that is sampled from, but not the trainer's
-# log-probabilities; with these values, None or vLLM's -1 they change nothing.
+# Arguments that change the distribution of the samples, but not the trainer's log-probabilities.
+# With these values, with None, or with vLLM's -1, they change nothing.
 NEUTRAL_SAMPLING = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
 STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
 
@@ -64,8 +64,8 @@ def solve_batch(
         processes: Processes that share the step.
 
     Raises:
-        ValueError: The processes cannot share the step evenly; the message names the numbers of
-            prompts that they can.
+        ValueError: The processes cannot share the step evenly; the message says of which number
+            the prompts must be a multiple.
 
     >>> solve_batch(prompts_per_step=4, num_generations=8, max_rows_in_memory=12)
     Batch(per_device_train_batch_size=8, gradient_accumulation_steps=4)
@@ -114,7 +114,7 @@ def refuse_unknown_trl(config: RunConfig) -> None:
 
     Raises:
         ValueError: GRPOConfig has no such argument (the message names the nearest), one of our
-            settings decides it, the stages need it as it is, or its value has another type.
+            settings decides the argument, other stages rely on it, or its value has a wrong type.
     """
     hints = typing.get_type_hints(own_config()) if config.trl else {}
     names = [setting_of(name) for name in hints]
@@ -140,7 +140,7 @@ def _refuse_type(name: str, value: Any, hint: Any) -> None:
 
 
 def refuse_unusable(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardSet) -> None:
-    """Refuse arguments that a cell has set and that no training run can use.
+    """Refuse arguments, set in a notebook's cell, that no training run can use.
 
     Args:
         args: The result of `grpo_config`, or a GRPOConfig of the caller's own.
@@ -150,8 +150,8 @@ def refuse_unusable(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: R
 
     Raises:
         ValueError: An attribute is not an argument (the message names the nearest), has no effect,
-            has another type than TRL declares, is negative or not finite, is beyond the limits of
-            our setting of that name, or does not fit the others.
+            does not have the type that TRL declares, is negative or not finite, is beyond the
+            limits of our setting of that name, or conflicts with the others.
     """
     names, hints = [field.name for field in fields(args)], typing.get_type_hints(own_config())
     for name in vars(args):
@@ -173,7 +173,7 @@ def refuse_unusable(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: R
             raise ValueError(f"args.{name} = {value!r}: other stages rely on its value; reset it")
         changes[name] = value
         if name in (*TRL_NAMES, "top_k") or type(default) not in (int, float) or default < 0:
-            continue  # `_refuse_batch` knows the limits of the first
+            continue  # `_refuse_batch` applies the limits of TRL_NAMES
         least = 1 if default == 1 and isinstance(default, int) else 0  # a default of 1 is a count
         if value is not None and value < least:
             raise ValueError(f"args.{name} = {value!r}: it must be {least} or more")
@@ -182,7 +182,7 @@ def refuse_unusable(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: R
 
 
 def _refuse_batch(args: "GRPOConfig", config: RunConfig, changes: dict[str, Any]) -> None:
-    """Refuse changes that are beyond the limits of our settings, or that do not fit each other."""
+    """Refuse changes that are beyond the limits of our settings, or that conflict."""
     limited = set(TRL_NAMES) - set(ARGUMENTS["rewritten"])
     if ranks.count() > 1:
         limited -= set(Batch._fields)
@@ -248,7 +248,7 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
 
 
 def _vllm_by_trl(config: RunConfig) -> dict[str, Any]:
-    """Return the arguments with which TRL itself drives vLLM, if `trl.vllm_mode` is set."""
+    """Return the arguments that let TRL itself run vLLM; {} unless `trl.vllm_mode` is set."""
     if "vllm_mode" not in config.trl:
         return {}
     return {
@@ -260,7 +260,7 @@ def _vllm_by_trl(config: RunConfig) -> dict[str, Any]:
 
 
 def effective(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardSet) -> pd.DataFrame:
-    """Return each argument of GRPOConfig as training will use it, and who decided it.
+    """Return the value of each argument of GRPOConfig in training, and where the value came from.
 
     Args:
         args: The result of `grpo_config`, with later changes to it.
@@ -270,8 +270,8 @@ def effective(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardS
 
     Returns:
         The columns argument, value, from ("set", "task …", "profile …", "grpo_nb" for our defaults
-        and what we always set, "TRL's default"), and changed ("", or what TRL, Unsloth or a cell
-        made of our value).
+        and fixed values, "TRL's default"), and changed ("", or "before → after" if TRL, Unsloth or
+        a cell changed our value).
     """
     ours = grpo_arguments(stage, policy, rewards)
     rows = []
@@ -297,13 +297,13 @@ def _plain(value: Any) -> Any:
 
 
 def notable(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `effective` that somebody set or changed, without the output folder."""
+    """Return the rows of `effective` whose value was set or changed, without the output folder."""
     ours = (table["from"] != "TRL's default") | (table["changed"] != "")
     return table[ours & (table["argument"] != "output_dir")]
 
 
 def expected(rewards: RewardSet, stage: Stage, validated: int) -> health.Expected:
-    """Return what is known before step 1, for judging the run's health.
+    """Return the facts about a run that are known before step 1, for its `health.Watch`.
 
     Args:
         rewards: The run's rewards.

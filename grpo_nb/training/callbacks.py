@@ -155,7 +155,7 @@ class StepCallback(TrainerCallback):
         self.on_step_end(args, state, control)  # a request may have come in meanwhile
 
     def _keep(self, figures: dict[str, float], step: int) -> None:
-        """Keep the adapter with the best validation, and its figures; in a tie, the later adapter."""
+        """Keep the adapter with the best validation, and its figures; in a tie, the later one."""
         if not all(map(math.isfinite, figures.values())):  # a reward gave None or infinity
             print(f"step {step}: this validation has no score, and does not count")
             return

@@ -1,8 +1,8 @@
-"""Write checkpoints that are whole or absent, and resume training from one.
+"""Mark checkpoints that are complete, and resume training only from such a checkpoint.
 
-A checkpoint is a folder train/checkpoint-<step>, as transformers writes it. When it is complete,
-`seal` writes sealed.json, the SHA-256 of each file. A folder without that file does not count, and
-one that differs from it is set aside.
+transformers writes a checkpoint to the folder train/checkpoint-<step>. When it is complete, `seal`
+adds sealed.json, with the SHA-256 of each file. A folder without sealed.json does not count. If the
+files differ from their SHA-256, the folder is renamed and not used.
 """
 
 import itertools
@@ -28,15 +28,15 @@ GOES_ON = "run this again to continue from there"
 
 
 class Resumption:
-    """Decide whether training starts anew, or continues from what the run's train/ holds.
+    """Decide whether training starts anew, or continues from a checkpoint in the run's train/.
 
     Args:
-        stage: Stage 03; its `train.resume` says what to do if settings have changed.
+        stage: Stage 03; its `train.resume` decides what to do if settings have changed.
         rewards: The run's rewards.
         args: The arguments of the new training run.
 
     Raises:
-        ValueError: Training was cut off with other settings, and `train.resume` is "auto".
+        ValueError: Settings have changed since training was cut off; `train.resume` is "auto".
     """
 
     def __init__(self, stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> None:
@@ -74,11 +74,11 @@ class Resumption:
         return note, True
 
     def begins_anew(self) -> bool:
-        """Return whether `begin` will return no checkpoint."""
+        """Return whether training will begin at step 1, with no checkpoint to continue from."""
         return self._begins or not trained_steps(self.folder)
 
     def begin(self) -> Path | None:
-        """Return the newest whole checkpoint; move earlier training away, or remove later steps."""
+        """Move earlier training away, or remove later steps; return the newest whole checkpoint."""
         if self._begins:
             if place := place_of_old(self.folder):
                 self.folder.rename(place)
@@ -97,7 +97,7 @@ class Resumption:
 
 
 def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[str, str]:
-    """Return what training depends on, as text: model, arguments, rewards and rows."""
+    """Return everything that training depends on, as text: model, arguments, rewards and rows."""
     config, values = stage.config, {}
     for section in ("model", "policy"):
         settings = getattr(config, section).model_dump()
@@ -117,14 +117,14 @@ def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[st
 
 
 def save_trained(model: Any, folder: Path, **gathered: Any) -> None:
-    """Save the weights that were trained: the adapter of a model, or all of it."""
+    """Save the trained weights: a model's adapter, or the whole model if it has no adapter."""
     # With beta > 0 TRL adds a frozen copy of the adapter, "ref".
     only = {"selected_adapters": ["default"]} if hasattr(model, "peft_config") else {}
     model.save_pretrained(folder, **only, **gathered)
 
 
 def adaptive_rewards(rewards: RewardSet) -> list[Adaptive]:
-    """Return the rewards whose weights change in training; checkpoints hold their state."""
+    """Return the rewards whose weights change in training; checkpoints include their state."""
     return [reward for reward in rewards.reward_funcs if isinstance(reward, Adaptive)]
 
 
@@ -144,7 +144,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether every file is there, with the bytes it had when the folder was sealed."""
+    """Return whether the folder's files are exactly those that were sealed."""
     try:
         return read_json(folder / SEAL) == _digests(folder)
     except (OSError, ValueError):
@@ -152,7 +152,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def whole_or_aside(folder: Path) -> bool:
-    """Return whether the folder is whole; rename it if it is damaged, and say so."""
+    """Return whether the folder is whole; rename a damaged folder, and print its new place."""
     if is_whole(folder):
         return True
     if folder.is_dir():
@@ -169,18 +169,18 @@ def steps_of(folder: Path) -> list[int]:
 
 
 def step_of(checkpoint: Path | None) -> int:
-    """Return the step of a checkpoint; 0 without one."""
+    """Return the step of a checkpoint; 0 for None."""
     return int(checkpoint.name.partition("-")[2]) if checkpoint else 0
 
 
 def trained_steps(folder: Path) -> int:
-    """Return the last step that a whole checkpoint holds; 0 without one."""
+    """Return the step of the newest whole checkpoint; 0 if there is none."""
     newest_first = reversed(steps_of(folder))
     return next((step for step in newest_first if is_whole(folder / f"checkpoint-{step}")), 0)
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint, or None; remove or rename newer ones, and print that."""
+    """Return the newest whole checkpoint, or None; remove or rename newer ones, and print this."""
     for step in reversed(steps_of(folder)):
         checkpoint = folder / f"checkpoint-{step}"
         if not (checkpoint / SEAL).exists():

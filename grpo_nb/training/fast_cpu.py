@@ -2,7 +2,7 @@
 
 Completions are sampled by `models.dense`. The update runs each prompt once for its group: all
 groups are one row [prompt | c1 | … | c8 | next prompt | …], and only attention copies a prompt to
-its completions. So seven of eight prompts and all padding are left out.
+its completions. With groups of eight, seven of eight prompts and all padding are thus left out.
 """
 
 import inspect
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def sampling_lacks(trainer: Any) -> str:
-    """Return what is missing for `models.dense` to sample this trainer's completions, or ""."""
+    """Return what `models.dense` lacks to sample this trainer's completions; "" if nothing."""
     args, model = trainer.args, trainer.model
     trainable = [name for name, weight in model.named_parameters() if weight.requires_grad]
     needs = {
@@ -46,11 +46,11 @@ def log_probabilities(
     *args: Any,  # the seventh: TRL's compute_aux_loss, or Unsloth's compute_efficient
     **others: Any,
 ) -> Any:
-    """Compute what TRL's `_get_per_token_logps_and_entropies` does, with each prompt run once.
+    """Compute the results of TRL's `_get_per_token_logps_and_entropies`; run each prompt once.
 
     Args:
-        trainer: The trainer, which holds the policy; `model` may be a wrapper without a config.
-        plain: TRL's method, which is called if the inputs hold more than text.
+        trainer: The trainer, which has the policy; `model` may be a wrapper without a config.
+        plain: TRL's method, which is called if the inputs include more than text.
     """
     import torch
 
@@ -68,10 +68,10 @@ def log_probabilities(
 
 
 def sharing_lacks(policy: Policy, wanted: bool = True) -> str:
-    """Return what is missing for prompts to be shared in the update, or "".
+    """Return what is still needed to share prompts in the update; "" if nothing.
 
     Args:
-        policy: The policy, whose attention has to take its layout from a mask.
+        policy: The policy; its attention has to take the layout from a mask.
         wanted: The setting `policy.share_prompts`.
     """
     model = policy.model
@@ -101,12 +101,12 @@ def pack(
         completion_width: How many columns at the end are completions.
 
     Returns:
-        The model's inputs, [1, tokens], and an index for each completion token, [rows, completion
-        width]: where its log-probability is in a row of `tokens - 1` values, or one past the end
-        for padding. The inputs hold each prompt up to its last token; then, for each completion of
-        it, that last token and the completion's tokens. Positions count within each sequence;
-        labels are the tokens of completions, and -100 elsewhere; the mask is the layout that
-        `attend` reads.
+        The model's inputs, [1, tokens], and the index of each completion token's log-probability in
+        a row of `tokens - 1` values, [rows, completion width]; for padding, the index is one past
+        the end. The inputs contain each prompt without its last token, followed, for each of its
+        completions, by that last token and the completion's tokens. Positions count within each
+        sequence. Labels are the tokens of completions, and -100 elsewhere. The mask is the layout
+        that `attend` reads.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence
@@ -165,8 +165,8 @@ def attend(
     if attention_mask is None or attention_mask.dtype != torch.long:
         return plain(module, query, key, value, attention_mask, **options)
     places, returned = attention_mask[:, 0]
-    # A CPU's attention is faster in fp32, and a prompt's gradients are summed in it. Indexing by
-    # brackets would sum them in an order that threads decide.
+    # Attention on a CPU is faster in fp32, and a prompt's gradients are summed in fp32. Indexing
+    # with brackets would sum them in an order that depends on the threads.
     dtype = torch.float32 if query.device.type == "cpu" else query.dtype
     rows = (
         x[0].transpose(0, 1).to(dtype).index_select(0, places.flatten())

@@ -1,8 +1,8 @@
-"""Alerts from the metrics of a training run: what is wrong, how we know, and what to change.
+"""Raise alerts from the metrics of a training run, each with a cause, evidence and a remedy.
 
 No limit is an absolute reward, KL or gradient norm: a window of steps is compared with the run's
-own past, its noise, and the range of its rewards. An alert is raised again only after a window of
-steps without its cause.
+own past, its noise, and the range of its rewards. The same alert is raised again only after a
+window of steps without its cause.
 """
 
 import math
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from grpo_nb.runs import Check
 from grpo_nb.runs.files import read_json, read_lines, read_yaml
 
-# What each alert says and advises, its limits, and how many of the recorded tiny runs raised it
+# The texts of each alert, its limits, and the number of recorded tiny runs that raised it
 # (`python benchmarks/alarms.py rates` writes the third file).
 ALERTS = read_yaml(Path(__file__).with_name("alerts.yaml"))
 LIMITS = SimpleNamespace(**read_yaml(Path(__file__).with_name("alert_limits.yaml")))
@@ -28,14 +28,14 @@ PAGE = "docs/troubleshooting.md"
 # TRL's name for how far vLLM's log-probabilities are from the policy's [nats a token].
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 HABITS = ("length", "markup", "style")  # what a judge's scores may correlate with (`judges.habits`)
-# Held-out figures whose fall, while the reward does not fall, is a hack. The second does not depend
-# on the rewards: a judge that gives in to pleas pays for other answers than the reference.
-EXACT = "fewer answers are the reference"  # or they are right in other words: a reader decides
+# If one of these held-out figures falls and the reward does not, the policy hacks the rewards. The
+# second figure does not depend on the rewards: pleas may persuade a judge to accept other answers.
+EXACT = "fewer answers are the reference"  # they may be right in other words: a reader decides
 HELD_OUT = {"eval/accuracy": "held-out accuracy falls", "eval/exact": EXACT}
 
 
 def section(name: str) -> str:
-    """Return where the handbook explains an alert or a check.
+    """Return the address of the handbook's section on an alert or a check.
 
     >>> section("format learnt, correctness flat")
     'docs/troubleshooting.md#format-learnt-correctness-flat'
@@ -44,7 +44,7 @@ def section(name: str) -> str:
 
 
 def rates(rule: str) -> str:
-    """Say how many recorded runs of tiny models raised the alert, by kind of run (clean, …)."""
+    """Return a text: how many recorded tiny runs of each kind (clean, …) raised the alert."""
     corpus = RATES if rule in RATES["alerts"] else JUDGE_RATES
     if rule not in corpus["alerts"]:
         return "error rate not measured"
@@ -54,7 +54,7 @@ def rates(rule: str) -> str:
 
 
 class Expected(NamedTuple):
-    """Hold what is known about a training run before its first step.
+    """Hold the facts about a training run that are known before its first step.
 
     rewards: {name: (weight, lowest score, highest score)}; the first reward decides what is
         correct.
@@ -95,35 +95,35 @@ class Watch:
         return new
 
     def holding(self) -> set[str]:
-        """Return the rules that were met in the last window of lines."""
+        """Return the rules whose conditions were met within the last window of lines."""
         now = len(self.lines)
         return {rule for (rule, _), at in self._held.items() if now - at <= self.limits.window}
 
     def last(self, key: str, ago: int = 0, count: int = 0) -> list[float]:
-        """Return the numbers of a window that ended `ago` lines ago; [] before there is one."""
+        """Return a metric in the window that ended `ago` lines ago; [] if lines are too few."""
         start = len(self.lines) - ago - (count or self.limits.window)
         lines = self.lines[start : len(self.lines) - ago] if start >= 0 else []
         return [line[key] for line in lines if _number(line.get(key))]
 
     def mean(self, key: str, ago: int = 0) -> float:
-        """Return the mean of a window that ended `ago` lines ago; NaN before there is one."""
+        """Return a metric's mean in the window that ended `ago` lines ago; NaN without values."""
         return fmean(self.last(key, ago) or [math.nan])
 
     def rise(self, key: str, ago: int, count: int = 0) -> tuple[float, float]:
-        """Return how far a window's mean rose in `ago` lines, and the rise's standard error."""
+        """Return the rise of a window's mean over `ago` lines, and the rise's standard error."""
         then, now = self.last(key, ago, count), self.last(key, 0, count)
         if min(len(then), len(now)) < 2:
-            return math.nan, math.nan  # so that no comparison holds
+            return math.nan, math.nan  # every comparison with NaN is false
         errors = [math.dist(v, [fmean(v)] * len(v)) / (len(v) - 1) for v in (then, now)]
         return fmean(now) - fmean(then), math.hypot(*errors) + 1e-9
 
     def sure(self, key: str, ago: int) -> float:
-        """Return a mean's rise over `ago` lines, divided by its standard error."""
+        """Return the rise of a window's mean over `ago` lines, divided by the standard error."""
         rise, error = self.rise(key, ago)
         return rise / error
 
     def flat(self, key: str, full: float) -> str:
-        """Return the evidence that a curve does not rise; "" where noise may hide a rise."""
+        """Return the evidence that a curve does not rise; "" if noise may hide a rise."""
         for span in (self.limits.patience << double for double in range(12)):
             rise, error = self.rise(key, span // 2, span // 2)
             least = self.limits.flat * (full - self.mean(key)) * span / self.limits.patience
@@ -137,7 +137,7 @@ class Watch:
         return [sum(pick(v * a, v * b) for v, a, b in ranges) for pick in (min, max)]
 
     def success(self, name: str) -> float:
-        """Return the share of a reward's range that a window earns on average."""
+        """Return the share of a reward's range that the last window earns on average."""
         _, low, high = self.expected.rewards[name]
         factor = fmean(self.last(f"{name}/factor") or [1]) or 1  # of a scheduled reward
         return (self.mean(f"rewards/{name}/mean") / factor - low) / ((high - low) or 1)
@@ -148,7 +148,7 @@ def _number(value: Any) -> bool:
 
 
 def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with steps: values that are not numbers, spikes, and lengths."""
+    """Yield alerts on values that are not numbers, on spikes, and on lengths of completions."""
     now, limits = (w.lines or [{}])[-1], w.limits
     for key in ("loss", "reward", *(f"rewards/{name}/mean" for name in w.expected.rewards)):
         if key in now and not _number(now[key]):
@@ -169,7 +169,7 @@ def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _machine(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with the engine or the memory, regardless of what the model learns."""
+    """Yield alerts on the engine and on memory; they do not depend on what the model learns."""
     limits, now, start = w.limits, len(w.lines), len(w.lines) - w.limits.window
     latest, first = w.last(DIFFERENCE, 0, 2), w.mean(DIFFERENCE, start)
     drift = w.mean(DIFFERENCE) > max(limits.drift * first, limits.difference / 10)
@@ -177,7 +177,7 @@ def _machine(w: Watch) -> Iterator[tuple[str, str, str]]:
     if len(latest) == 2 and (min(latest) > limits.difference or drift):
         yield "samples differ", "", f"{latest[-1]:.3f} nats a token, in the first steps {first:.3f}"
     key, windows = "memory_gib", [place * limits.window for place in range(5)]
-    means = [w.mean(key, ago) for ago in windows]  # the last window's first
+    means = [w.mean(key, ago) for ago in windows]  # the latest window first
     pace = min(late - early for late, early in pairwise(means)) / limits.window
     if pace > 0 and w.sure(key, windows[-1]) > limits.certainty:
         end = now + (w.expected.memory_gib - means[0]) / pace
@@ -194,14 +194,15 @@ def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
     key, limits, start = "frac_reward_zero_std", w.limits, len(w.lines) - w.limits.window
     silent, right = w.mean(key), w.success(next(iter(w.expected.rewards)))
     evidence = f"{silent:.0%} of the groups have zero advantage, success {right:.0%}"
-    # Unsloth's GPU trainer logs no entropy; how different the samples are says much the same.
+    # Unsloth's GPU trainer logs no entropy; the share of distinct samples is a substitute.
     diversity = "entropy" if w.last("entropy") else "groups/distinct"
     share = w.mean(diversity) / (w.mean(diversity, start) or 1)
     is_uniform = w.sure(key, start) > limits.certainty and silent - right > 1 - limits.solved
     (low, full), earned = w.ends(), w.last("reward", start)
     is_low = w.mean("reward") - low <= (1 - limits.no_signal) * (full - low)
     has_fallen = is_low and max(earned, default=low) - low > (1 - limits.solved) * (full - low)
-    if has_fallen or (is_uniform and share < limits.entropy):  # at most `right` can be all right
+    # At most a share `right` of all groups can consist of right answers alone.
+    if has_fallen or (is_uniform and share < limits.entropy):
         yield "collapse", "", f"{diversity} at {share:.0%} of its start, {evidence}"
     elif silent > limits.no_signal:
         yield "nothing left to learn" if right >= limits.solved else "nothing learnt", "", evidence
@@ -211,7 +212,7 @@ def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _fall(w: Watch, key: str) -> str:
-    """Return the evidence that a held-out figure fell and the reward did not; "" if it is noise."""
+    """Return the evidence that a held-out figure fell and the reward did not; "" without any."""
     points = [(at, line[key]) for at, line in w.evals if _number(line.get(key))]
     at, best = max(points, key=lambda point: point[1], default=(0, 0.0))
     half = w.limits.window // 2
@@ -228,7 +229,7 @@ def _fall(w: Watch, key: str) -> str:
 
 
 def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with individual rewards: they do not rise, dominate, or give no score."""
+    """Yield alerts on rewards that do not rise, that dominate, or that give no score."""
     rewards, limits, start = w.expected.rewards, w.limits, len(w.lines) - w.limits.window
     first, form = next(iter(rewards)), next((n for n in rewards if "_format_" in n), "")
     low, full = w.ends()
@@ -249,7 +250,7 @@ def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _episodes(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with episodes; without environment the metrics are NaN: no rule fires."""
+    """Yield alerts on episodes; without an environment, the metrics are NaN, and none is raised."""
     share, start = w.mean("episodes/call_share"), len(w.lines) - w.limits.window
     before, (low, _) = w.mean("episodes/call_share", start), w.ends()
     if share < w.limits.entropy * before:
@@ -262,7 +263,7 @@ def _episodes(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _judges(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with judges; other rewards lack the metrics that this reads."""
+    """Yield alerts on judges; other rewards lack the metrics that are read here."""
     start = len(w.lines) - w.limits.window
     for name in w.expected.rewards:
         if (change := max(w.last(f"{name}/drift"), default=0)) > w.limits.judge_drift:
@@ -279,13 +280,13 @@ PARTS = (_machine, _steps, _signal, _rewards, _episodes, _judges)
 
 
 def summary(alerts: Iterable[Check]) -> str:
-    """Return the alerts as text, one a line."""
+    """Return the alerts as text, one per line."""
     lines = (f"{alert.state}: {alert.name}, {alert.evidence} → {alert.fix}" for alert in alerts)
     return "\n".join(lines) or "no alerts"
 
 
 def read_alerts(path: Path) -> list[Check]:
-    """Return the alerts that train/health.jsonl holds, oldest first."""
+    """Return the alerts in the file train/health.jsonl, oldest first."""
     return [Check(*(line[field] for field in Check._fields)) for line in read_lines(path)]
 
 
@@ -323,7 +324,7 @@ def _check(name: str, passed: bool, evidence: str, fix: str, state: Any = "warni
 
 
 def _rise(watch: Watch) -> Check:
-    """Compare the reward in the second half of the steps with the first half."""
+    """Check that the reward rises from the first half of the steps to the second half."""
     steps, half = len(watch.lines), len(watch.lines) // 2
     if steps < watch.limits.window:
         few = f"{steps} steps are too few to tell"

@@ -1,8 +1,8 @@
-"""Check training before it starts: run its largest step, and find what would stop it later.
+"""Check training before it starts: run its largest step, and find any fault that would stop it.
 
-The largest step is the longest prompt with completions of full length, through the trainer's own
-loss, backward pass and generation. The memory that it needs is compared with the machine's.
-Training gives the same numbers with the dry run as without it, except for vLLM's random state.
+The largest step uses the longest prompt, completions of full length, and the trainer's own loss,
+backward pass and generation. Its memory use is compared with the memory that is available.
+The dry run does not change the numbers of training, except through vLLM's random state.
 """
 
 import copy
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 GO_ON = "set train.guard_steps = 0 to train anyway"
-# fp16 scales the loss. Its first scale makes most gradients overflow; training settles at this.
+# fp16 scales the loss. At its first scale most gradients overflow; training settles at this one.
 USUAL_SCALE = 2.0**10
-# A CPU's process grows this much in its first steps: kernels of oneDNN for shapes that the dry run
-# did not have, and memory that the C library keeps for later: see docs/performance.md.
+# On a CPU, the process grows by this much in the first steps. oneDNN adds kernels for shapes that
+# the dry run did not have, and the C library keeps memory for later: see docs/performance.md.
 GROWTH = GIB // 8
 TOKENS = ("input_ids", "attention_mask")
-# Attributes of a trainer that a step appends to; it replaces the values of all others.
+# Attributes of a trainer to which a step appends; the step replaces the values of all others.
 FILLED = ("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics")
 
 
 def preflight(trainer: "Trainer") -> Checks:
-    """Return all checks, in the order in which to fix what they find.
+    """Return all checks, in the order in which their faults should be fixed.
 
     Args:
         trainer: A trainer that has not begun to train.
@@ -129,7 +129,7 @@ def _hand_over(trainer: "Trainer") -> list[Check]:
 
 
 def _paths(trainer: "Trainer") -> Check:
-    """Say how completions and log-probabilities are computed, and what the faster paths lack."""
+    """Report how completions and log-probabilities are computed, and what the faster paths need."""
     sampling = fast_cpu.sampling_lacks(trainer)
     sharing = fast_cpu.sharing_lacks(trainer.policy, trainer.stage.config.policy.share_prompts)
     paths = "completions by the dense engine"
@@ -143,7 +143,7 @@ def _paths(trainer: "Trainer") -> Check:
 
 def _disk(trainer: "Trainer") -> Check:
     stage = trainer.stage
-    count = stage.config.train.keep_checkpoints + 1  # the new one is written before an old one goes
+    count = stage.config.train.keep_checkpoints + 1  # a new one is written before an old one goes
     weights = 4 * trainer.model.num_parameters(only_trainable=True)
     checkpoint = weights + _optimizer_bytes(trainer)
     model = 2 * trainer.model.num_parameters()
@@ -154,13 +154,13 @@ def _disk(trainer: "Trainer") -> Check:
 
 
 def _optimizer_bytes(trainer: "Trainer") -> int:
-    """Return the size of Adam's two states of each weight: one byte per state, or four."""
+    """Return the size of Adam's two states of all trained weights, of one or four bytes each."""
     optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
     return trainer.model.num_parameters(only_trainable=True) * (2 if "8bit" in optim else 8)
 
 
 def _memory(trainer: "Trainer", before: int, peak: int, budget: int) -> Check:
-    """Check memory: the use before the step, the peak in it, and the memory available [bytes]."""
+    """Check the step's peak memory against the budget, given the use `before` the step [bytes]."""
     more = _optimizer_bytes(trainer) + (0 if cuda_available() else GROWTH)
     need = peak + more
     sizes = f"{need / GIB:.2f} GiB at most with the optimizer, of {budget / GIB:.1f}"
@@ -172,7 +172,7 @@ def _memory(trainer: "Trainer", before: int, peak: int, budget: int) -> Check:
 
 
 def smaller(trainer: "Trainer", rows: int) -> str:
-    """Suggest settings for the same effective batch size with at most `rows` per micro-batch."""
+    """Suggest settings for the same effective batch with at most `rows` rows per micro-batch."""
     args = trainer.args
     other = "a smaller train.max_completion_length"
     # Under standby Unsloth sets the engine's share of the memory itself.
@@ -188,7 +188,7 @@ def smaller(trainer: "Trainer", rows: int) -> str:
 
 
 def _gradient(trainer: "Trainer") -> Check:
-    """Check that the gradient reaches LoRA's B (at first A's is 0), or every trained weight."""
+    """Check that gradients reach every LoRA B (A's are 0 at first), or every trained weight."""
     parameters = list(trainer.model.named_parameters())
     matrices = [p for name, p in parameters if "lora_B" in name and ".ref." not in name]
     matrices = matrices or [p for _, p in parameters if p.requires_grad]
@@ -204,7 +204,7 @@ def _gradient(trainer: "Trainer") -> Check:
 
 
 def _time(args: Any, update: float, generation: float) -> Check:
-    """Estimate the time of all steps from that of a micro-batch and of a generation [s]."""
+    """Estimate the time of all steps from the times of a micro-batch and a generation [s]."""
     micro_batches = args.gradient_accumulation_steps
     generations = micro_batches / (args.steps_per_generation * args.num_iterations)
     step = micro_batches * update + generations * generation
@@ -215,9 +215,9 @@ def _time(args: Any, update: float, generation: float) -> Check:
 
 @contextmanager
 def stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
-    """Yield a copy of the trainer to run a step with.
+    """Yield a copy of the trainer with which to run a step.
 
-    At the end, random states, gradients and the loss scale are restored.
+    At the end, random states and the loss scale are restored, and gradients are cleared.
     """
     import torch
 
@@ -334,7 +334,7 @@ def _update(trainer: "Trainer", prompt: list[dict]) -> None:
     ids = torch.tensor([prompt_ids] * rows, device=device)
     ones = torch.ones(rows, length, device=device)
     random_ids = torch.randint(vocabulary, (rows, length), device=device)
-    for token in image_tokens(trainer.model.config):  # it would need an image
+    for token in image_tokens(trainer.model.config):  # such a token would need an image
         random_ids[random_ids == token] = tokenizer.eos_token_id
     inputs = {
         "prompt_ids": ids,
@@ -350,7 +350,7 @@ def _update(trainer: "Trainer", prompt: list[dict]) -> None:
     with trainer.compute_loss_context_manager():
         loss = trainer.compute_loss(trainer.model, inputs)
     if loss.requires_grad:  # False if the adapter is frozen
-        scaler = trainer.accelerator.scaler  # of fp16; without it small gradients would be 0
+        scaler = trainer.accelerator.scaler  # for fp16, in which small gradients would become 0
         (scaler.scale(loss) if scaler else loss).backward()
 
 
@@ -358,7 +358,7 @@ def _generate(trainer: "Trainer", prompt: list[dict]) -> None:
     """Sample a step's completions as the trainer does, but let none end before the cap.
 
     Args:
-        trainer: The copy, whose sampling is changed.
+        trainer: The copy of the trainer; its sampling settings are changed.
         prompt: The longest chat.
     """
     args = trainer.args

@@ -1,8 +1,8 @@
-"""Distribute one training run over several processes: one of them writes, and all of them agree.
+"""Distribute one training run over several processes: one writes, and all decide alike.
 
-A launcher starts the processes (torchrun, accelerate launch); without a launcher there is one
-process, and nothing here waits. All processes have to call `gather`, and whatever uses it, in the
-same order.
+A launcher (torchrun or accelerate launch) starts the processes. Without a launcher there is one
+process, and no function here waits. All processes have to call `gather`, and every function that
+uses it, in the same order.
 """
 
 import atexit
@@ -22,11 +22,11 @@ def start(expected: int | None) -> None:
     """Join the other processes.
 
     Args:
-        expected: The number of processes; None stands for the launcher's number.
+        expected: The expected number of processes; None stands for the launcher's number.
 
     Raises:
-        ValueError: The number of processes differs: the launcher started a single process, or
-            several that are not connected.
+        ValueError: The number of processes is not the expected one: the launcher started a single
+            process, or several that are not connected.
     """
     from accelerate import PartialState
 
@@ -81,7 +81,7 @@ def is_main() -> bool:
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Return whether an error of gloo or NCCL only says that another process is gone."""
+    """Return whether an error of gloo or NCCL only means that another process has ended."""
     from torch.distributed import DistBackendError
 
     words = ("gloo", "connection closed by peer", "connection reset", "nccl")
@@ -90,7 +90,7 @@ def is_lost_connection(error: BaseException) -> bool:
 
 
 def recorded(work: Callable[..., Result]) -> Callable[..., Result]:
-    """Return the work wrapped, so that torchrun reports an error with its traceback."""
+    """Wrap the work so that torchrun reports an error with its traceback."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
     return record(work)

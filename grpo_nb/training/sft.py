@@ -1,6 +1,6 @@
-"""Supervised fine-tuning for a few steps: the policy learns to write the completions of rows.
+"""Fine-tune the policy for a few steps, so that it learns to write the completions of rows.
 
-TRL's SFTTrainer trains. `Watch` measures the policy every few steps, and may end training.
+TRL's SFTTrainer does this. `Watch` measures the policy every few steps, and may end training.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +34,7 @@ class Watch(TrainerCallback):
 
     Args:
         stage: The stage, with `train.sft_until`.
-        look: Measures the policy, as `pass_rate.measure` does; with None nothing is measured.
+        look: A function that calls `pass_rate.measure`; if None, nothing is measured.
     """
 
     def __init__(self, stage: Stage, look: Callable[[], Line] | None) -> None:
@@ -57,11 +57,11 @@ class Watch(TrainerCallback):
 
 
 def reason_to_end(lines: Sequence[Line], until: float) -> str:
-    """Say why the warm-up ends after the latest measurement; "" if it continues.
+    """Return why the warm-up ends after the latest measurement; "" if it continues.
 
     Args:
-        lines: The metrics of each step so far; the last one has measured figures.
-        until: The pass@8 that is enough, `train.sft_until`.
+        lines: The metrics of each step so far; the last line includes a measurement.
+        until: The pass@8 that suffices (`train.sft_until`).
     """
     looks, now = [line for line in lines if PASS in line], lines[-1]
     if suffices(now, until):
@@ -87,14 +87,14 @@ def train_on(
         policy: The policy.
         stage: The stage, with `train.sft_steps`.
         rows: Rows with prompt and completion, as `data.worked_rows` returns them.
-        look: As `Watch` takes it.
+        look: The function that measures the policy, as in `Watch`.
 
     Returns:
         The metrics, one line per step, and why training ended early; "" if it did not.
     """
     watch = Watch(stage, look)
     # The prompts are rendered as for GRPO. TRL would render the whole chat and look for the prompt
-    # in it, which differs if the template opens a thinking block.
+    # in it, but the prompt may differ there if the template opens a thinking block.
     rows = list(rows)
     prompts = [row["prompt"] for row in rows]
     as_example = _texts if any(map(images_of, prompts)) else _ids

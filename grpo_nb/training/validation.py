@@ -1,7 +1,7 @@
-"""Measure, with greedy completions during training, whether the policy improves on other prompts.
+"""Measure during training, with greedy completions, whether the policy improves on other prompts.
 
-These prompts come from the training rows. The evaluation split, which notebook 4 uses, has no say
-in which adapter is chosen.
+These prompts are held out of the training rows. The evaluation split of notebook 4 is not used to
+choose the adapter.
 """
 
 import time
@@ -26,12 +26,12 @@ Row = Mapping[str, Any]
 
 
 def prompts_to_hold_out(train: TrainConfig) -> int:
-    """Return how many prompts the validation split has; 0 if nothing is validated."""
+    """Return how many prompts to hold out for validation, at most; 0 if nothing is validated."""
     return train.eval_prompts if train.eval_steps else 0
 
 
 def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
-    """Split rows into those to train on and, evenly spaced, at most a tenth to validate on.
+    """Split rows into training rows and `count` evenly spaced validation rows, at most a tenth.
 
     >>> train, held_out = hold_out([{"n": n} for n in range(40)], 2)
     >>> len(train), [row["n"] for row in held_out]
@@ -47,7 +47,7 @@ class Validation:
     """Answer rows with the policy as it is now, and score the answers.
 
     Args:
-        policy: The policy; it and the random state stay as they are.
+        policy: The policy; validation changes neither the policy nor the random state.
         rows: Rows from `hold_out`.
         rewards: The run's rewards; the first one decides what is correct.
         config: The run's settings.
@@ -75,7 +75,7 @@ class Validation:
         figures = {"eval/accuracy": float(np.nanmean(right_P))}
         if name := self.rewards.format_name:
             figures["eval/format"] = float(np.nanmean(scores_P_F[:, names.index(name)]))
-        # This does not depend on the rewards: a judge can be persuaded to pay for other answers.
+        # This figure does not depend on the rewards: a judge may accept wrong answers.
         extract = self.rewards.extract
         answers = [extract(completion_text(group[0].completion)) or "" for group in groups]
         pairs = zip(answers, self.rows, strict=True)
@@ -86,6 +86,6 @@ class Validation:
 
 
 def _plain(answer: str) -> Fraction | str:
-    """Return a number, however it is written, or a text with case and spacing normalized."""
+    """Return an answer's number, however it is written, or its text in normalized form."""
     number = parse_number(answer)
     return normalize(answer) if number is None else number

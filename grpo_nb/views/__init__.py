@@ -1,7 +1,7 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
 """Show tables and charts, and give the notebooks their widgets.
 
-`show_tables` makes a notebook display DataFrames in full; `score_sheet` and `completions` are
+`show_tables` makes a notebook display DataFrames in full; `score_sheet` and `completions` render
 tables; `charts` draws a run's training, many runs, and an evaluation. `TrainingDashboard` shows
 training as it runs, `Chat` asks a run's models, and `lab` opens the interactive `RewardLab` or
 `EnvironmentLab`. The widgets are optional: a notebook that is run from top to bottom gives the same

@@ -38,7 +38,7 @@ class Chart(NamedTuple):
     metrics: The metrics.
     form: The format of the latest value.
     always: Values that the axis always includes.
-    band: Metrics of a band around the first curve: the two ends, or one distance to each side.
+    band: Metrics of a band around the first curve: its two ends, or its distance from the curve.
     """
 
     title: str
@@ -53,7 +53,7 @@ class Chart(NamedTuple):
         return self.metrics[0].startswith("eval/")
 
 
-# The weighted total, then all charts but those of single rewards.
+# The chart of the weighted total, then all other charts except those of single rewards.
 TOTAL, *OTHERS = [
     Chart(title, **fields)
     for title, fields in read_yaml(Path(__file__).with_name("charts.yaml")).items()

@@ -1,4 +1,4 @@
-"""Ask a run's base and tuned model a question, and compare their answers and scores.
+"""Ask a run's base model and tuned model a question, and compare their answers and scores.
 
     chat = Chat(Run("demo"))
     chat.ask("What is 47 + 38?")
@@ -28,7 +28,7 @@ MODELS = ("base", "tuned")
 class Chat:
     """Ask a run's base and tuned models, which are loaded at the first question.
 
-    If an adapter was trained, both share one model in memory: the base has the adapter disabled.
+    If an adapter was trained, both share one model in memory; the base uses it without the adapter.
     """
 
     def __init__(self, run: Run) -> None:
@@ -102,9 +102,9 @@ class Chat:
         """Show the models' answers to the same prompt side by side.
 
         Args:
-            question: A text or a row, as `answer` takes it.
+            question: A text or a row, as for `answer`.
             models: "base" or "tuned"; both by default.
-            how: temperature and seed, as `answer` takes them.
+            how: temperature and seed, as for `answer`.
         """
         names, row = list(models or MODELS), self.row(question)
         lines = [self.answer(row, model, **how) for model in names]

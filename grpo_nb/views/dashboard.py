@@ -31,8 +31,8 @@ class TrainingDashboard(View):
 
     The buttons work during training if the kernel handles widget messages on a subshell:
     ipykernel >= 7 under JupyterLab >= 4.4, whose setting "Kernel Comms over subshells" is on by
-    default. Elsewhere, as on Colab (ipykernel 6), the curves are still updated, but a click takes
-    effect only after the cell has ended; use the notebook's interrupt button there.
+    default. Elsewhere, such as on Colab (ipykernel 6), the curves are still updated, but a click
+    takes effect only after the cell has ended; use the notebook's interrupt button there.
 
     Args:
         buttons: The trainer's buttons; several dashboards may share them.
@@ -112,7 +112,7 @@ class TrainingDashboard(View):
                 button.disabled = self.ended or name in requests
 
     def _progress(self) -> str:
-        """Return step, progress bar, speed, time left and memory as HTML."""
+        """Return the step, a progress bar, the speed, the time left and the memory use as HTML."""
         parts, steps = [], [line for line in self.lines if "step_time" in line][-20:]
         if steps:
             pace = sum(line["step_time"] for line in steps) / len(steps)
@@ -131,14 +131,14 @@ class TrainingDashboard(View):
         )
 
     def _alert_list(self) -> str:
-        """Return the alerts as HTML, those with the state "stop" first, then the newest."""
+        """Return the alerts as HTML: those with the state "stop" first, and newer before older ones."""
         alerts = sorted(self.alerts, key=lambda alert: (alert["state"] != "stop", -alert["step"]))
         more = len(alerts) - ALERTS
         rest = f"<p>and {more} more, in train/health.jsonl</p>" if more > 0 else ""
         return tables.table(pd.DataFrame(alerts[:ALERTS])) + rest
 
     def _completion_table(self) -> str:
-        """Show the best, the worst and a random completion of the latest step that has any."""
+        """Render the best, the worst and a random completion of the latest step that has any."""
         if not self.sample:
             return ""
         sample = sorted(self.sample, key=lambda c: (math.isfinite(c["reward"]), c["reward"]))

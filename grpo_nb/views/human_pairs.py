@@ -1,4 +1,4 @@
-"""Ask, below the Reward Lab, which of two completions is better: two texts and three buttons."""
+"""Show two completions below the Reward Lab, and three buttons to say which one is better."""
 
 import html
 from functools import partial

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 MARKS = re.compile(r"&lt;/?\w+&gt;|```\w*|####|\\boxed")  # tags and marks of all answer forms
 SHOWN_CHARACTERS = 2_000
-SHOWN_IMAGES = 3  # per prompt, and completions with images per table, as notebooks store them
+SHOWN_IMAGES = 3  # limit per prompt, and limit of completions with images per table
 IMAGE_SIDE, IMAGE_COLORS = 128, 64  # of a thumbnail: at most about 16 kB
-WHOLE = 16  # a cell with at most so many characters, such as an interval, is never wrapped
+WHOLE = 16  # a cell with at most this many characters, such as an interval, is never wrapped
 VERBATIM = "tex2jax_ignore mathjax_ignore"  # CSS classes that keep notebooks from typesetting $…$
 STYLE = f"<style>\n{Path(__file__).with_name('style.css').read_text(encoding='utf-8')}</style>"
 
@@ -47,7 +47,7 @@ class Page(str):
 
 
 def show_tables() -> None:
-    """Display every DataFrame of this notebook by `table`; outside a notebook, do nothing."""
+    """Display every DataFrame of this notebook with `table`; outside a notebook, do nothing."""
     from IPython import get_ipython
 
     if shell := get_ipython():
@@ -102,7 +102,7 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
     """Render the completions of one group with their scores, and the images of the prompt.
 
     Args:
-        group: The lines of one prompt in the score table of `Bench.table`, perhaps with "images".
+        group: One prompt's lines of the score table of `Bench.table`, optionally with "images".
         preset: The rewards, with names and weights.
         chosen: The number of the completion to highlight.
     """
@@ -209,7 +209,10 @@ def _dim(text: str) -> str:
 
 
 def _place_of(answer: str, text: str) -> int:
-    """Return the answer's last position before the last closing tag but `</think>`, or overall."""
+    """Return the answer's last position before the last closing tag, or else in the whole text.
+
+    `</think>` does not count as a closing tag.
+    """
     ends = [end.start() for end in re.finditer(r"</(?!think>)", text)]
     place = text.rfind(answer, 0, ends[-1]) if ends else -1
     return place if place >= 0 else text.rfind(answer)

@@ -1,6 +1,6 @@
-"""Hold what the notebooks' widgets share: the display of errors, buttons and text boxes.
+"""Provide the parts that the notebooks' widgets share: error messages, buttons and text boxes.
 
-Widgets hold no logic and nothing that a later cell needs, so a notebook works without them.
+Widgets contain no logic, and nothing that a later cell needs, so a notebook works without them.
 """
 
 import html
@@ -28,7 +28,7 @@ class View(w.VBox):
         return f"{type(self).__name__}: run this notebook to use it"
 
     def guard(self, action: Callable[[], None], *_: Any) -> None:
-        """Run the action; an exception is shown in `errors` and not raised."""
+        """Run the action; show an exception in `errors` and do not raise it."""
         self.errors.value = ""
         try:
             action()
@@ -59,8 +59,8 @@ class View(w.VBox):
     def code_box(self, label: str, hint: str, rows: int) -> w.Textarea:
         """Return a text box that sends its whole text when it loses focus.
 
-        Single keystrokes, queued for a busy kernel, would arrive after a later click, which would
-        then act on old text.
+        Single keystrokes would be queued for a busy kernel and arrive after a later click. The
+        click would then act on old text.
         """
         look = {"rows": rows, "placeholder": hint, "layout": WIDE, "continuous_update": False}
         box = w.Textarea(description=label, **look)

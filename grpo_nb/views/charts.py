@@ -61,7 +61,7 @@ TOTAL, *OTHERS = [
 
 
 def charts(keys: Iterable[str]) -> list[Chart]:
-    """Return the charts for which there are metrics; those of single rewards follow the total."""
+    """Return the charts for which there are metrics; single rewards come after the total."""
     keys = dict.fromkeys(keys)
     names = [match[1] for key in keys if (match := re.fullmatch("rewards/(.*)/mean", key))]
     rewards = [
@@ -168,7 +168,7 @@ def _in_words(axis: "Axes") -> str:
 
 
 def number(value: float | None, form: str) -> str:
-    """Format a number; a missing or infinite one becomes a dash."""
+    """Format a number; a missing or infinite number becomes a dash."""
     return "–" if value is None or not math.isfinite(value) else format(value, form)
 
 

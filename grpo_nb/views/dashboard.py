@@ -131,7 +131,7 @@ class TrainingDashboard(View):
         )
 
     def _alert_list(self) -> str:
-        """Return the alerts as HTML: those with the state "stop" first, and newer before older ones."""
+        """Return the alerts as HTML, sorted by state ("stop" first) and then newest first."""
         alerts = sorted(self.alerts, key=lambda alert: (alert["state"] != "stop", -alert["step"]))
         more = len(alerts) - ALERTS
         rest = f"<p>and {more} more, in train/health.jsonl</p>" if more > 0 else ""

@@ -60,7 +60,7 @@ def set_up(drive: bool = False) -> None:
 
 
 def wanted(requirements: str, installed: set[str]) -> list[str]:
-    """Return the pins in a list of requirements, without installed packages of Colab's kernel.
+    """Return the pins in a list of requirements; leave out installed packages of Colab's kernel.
 
     Args:
         requirements: The text of a list of requirements.

@@ -64,8 +64,8 @@ def solve_batch(
         processes: Processes that share the step.
 
     Raises:
-        ValueError: The processes cannot share the step evenly; the message says of which number
-            the prompts must be a multiple.
+        ValueError: The processes cannot share the step evenly; the message suggests numbers of
+            prompts that fit.
 
     >>> solve_batch(prompts_per_step=4, num_generations=8, max_rows_in_memory=12)
     Batch(per_device_train_batch_size=8, gradient_accumulation_steps=4)
@@ -182,7 +182,7 @@ def refuse_unusable(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: R
 
 
 def _refuse_batch(args: "GRPOConfig", config: RunConfig, changes: dict[str, Any]) -> None:
-    """Refuse changes that are beyond the limits of our settings, or that conflict."""
+    """Refuse changes that are beyond the limits of our settings, or conflict with each other."""
     limited = set(TRL_NAMES) - set(ARGUMENTS["rewritten"])
     if ranks.count() > 1:
         limited -= set(Batch._fields)
@@ -260,7 +260,7 @@ def _vllm_by_trl(config: RunConfig) -> dict[str, Any]:
 
 
 def effective(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardSet) -> pd.DataFrame:
-    """Return the value of each argument of GRPOConfig in training, and where the value came from.
+    """Return the value of each GRPOConfig argument in training, and the source of the value.
 
     Args:
         args: The result of `grpo_config`, with later changes to it.

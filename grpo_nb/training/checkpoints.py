@@ -1,8 +1,8 @@
 """Mark checkpoints that are complete, and resume training only from such a checkpoint.
 
 transformers writes a checkpoint to the folder train/checkpoint-<step>. When it is complete, `seal`
-adds sealed.json, with the SHA-256 of each file. A folder without sealed.json does not count. If the
-files differ from their SHA-256, the folder is renamed and not used.
+adds sealed.json, with the SHA-256 of each file. A folder without sealed.json does not count. If its
+files differ from sealed.json, a folder is renamed and not used.
 """
 
 import itertools
@@ -36,7 +36,7 @@ class Resumption:
         args: The arguments of the new training run.
 
     Raises:
-        ValueError: Settings have changed since training was cut off; `train.resume` is "auto".
+        ValueError: Settings have changed since training was cut off, and `train.resume` is "auto".
     """
 
     def __init__(self, stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> None:

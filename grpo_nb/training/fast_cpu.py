@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def sampling_lacks(trainer: Any) -> str:
-    """Return what `models.dense` lacks to sample this trainer's completions; "" if nothing."""
+    """Return an unmet condition for sampling completions with `models.dense`; "" if all are met."""
     args, model = trainer.args, trainer.model
     trainable = [name for name, weight in model.named_parameters() if weight.requires_grad]
     needs = {
@@ -46,7 +46,7 @@ def log_probabilities(
     *args: Any,  # the seventh: TRL's compute_aux_loss, or Unsloth's compute_efficient
     **others: Any,
 ) -> Any:
-    """Compute the results of TRL's `_get_per_token_logps_and_entropies`; run each prompt once.
+    """Compute the results of TRL's `_get_per_token_logps_and_entropies`, but run each prompt once.
 
     Args:
         trainer: The trainer, which has the policy; `model` may be a wrapper without a config.
@@ -68,7 +68,7 @@ def log_probabilities(
 
 
 def sharing_lacks(policy: Policy, wanted: bool = True) -> str:
-    """Return what is still needed to share prompts in the update; "" if nothing.
+    """Return an unmet condition for sharing prompts in the update; "" if all are met.
 
     Args:
         policy: The policy; its attention has to take the layout from a mask.

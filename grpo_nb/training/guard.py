@@ -1,17 +1,16 @@
 """Test whether the completions come from the policy that is being trained.
 
 GRPO's loss treats each completion as a sample of the current policy. If it is not, no error occurs.
-The engine may leave the adapter out, use the weights of an earlier step, cut off unlikely tokens,
-or render the prompt with another template. The reward then changes for the wrong reason, or not at
-all.
+The engine may omit the adapter, use the weights of an earlier step, cut off unlikely tokens, or
+read the prompt with another template. The reward then changes for the wrong reason, or not at all.
 
 The guard tests before the first step, every `train.guard_steps` steps, and at the end. It adds
 noise to the adapter and samples in the same way as training does. Only the policy with this noise
 can write such samples. Each token gets a p-value from the trainer's own probabilities: the
 probability that the policy samples a token at least as rare. If the samples are the policy's own,
-the p-values of any model are independent and uniform; Fisher's method tests this. Weights, random
-states and metrics are then restored, so the guard does not change the numbers of training (except
-through vLLM's own random state).
+their p-values are independent and uniform for any model; Fisher's method tests this. Weights,
+random states and metrics are then restored, so the guard does not change the results of training
+(except through vLLM's own random state).
 """
 
 import math

@@ -44,7 +44,7 @@ def section(name: str) -> str:
 
 
 def rates(rule: str) -> str:
-    """Return a text: how many recorded tiny runs of each kind (clean, …) raised the alert."""
+    """Return as text how many recorded tiny runs of each kind (clean, …) raised the alert."""
     corpus = RATES if rule in RATES["alerts"] else JUDGE_RATES
     if rule not in corpus["alerts"]:
         return "error rate not measured"
@@ -100,13 +100,13 @@ class Watch:
         return {rule for (rule, _), at in self._held.items() if now - at <= self.limits.window}
 
     def last(self, key: str, ago: int = 0, count: int = 0) -> list[float]:
-        """Return a metric in the window that ended `ago` lines ago; [] if lines are too few."""
+        """Return a metric's values in the window that ended `ago` lines ago; [] without one."""
         start = len(self.lines) - ago - (count or self.limits.window)
         lines = self.lines[start : len(self.lines) - ago] if start >= 0 else []
         return [line[key] for line in lines if _number(line.get(key))]
 
     def mean(self, key: str, ago: int = 0) -> float:
-        """Return a metric's mean in the window that ended `ago` lines ago; NaN without values."""
+        """Return a metric's mean in the window that ended `ago` lines ago; NaN without one."""
         return fmean(self.last(key, ago) or [math.nan])
 
     def rise(self, key: str, ago: int, count: int = 0) -> tuple[float, float]:
@@ -212,7 +212,7 @@ def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
 
 
 def _fall(w: Watch, key: str) -> str:
-    """Return the evidence that a held-out figure fell and the reward did not; "" without any."""
+    """Return the evidence that a held-out figure fell and the reward did not; "" otherwise."""
     points = [(at, line[key]) for at, line in w.evals if _number(line.get(key))]
     at, best = max(points, key=lambda point: point[1], default=(0, 0.0))
     half = w.limits.window // 2

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from grpo_nb.training.trainer import Trainer
 
 DRIFT_STEPS = 10  # steps after which the judge scores completions of step 1 again
-DRIFT_GROUPS = 4  # groups of step 1 that it scores again
+DRIFT_GROUPS = 4  # groups of step 1 that the judge scores again
 MARKUP = r"[#*_`|<>\[\]]"
 TINY = 1e-6  # a smaller spread is a rounding error
-REASONS = 200  # limit of the latest reasons, whose words are taken for the judge's style
+REASONS = 200  # number of the latest reasons, whose words are taken for the judge's style
 
 
 def figures(trainer: "Trainer", step: int, completions: list[dict[str, Any]]) -> dict[str, float]:
@@ -42,7 +42,7 @@ def figures(trainer: "Trainer", step: int, completions: list[dict[str, Any]]) ->
 def habits(judge: LLMJudge, others: list[str], table: pd.DataFrame) -> dict[str, float]:
     """Measure how scores correlate with length, markup and the judge's own words, within groups.
 
-    Correlation that the other rewards explain is removed first, as right answers may be longer.
+    The part that the other rewards explain is removed first, because right answers may be longer.
 
     Args:
         judge: The judge, whose replies contain its reasons.
@@ -70,7 +70,7 @@ def habits(judge: LLMJudge, others: list[str], table: pd.DataFrame) -> dict[str,
 def drift(judge: LLMJudge, trainer: "Trainer", table: pd.DataFrame) -> float:
     """Return the mean absolute change in the judge's scores for completions that it scored before.
 
-    The judge is asked without cache and without retries. The result is NaN if it does not answer.
+    The judge is asked without cache and without retries. If it does not answer, the result is NaN.
 
     Args:
         judge: The judge.

@@ -161,7 +161,7 @@ def new_peak() -> None:
 
 
 def memory_now() -> tuple[int, int]:
-    """Return the bytes used, and used plus available, on the GPU or else by this process."""
+    """Return how many bytes are used, and how many could be, on the GPU or else by this process."""
     import torch
 
     if cuda_available():
@@ -208,7 +208,7 @@ def spread(
 def distinct(completion_ids: Sequence[Sequence[int]], size: int) -> float:
     """Return the mean share of distinct completions per group: 0 if all are equal, 1 if all differ.
 
-    If groups are spread over several processes, the result is NaN, and is not logged.
+    If groups are spread over several processes, the result is NaN, which is not logged.
 
     >>> distinct([[1, 2], [1, 2], [1, 3], [4]], size=2)
     0.5

@@ -68,5 +68,5 @@ def entropy(policy: Policy, prompts: Sequence[list[Message]], samples: Sequence[
 
 
 def suffices(figures: dict[str, Any], mark: float = MARK) -> bool:
-    """Return whether GRPO can start: high pass@8, at most half the groups with zero advantage."""
+    """Return whether GRPO can start: high pass@8, and zero advantage in at most half the groups."""
     return figures[PASS] >= mark and figures["zero-advantage"] <= MOSTLY

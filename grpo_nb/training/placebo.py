@@ -1,7 +1,7 @@
 """Reward a placebo run (`train.placebo`) for something other than its answers.
 
 "shuffled" distributes the scores of a group at random over its completions, so that scores and
-completions are unrelated. "format-only" gives the format rewards alone. Everything else is as in
+completions are unrelated. "format-only" uses only the format rewards. Everything else is as in
 the original run: validation still uses the true rewards, and chooses the adapter.
 
 An adaptive weight (`rewards.Adaptive`) follows the true scores, which are shuffled afterwards. TRL
@@ -29,8 +29,8 @@ def paid_weights(rewards: RewardSet, placebo: str) -> list[float]:
         placebo: The value of `train.placebo`.
 
     Raises:
-        ValueError: The placebo is "format-only", and the run gives no ungated format reward, or
-            gives no other reward.
+        ValueError: The placebo is "format-only", and the run uses no ungated format reward, or no
+            other reward.
 
     >>> from grpo_nb.rewards import load_preset
     >>> paid_weights(load_preset("math"), "format-only")

@@ -2,7 +2,7 @@
 
 The largest step uses the longest prompt, completions of full length, and the trainer's own loss,
 backward pass and generation. Its memory use is compared with the memory that is available.
-The dry run does not change the numbers of training, except through vLLM's random state.
+The dry run does not change the results of training, except through vLLM's random state.
 """
 
 import copy
@@ -154,7 +154,7 @@ def _disk(trainer: "Trainer") -> Check:
 
 
 def _optimizer_bytes(trainer: "Trainer") -> int:
-    """Return the size of Adam's two states of all trained weights, of one or four bytes each."""
+    """Return the bytes of Adam's states: two per trained weight, of one or four bytes each."""
     optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
     return trainer.model.num_parameters(only_trainable=True) * (2 if "8bit" in optim else 8)
 
@@ -188,7 +188,7 @@ def smaller(trainer: "Trainer", rows: int) -> str:
 
 
 def _gradient(trainer: "Trainer") -> Check:
-    """Check that gradients reach every LoRA B (A's are 0 at first), or every trained weight."""
+    """Check that gradients reach LoRA's B (A's are 0 at first), or else every trained weight."""
     parameters = list(trainer.model.named_parameters())
     matrices = [p for name, p in parameters if "lora_B" in name and ".ref." not in name]
     matrices = matrices or [p for _, p in parameters if p.requires_grad]
@@ -350,7 +350,7 @@ def _update(trainer: "Trainer", prompt: list[dict]) -> None:
     with trainer.compute_loss_context_manager():
         loss = trainer.compute_loss(trainer.model, inputs)
     if loss.requires_grad:  # False if the adapter is frozen
-        scaler = trainer.accelerator.scaler  # for fp16, in which small gradients would become 0
+        scaler = trainer.accelerator.scaler  # for fp16: without it, small gradients would be 0
         (scaler.scale(loss) if scaler else loss).backward()
 
 

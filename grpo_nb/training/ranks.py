@@ -1,4 +1,4 @@
-"""Distribute one training run over several processes: one writes, and all decide alike.
+"""Distribute one training run over several processes: one writes, all make the same decisions.
 
 A launcher (torchrun or accelerate launch) starts the processes. Without a launcher there is one
 process, and no function here waits. All processes have to call `gather`, and every function that

@@ -102,7 +102,7 @@ def adopted(run: Run) -> dict[str, Any]:
 
 
 def first_stage(settings: Mapping[str, Any]) -> str:
-    """Return the stage to restart from: 01 if it takes a setting, else 02, to measure the base."""
+    """Return the stage to restart from: 01 if it takes one of the settings, else 02 (baseline)."""
     return min("02", *map(stage_of, settings))
 
 
@@ -121,7 +121,7 @@ def advice(table: pd.DataFrame) -> str:
 
 
 def _rungs(test: RewardTest) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each rung that applies, with the settings that it changes; those with training last."""
+    """Yield each rung that applies, with its changed settings; rungs with training come last."""
     config, rows, bench = test.stage.config, test.rows, test.bench
     yield "as it is", {}
     form, is_preset = bench.preset.form, not config.rewards.preset.endswith(".py")

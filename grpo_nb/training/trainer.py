@@ -15,7 +15,7 @@ The parts of one step, in order, with the methods of this class and of `callback
  3. Forward and backward of each micro-batch: `training_step`, `_get_per_token_logps_and_entropies`.
  4. An update that is not finite, or has no scores to learn from, is skipped:
     `on_pre_optimizer_step`.
- 5. The optimizer updates the weights; a checkpoint may be due, or a stop requested: `on_step_end`.
+ 5. The optimizer updates the weights. A checkpoint or a stop may be due: `on_step_end`.
  6. The step's metrics are logged: `log`. They go to train/metrics.jsonl, to the alerts and to the
     watchers; every `train.eval_steps` steps the policy is validated: `on_log`.
  7. If a checkpoint is due, transformers writes it, and it is sealed: `on_save`.
@@ -88,7 +88,7 @@ class Trainer(GRPOTrainer):
         rewards: The run's rewards, tested in notebook 2.
         args: The result of `training.grpo_config`, which you may have changed.
         rows: The training rows; `train.eval_prompts` of them become the validation split.
-        stage: Stage 03, started.
+        stage: Stage 03, which has been started.
         callbacks: Further TrainerCallbacks of transformers.
 
     Raises:
@@ -168,7 +168,7 @@ class Trainer(GRPOTrainer):
         method sets the model's modes before and after training.
 
         Raises:
-            KeyboardInterrupt: The interrupt button or a signal; a checkpoint is kept.
+            KeyboardInterrupt: An interrupt or a signal ended training; a checkpoint is kept.
             RuntimeError, MemoryError, …: An error ended training; a checkpoint is kept.
         """
         self.buttons.stop.clear()
@@ -189,7 +189,7 @@ class Trainer(GRPOTrainer):
             except KeyboardInterrupt:  # a second interrupt: the guard's noise may be in the weights
                 self.policy.model.updated_in = self.folder
                 raise
-            finally:  # the notebook's kernel still has this trainer, and may use it again
+            finally:  # in a notebook, this trainer remains, and may be used again
                 self._dense = self.optimizer = self.lr_scheduler = self._buffered_inputs = None
                 self._step = 0
                 self._metrics["train"].clear()  # else an unfinished step would count in the means
@@ -228,7 +228,7 @@ class Trainer(GRPOTrainer):
         return watch
 
     def _keep_last_step(self, error: Exception) -> None:
-        """Save the last complete step after an error, and add notes on what to do to the error.
+        """Save the last complete step after an error, and add advice to the error's notes.
 
         If several processes train, none of them saves: the others may have reached another part of
         the step, or have ended.
@@ -358,8 +358,8 @@ class Trainer(GRPOTrainer):
     def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
         """Compare vLLM's log-probabilities with the policy's if TRL does not log the difference.
 
-        TRL logs the difference only if it corrects for it by importance sampling, which Unsloth
-        turns off. Batches with images are not compared, because their rows share one tensor.
+        TRL logs the difference only with its importance sampling correction, which Unsloth turns
+        off. Batches with images are not compared, because their rows share one tensor.
         Unsloth's trainer has the same method.
         """
         batch = super()._generate_and_score_completions(*args, **kwargs)

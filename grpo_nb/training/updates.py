@@ -25,8 +25,8 @@ class Update(NamedTuple):
         and ours: seconds/generation, seconds/reward, seconds/update, tokens_per_second,
         memory_gib, groups/reward_p10, _p50, _p90 (of the groups' mean rewards),
         groups/reward_std (mean spread within a group), rewards/<name>/group_std and /seconds.
-        After a validation, they are "step", eval/accuracy, eval/exact, eval/format, eval/reward
-        and eval/seconds.
+        After a validation, the keys are "step", eval/accuracy, eval/exact, eval/format,
+        eval/reward and eval/seconds.
     total_steps: The setting `train.max_steps`.
     completions: The completions of this step, one dict each: question, completion, each reward,
         reward (the weighted total) and advantage; empty after a validation.
@@ -58,7 +58,7 @@ def progress_of(stage: Stage) -> Watcher:
 
 @contextmanager
 def stop_on_signals(buttons: Buttons) -> Iterator[list[int]]:
-    """Stop after the current step on SIGINT (interrupt button) or SIGTERM; a second stops at once.
+    """Stop after the current step on SIGINT (interrupt button) or SIGTERM, at once on a second one.
 
     Yields:
         A list of the signals received so far.

@@ -1,7 +1,7 @@
-# ruff: noqa: F401 (the names that this package offers)
-"""Load a tokenizer, a policy to train, a checkpoint to judge, or an engine that answers.
+# ruff: noqa: F401 (the imports below are the package's public names)
+"""Load a tokenizer, a policy to train, a checkpoint to evaluate, or an engine that samples.
 
-Base and adapter are never confused: they are separate arguments, `model_path` and `adapter`.
+A base and its adapter are separate arguments: `model_path` and `adapter`.
 torch, unsloth, transformers and vllm take seconds to import, so functions import them when needed.
 """
 

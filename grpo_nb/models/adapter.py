@@ -1,4 +1,4 @@
-"""Decide which weights a LoRA adapter trains, and read what a saved adapter was trained on."""
+"""Choose the weights that a LoRA adapter trains, and find the base of a saved adapter."""
 
 import re
 from pathlib import Path
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Weights(NamedTuple):
-    """Name the linear layers and experts of a model, as a model without an adapter names them.
+    """Hold the names that a model's linear layers and experts have without an adapter.
 
     layers: Linear layers of the decoder.
-    experts: Stacked weights of experts, one tensor for all of them.
-    vision: Linear layers of the vision tower, which are trained on request.
-    others: Linear layers that are never trained: routers, and mamba's `out_proj`, whose fused
-        kernel bypasses an adapter (peft refuses it, too).
+    experts: Weights of experts that are stacked in one tensor.
+    vision: Linear layers of the vision tower; trained only if `model.vision_tower` is set.
+    others: Linear layers that are never trained: routers, and mamba's `out_proj`. The fused
+        kernel of `out_proj` bypasses an adapter, and peft refuses to adapt it, too.
     """
 
     layers: list[str]
@@ -29,7 +29,7 @@ class Weights(NamedTuple):
 
 
 def trainable_weights(model: "PreTrainedModel") -> Weights:
-    """Group a model's linear layers and experts, with or without an adapter; leave out the head."""
+    """Group a model's linear layers and experts; leave out its head and any adapter."""
     from torch.nn import Linear
 
     decoder = dict.fromkeys(model.get_decoder().modules())
@@ -54,7 +54,7 @@ def trainable_weights(model: "PreTrainedModel") -> Weights:
 
 
 def lora_arguments(config: ModelConfig, model: "PreTrainedModel") -> dict[str, Any]:
-    """Return the arguments of peft's LoraConfig, which Unsloth takes, too.
+    """Return arguments for peft's LoraConfig; Unsloth's `get_peft_model` takes the same.
 
     Raises:
         ValueError: `model.lora_targets` names a layer that the model does not have, or
@@ -73,7 +73,7 @@ def lora_arguments(config: ModelConfig, model: "PreTrainedModel") -> dict[str, A
         raise ValueError(f"model.vision_tower = true: {why}; leave the setting out")
     (layers if config.vision_tower else others).extend(vision)
     leaves = {leaf(name) for name in layers}
-    # A leaf matches all modules whose names end in it; in a vision tower, some are not linear.
+    # A leaf matches all modules whose names end with it; some in a vision tower are not linear.
     ambiguous = config.vision_tower or leaves & {leaf(name) for name in others}
     return {
         "r": config.lora_rank,
@@ -92,7 +92,7 @@ def adapter_config(folder: Path) -> dict[str, Any]:
     """Read the configuration of a saved adapter.
 
     Raises:
-        FileNotFoundError: The folder holds no adapter.
+        FileNotFoundError: The folder contains no adapter.
     """
     path = folder / "adapter_config.json"
     if not path.is_file():
@@ -105,11 +105,11 @@ def adapter_config(folder: Path) -> dict[str, Any]:
 def trained_base(model_path: str, adapter: Path) -> str:
     """Return the base that an adapter was trained on.
 
-    For a 4-bit model from the hub, Unsloth may load its own quantized copy, whose weights differ
-    from those that bitsandbytes makes of the original.
+    For a 4-bit model from the hub, Unsloth may load its own quantized copy. The weights of the copy
+    differ from those that bitsandbytes computes from the original.
 
     Raises:
-        FileNotFoundError: The folder holds no adapter.
+        FileNotFoundError: The folder contains no adapter.
         ValueError: The adapter was trained on a base with another name.
     """
     base = adapter_config(adapter)["base_model_name_or_path"]

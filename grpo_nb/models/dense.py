@@ -1,10 +1,10 @@
-"""The fast CPU engine: it samples from the plain weights, and computes the adapter separately.
+"""Sample fast on a CPU: use the model's own weights, and compute the adapter separately.
 
-transformers' `generate` copies keys and values for each token, runs a prompt once for each of its
-completions, and computes finished rows until the last row ends. Here each distinct prompt is run
-once, finished rows leave the batch, keys and values are updated in place, and heads that share keys
-are computed as one attention. The weights are the model's own, in its own precision, so results
-differ from those of `generate` by rounding only.
+transformers' `generate` copies all keys and values for each token, runs a prompt once for each of
+its completions, and keeps computing finished rows until the last row ends. Here, each distinct
+prompt is run once, finished rows leave the batch, keys and values are updated in place, and
+attention heads that share keys are computed together. The weights keep the model's precision, so
+the results differ from those of `generate` by rounding only.
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ATTENTION = "grpo_nb_grouped"
-BLOCKS = 256  # blocks of the vocabulary, one of which is drawn first
+BLOCKS = 256  # blocks of the vocabulary; `draw` chooses a block, then one of its tokens
 PACKED_ROWS = 16  # batch size for which oneDNN packs the weights; other sizes work, too
-PACKED_BYTES = 2**30  # largest second copy of the linear layers
-LEAVE = 1 / 8  # share of finished rows from which it pays to copy the others
+PACKED_BYTES = 2**30  # maximum size of the packed copy of the linear layers
+LEAVE = 1 / 8  # share of finished rows at which they are removed from the batch
 
 
 class DenseEngine(TransformersEngine):
-    """Sample on a CPU from a model that is not quantised, with its LoRA adapter if it has one.
+    """Sample on a CPU from a model that is not quantized, with its LoRA adapter if it has one.
 
     Args:
-        model: A model for which `dense_lacks` is empty; it may be trained between calls.
+        model: A model for which `dense_lacks` returns ""; it may be trained between calls.
         tokenizer: The model's tokenizer.
-        around: Returns the context manager to sample in, as for `TransformersEngine`.
+        around: A function that returns the context manager to sample in (see `TransformersEngine`).
     """
 
     name = "dense"
@@ -64,7 +64,7 @@ class DenseEngine(TransformersEngine):
 
 
 def dense_lacks(model: "PreTrainedModel") -> str:
-    """Return what is missing for `DenseEngine` to sample from this model, or ""."""
+    """Return the first requirement of `DenseEngine` that this model does not meet, or ""."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     whole = not any(hasattr(weight, "device_mesh") for weight in base.parameters())
@@ -90,7 +90,7 @@ def dense_lacks(model: "PreTrainedModel") -> str:
 
 
 def full_attention(model: "PreTrainedModel") -> bool:
-    """Return whether every layer attends to all earlier tokens: no window, chunks or state."""
+    """Return whether every layer attends to all earlier tokens, without window, chunks or state."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     full = set(kinds) == {"full_attention"} if kinds else not getattr(config, "sliding_window", 0)
@@ -98,10 +98,10 @@ def full_attention(model: "PreTrainedModel") -> bool:
 
 
 class DenseModel:
-    """Share the weights of another model, and sample faster than it does.
+    """Hold a second model that shares a model's weights but samples faster.
 
     Args:
-        source: A model, or a peft model whose adapter is computed beside the weights.
+        source: The model. If it is a peft model, its adapter is computed apart from the weights.
     """
 
     def __init__(self, source: "PreTrainedModel") -> None:
@@ -130,14 +130,14 @@ class DenseModel:
             self.model.set_submodule(name, module)
 
     def renew(self, adapter: bool = True) -> "PreTrainedModel":
-        """Copy the adapter's current weights; without `adapter`, the base alone answers."""
+        """Return the model with the adapter's current weights, or without its adapter."""
         for module in self.beside:
             module.renew(adapter)
         return self.model
 
 
 def _packable(model: "PreTrainedModel") -> dict[str, torch.nn.Linear]:
-    """Return the linear layers if oneDNN's packed layout suits them (in bf16, small); else {}."""
+    """Return the linear layers if oneDNN can pack them (in bf16, up to PACKED_BYTES), else {}."""
     linears = {n: m for n, m in model.named_modules() if type(m) is torch.nn.Linear}
     fits = sum(m.weight.nbytes for m in linears.values()) <= PACKED_BYTES
     in_bf16 = all(m.weight.dtype == torch.bfloat16 for m in linears.values())
@@ -160,26 +160,26 @@ class PackedLinear(torch.nn.Module):
         self.packed = [torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), PACKED_ROWS)]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        [packed] = self.packed  # no buffer: it has no storage that could be copied or moved
+        [packed] = self.packed  # no buffer, because it has no storage that could be copied or moved
         return torch.ops.mkldnn._linear_pointwise(hidden, packed, self.bias, "none", [], "")
 
 
 class LoraBeside(torch.nn.Module):
-    """Compute a linear layer and a copy of its adapter, in the precision of the weights.
+    """Add the output of a copied adapter to that of its linear layer, in the weights' precision.
 
-    If the adapter were added to 16-bit weights, rounding would lose small updates.
+    If the adapter were merged into 16-bit weights, rounding would lose small updates.
 
     Args:
-        layer: peft's layer of the source.
-        linear: The layer whose weights it shares.
+        layer: The LoRA layer in the source model.
+        linear: The corresponding layer in `DenseModel.model`.
     """
 
     def __init__(self, layer: LoraLayer, linear: torch.nn.Linear) -> None:
         super().__init__()
-        self.layer, self.linear = [layer], linear  # the first is not a submodule
+        self.layer, self.linear = [layer], linear  # in a list, `layer` does not become a submodule
 
     def renew(self, adapter: bool) -> None:
-        """Copy the adapter, or leave it out."""
+        """Copy the adapter's current weights, with a scale of 0 if `adapter` is false."""
         [layer] = self.layer
         a, b = (part["default"].weight.detach() for part in (layer.lora_A, layer.lora_B))
         scale = layer.scaling["default"] if adapter else 0.0
@@ -196,9 +196,9 @@ class LoraBeside(torch.nn.Module):
 def _attend(
     module: Any, query: torch.Tensor, key: Any, value: Any, attention_mask: Any, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """Return torch's attention, [rows, tokens, heads, size].
+    """Return the output of torch's attention, [rows, tokens, heads, size], and None.
 
-    For a single token, heads that share keys are computed as the queries of one head.
+    For a single token, query heads that share keys are computed as several queries of one head.
     """
     rows, heads, tokens, size = query.shape
     if tokens > 1:
@@ -216,12 +216,12 @@ def _attend(
 class FixedLayer:
     """Hold the keys and values of one layer of transformers' cache, and update them in place.
 
-    DynamicLayer copies all of them for each token.
+    transformers' DynamicLayer copies all keys and values for each token.
 
     Args:
         layer: A filled DynamicLayer.
         index: The rows to take from it, [rows].
-        more: How many further tokens to make room for.
+        more: The number of further tokens to reserve room for.
     """
 
     is_sliding, is_initialized = False, True
@@ -255,16 +255,16 @@ def sample(
     temperature: float = 1.0,
     meter: Meter | None = None,
 ) -> list[list[int]]:
-    """Return the token ids of a completion for each prompt, drawn with torch's random state.
+    """Sample a completion for each prompt with torch's random state, and return its token ids.
 
     Args:
         model: `DenseModel.model`.
         prompts: Token ids; equal prompts are run once.
         max_completion_length: Longest completion [tokens].
-        stops: Ids that end a completion, as its last token.
+        stops: Ids of the tokens that end a completion; it includes the token that ends it.
         pad: The token id for left padding.
         temperature: The sampling temperature; 0 is greedy.
-        meter: Counts the tokens.
+        meter: The meter that counts the tokens, if any.
     """
     logits, cache, tokens, mask, last = _prefill(model, prompts, max_completion_length, pad)
     width = tokens.shape[1] - max_completion_length
@@ -300,11 +300,11 @@ def sample(
 def _prefill(
     model: "PreTrainedModel", prompts: Sequence[Sequence[int]], more: int, pad: int
 ) -> tuple[Any, ...]:
-    """Run each distinct prompt once.
+    """Run each distinct prompt through the model once.
 
     Returns:
-        For each prompt: logits of its next token, [rows, vocabulary]; cache; token ids and mask
-        with room for `more`, [rows, width + more]; position of its last token, [rows, 1].
+        The logits of each prompt's next token, [rows, vocabulary]; the cache; token ids and mask,
+        [rows, width + more]; and the position of each prompt's last token, [rows, 1].
     """
     distinct = {tuple(ids): number for number, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
     width = max(map(len, distinct))
@@ -324,7 +324,7 @@ def _prefill(
         position_ids=positions,
         past_key_values=cache,
         use_cache=True,
-        logits_to_keep=torch.tensor([width - 1]),  # 1 would copy the head for each prompt
+        logits_to_keep=torch.tensor([width - 1]),  # with 1, torch would copy the head per prompt
     ).logits[:, -1]
     index = torch.tensor([distinct[tuple(ids)] for ids in prompts])
     cache.layers = [FixedLayer(layer, index, more) for layer in cache.layers]
@@ -332,10 +332,10 @@ def _prefill(
 
 
 def draw(logits: torch.Tensor) -> torch.Tensor:
-    """Return a token for each row of logits.
+    """Draw a token for each row of logits.
 
-    One random number per row inverts the cumulative distribution; `torch.multinomial` draws one
-    for each token of the vocabulary. First a block of tokens is drawn, then one of its tokens.
+    One random number per row is looked up in the cumulative distribution, first to find a block of
+    tokens, then a token in it. `torch.multinomial` draws a number for each token of the vocabulary.
     """
     p = logits.float().softmax(-1)
     p = torch.nn.functional.pad(p, (0, -p.shape[1] % BLOCKS)).unflatten(1, (BLOCKS, -1))

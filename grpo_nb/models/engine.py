@@ -1,7 +1,7 @@
-"""Sample completions: one `Engine.generate` for every caller, and transformers' engine.
+"""Define `Engine`, with which every caller samples completions, and transformers' engine.
 
-vLLM's engine is in `vllm`, and the fast CPU engine in `dense`; `engine_choice` chooses the fastest
-that works.
+vLLM's engine is in `vllm`, and the fast CPU engine is in `dense`. The functions of `engine_choice`
+choose the fastest engine that works.
 """
 
 import gc
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Chats = Sequence[list[Message]]
-# Called with the completions done, their total, and the tokens per second as text.
+# Arguments: the number of completions done, their total, and a note such as the speed.
 Progress = Callable[[int, int, str], None]
 
 
@@ -26,12 +26,12 @@ class Sample(NamedTuple):
     """Hold a completion, or an episode with an environment.
 
     text: What the model wrote, without special tokens.
-    tokens: Its length [tokens].
-    truncated: Whether it reached the cap before a stop token.
-    ids: Its tokens, up to the first stop token.
+    tokens: The length of the completion [tokens].
+    truncated: Whether the completion reached the maximum length before a stop token.
+    ids: The token ids of the completion, up to the first stop token.
     mask: 1 for each token of the model, 0 for each token of the environment; episodes only.
-    messages: Its turns, with calls and their results; episodes only.
-    ended: Why it ended; episodes only.
+    messages: The turns, with tool calls and their results; episodes only.
+    ended: Why the episode ended; episodes only.
     """
 
     text: str
@@ -44,21 +44,21 @@ class Sample(NamedTuple):
 
     @property
     def completion(self) -> Completion:
-        """Return what the rewards score."""
+        """Return the messages of an episode, or else the text, for rewards to score."""
         return self.messages or self.text
 
 
 class Sampling(NamedTuple):
     """Hold the arguments of `Engine.generate`.
 
-    max_completion_length: The cap of a completion [tokens].
+    max_completion_length: The maximum length of a completion [tokens].
     temperature: The sampling temperature; 0 is greedy.
     num_generations: Completions per prompt.
-    seed: The seed of the sampling; the caller's random state stays as it was. Each batch gets a
-        seed of its own, so that its completions do not depend on the lengths in earlier batches.
+    seed: The seed of the sampling; the caller's random state is restored. Each batch has its own
+        seed, so that its completions do not depend on how long those of earlier batches are.
     batch_size: Completions that are sampled together; vLLM chooses its batches itself.
-    adapter: Whether the adapter is used; without it the base answers.
-    progress: A function that progress is reported to.
+    adapter: Whether to sample with the adapter; if not, the base alone is used.
+    progress: A function to report progress to, if any.
     """
 
     max_completion_length: int
@@ -71,13 +71,13 @@ class Sampling(NamedTuple):
 
 
 def part_of(report: Progress | None, before: int, total: int, name: str = "") -> Progress | None:
-    """Return a function that reports one part of a larger job.
+    """Return a function that reports progress on one part of a larger job.
 
     Args:
-        report: The function that reports the job; None reports nothing.
-        before: Completions sampled before this part.
-        total: Completions of the job.
-        name: The part's name for the reader.
+        report: The function that reports progress on the whole job; if None, so is the result.
+        before: The number of completions that are sampled before this part.
+        total: The number of completions of the job.
+        name: The part's name, which is put before each note.
     """
     prefix = f"{name}, " if name else ""
     return report and (lambda done, _, note: report(before + done, total, prefix + note))
@@ -105,18 +105,18 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free the memory; a closed engine cannot answer."""
+        """Free the memory; a closed engine cannot sample."""
 
     @abstractmethod
     def complete(
         self, ids: Sequence[Sequence[int]], sampling: Sampling, chats: Chats = ()
     ) -> list[Sample]:
-        """Return completions of token ids; those of one prompt are adjacent.
+        """Return completions of tokenized prompts; the completions of a prompt are adjacent.
 
         Args:
             ids: Token ids, [prompts][tokens].
             sampling: The arguments of `generate`.
-            chats: The prompts that the token ids encode; needed if they carry images.
+            chats: The same prompts as chats; needed only if they contain images.
         """
 
 
@@ -124,10 +124,10 @@ class TransformersEngine(Engine):
     """Sample with transformers' `generate` in this process.
 
     Args:
-        model: A model from `load_checkpoint`, or a policy's.
+        model: A model from `load_checkpoint`, or the model of a policy.
         tokenizer: The model's tokenizer.
-        around: Returns the context manager that is active while the engine samples; that of a
-            policy sets the policy to evaluation mode.
+        around: A function that returns the context manager to sample in. For a policy, it sets the
+            policy to evaluation mode.
     """
 
     name = "transformers"
@@ -143,7 +143,7 @@ class TransformersEngine(Engine):
 
     @property
     def model(self) -> "PreTrainedModel":
-        """Return the model, unless the engine is closed."""
+        """Return the model; raise RuntimeError if the engine is closed."""
         if self._model is None:
             raise RuntimeError("this engine was closed: open another one")
         return self._model
@@ -168,7 +168,7 @@ class TransformersEngine(Engine):
         base_answers = hasattr(self.model, "disable_adapter") and not sampling.adapter
         samples: list[Sample] = []
         meter = Meter(len(prompts), sampling.progress)
-        # Not inference_mode: tensors that it leaves in a policy's buffers break later training.
+        # `inference_mode` would leave tensors in a policy's buffers that break later training.
         with (
             self._around(),
             self.model.disable_adapter() if base_answers else nullcontext(),
@@ -199,14 +199,14 @@ class TransformersEngine(Engine):
             **{name: tensor.to(self.model.device) for name, tensor in padded.items()},
             max_new_tokens=sampling.max_completion_length,
             pad_token_id=self.tokenizer.pad_token_id,
-            use_cache=True,  # off in a model that is being trained
+            use_cache=True,  # a model that is being trained has it turned off
             **options,
         )[:, padded["input_ids"].shape[1] :]
         meter.add(completions.numel(), len(completions))
         return completions.tolist()
 
     def _samples(self, ids: Sequence[Sequence[int]]) -> list[Sample]:
-        """Return each completion as text, up to its first stop token."""
+        """Return each completion as a `Sample` that ends at its first stop token."""
         texts, stops = self.tokenizer.batch_decode(ids, skip_special_tokens=True), self.stops
         samples = []
         for text, tokens in zip(texts, ids, strict=True):
@@ -216,10 +216,10 @@ class TransformersEngine(Engine):
 
 
 class Meter:
-    """Report the progress of a call of `Engine.generate`, at most once a second.
+    """Report the progress of `Engine.generate`, at most once a second and at the end.
 
     Args:
-        total: Completions to sample.
+        total: The number of completions to sample.
         report: The function to report to, if any.
     """
 
@@ -237,13 +237,13 @@ class Meter:
             self.report(self.done + ended, self.total, f"{speed:.0f} tokens/s")
 
     def end(self, done: int) -> None:
-        """Note that a batch has ended, and how many completions are done after it."""
+        """Set the number of completions that are done after a batch has ended."""
         self.done = done
         self.add(0, 0)
 
 
 def free_memory() -> None:
-    """Collect garbage, and give back the GPU memory that torch holds but does not use."""
+    """Collect garbage, and release the GPU memory that torch reserves but does not use."""
     import torch
 
     gc.collect()

@@ -36,20 +36,20 @@ def open_engine(
     gpu_memory_utilization: float = 0.5,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Engine:
-    """Load a model, with its adapter if it has one, to sample from.
+    """Load a model, with an adapter if one is given, and return an engine for it.
 
     Args:
         model_path: Folder or hub name of the base, or of a merged model.
-        adapter: Folder of the adapter that is added to it; None for the model as it is.
+        adapter: Folder of the adapter to load; None for the model alone.
         quantization: "4bit" or "16bit".
-        engine: "detect" takes vLLM where a GPU and vLLM are present and it can load these
+        engine: "detect" chooses vLLM if a GPU and vLLM are present and vLLM can load these
             weights, else the engine that `engine_of` returns.
         gpu_memory_utilization: Share of the GPU's memory that vLLM takes until it is closed.
-        chat_template_kwargs: Defaults of the chat template, as `load_tokenizer` takes them.
+        chat_template_kwargs: Defaults for the chat template, as in `load_tokenizer`.
 
     Raises:
-        RuntimeError: `engine` asks for vLLM, which cannot run here.
-        ValueError: There is no engine of this name.
+        RuntimeError: `engine` is "vllm", but vLLM cannot run here.
+        ValueError: There is no engine with this name.
     """
     refuse_unknown("engine", engine, ["detect", "transformers", "vllm"])
     vllm = use_vllm(engine, quantization)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def find_model(model_path: str) -> str:
-    """Return a local folder as an absolute path, and the name of a model on the hub as it is.
+    """Return the absolute path of a local model, or the unchanged name of a model on the hub.
 
     Raises:
         FileNotFoundError: The path is neither a folder with a config.json nor of the form org/name.
@@ -25,7 +25,7 @@ def find_model(model_path: str) -> str:
     folder = project_path(Path(model_path).expanduser())
     if (folder / "config.json").is_file():
         return str(folder)
-    is_local = folder.exists() or folder.parent.is_dir()  # data/tiny_bas is not a hub name
+    is_local = folder.exists() or folder.parent.is_dir()  # data/tiny_bas is a mistyped path
     if is_local or model_path.count("/") != 1 or model_path[0] in "/.~":
         raise FileNotFoundError(
             f"model_path {model_path!r}: {folder} holds no config.json. Give the folder of a "
@@ -38,10 +38,11 @@ def find_model(model_path: str) -> str:
 def quiet() -> Iterator[None]:
     """Hide banners, progress bars and warnings of the libraries.
 
-    They are printed if an error other than ours is raised; our errors explain themselves.
+    They are printed if an exception is raised, except a ValueError or FileNotFoundError. Our own
+    errors have these types and explain themselves.
     """
     text = io.StringIO()
-    text.fileno = lambda: 1  # vLLM asks standard output for it while it loads
+    text.fileno = lambda: 1  # vLLM calls sys.stdout.fileno() while it loads
     try:
         with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
             yield
@@ -54,7 +55,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def hub_errors(model_path: str) -> Iterator[None]:
-    """Turn an error of a library that loads a model into a sentence that names the model."""
+    """Replace a library's loading error with an error whose message names the model."""
     from safetensors import SafetensorError
 
     try:
@@ -82,13 +83,13 @@ def load_tokenizer(
     Args:
         model_path: Folder or hub name.
         chat_template_kwargs: The setting `model.chat_template_kwargs`. Its values become defaults
-            in the template itself, so that everything that renders with it uses them, including a
-            server of the merged model.
+            in the template itself. So every program that renders with the template uses them,
+            including a server of the merged model.
 
     Raises:
         ValueError: The tokenizer has no chat template, so prompts cannot be rendered.
     """
-    skip_garbage_at_exit()  # whoever loads a tokenizer has loaded torch, or will
+    skip_garbage_at_exit()  # a process that loads a tokenizer also loads torch
     with quiet(), hub_errors(model_path):
         from transformers import AutoTokenizer
 

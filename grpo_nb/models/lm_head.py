@@ -1,6 +1,6 @@
-"""Provide TRL's fused LM head in plain torch: TRL's is a Triton kernel, which needs a GPU.
+"""Provide TRL's fused LM head in plain torch, because TRL's Triton kernel needs a GPU.
 
-TRL 1.16 computes without Triton on a CPU: with it this file can be removed.
+TRL 1.16 needs no Triton on a CPU. With that version, this file can be removed.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-OUTPUTS = ("entropy", "is_top1")  # what GRPO's and SFT's trainers request beside log_probs
-CHUNK_LOGITS = 2**22  # held at once: 16 MB in fp32
+OUTPUTS = ("entropy", "is_top1")  # requested by the GRPO and SFT trainers besides log_probs
+CHUNK_LOGITS = 2**22  # logits in memory at once: 16 MB in fp32
 
 
 class ChunkedLogProbs:
     """Replace `trl.trainer.utils._ChunkedLogProbFunction`, whose `apply` TRL calls.
 
-    Tokens go through the head in chunks, so that the logits of all tokens never exist at once. If
-    the head is frozen, the gradient of each log-probability with respect to its hidden state is
-    computed in the forward pass; otherwise the backward pass computes each chunk's logits again.
+    The head is applied to chunks of tokens, so that the logits of all tokens are never in memory at
+    once. If the head is frozen, the forward pass computes the gradient of each log-probability with
+    respect to its hidden state; otherwise the backward pass computes each chunk's logits again.
     """
 
     @staticmethod
@@ -31,12 +31,12 @@ class ChunkedLogProbs:
         """Return (log-probabilities, entropy, None, None, is_top1), each [tokens] or None.
 
         Args:
-            hidden: [tokens, hidden].
-            weight: [vocabulary, hidden].
-            bias: [vocabulary].
-            targets: [tokens].
-            how: As TRL passes it: the temperature that divides the logits, the chunk size of TRL's
-                kernel, softcap and scale of the head's product, and the names of the outputs.
+            hidden: Hidden states, [tokens, hidden].
+            weight: The weight of the head, [vocabulary, hidden].
+            bias: The bias of the head, [vocabulary].
+            targets: Target token ids, [tokens].
+            how: TRL's further arguments: the temperature that divides the logits, the chunk size
+                of TRL's kernel, softcap and scale of the logits, and the names of the outputs.
         """
         import torch
         from torch.utils.checkpoint import checkpoint
@@ -54,7 +54,7 @@ class ChunkedLogProbs:
             for chunk in zip(hidden.split(rows), targets.split(rows), strict=True)
         ]
         log_probs, entropy, is_top1, slopes = map(torch.cat, zip(*chunks, strict=True))
-        if sloped:  # adds 0, whose gradient is the slope
+        if sloped:  # the added term is 0, and its gradient is the slope
             log_probs = log_probs.detach() + ((hidden - hidden.detach()) * slopes).sum(-1)
         values = {"entropy": entropy, "is_top1": is_top1}
         entropy, is_top1 = (values[name] if name in outputs else None for name in OUTPUTS)
@@ -62,7 +62,7 @@ class ChunkedLogProbs:
 
 
 def _log_probs(hidden, targets, weight, bias, temperature, softcap, scale, sloped, top):
-    """Compute one chunk of `ChunkedLogProbs.apply`; gradients flow through the first two."""
+    """Compute one chunk of `ChunkedLogProbs.apply`; only the first two results have gradients."""
     import torch
 
     logits = torch.nn.functional.linear(hidden, weight, bias).float()
@@ -83,7 +83,7 @@ def _log_probs(hidden, targets, weight, bias, temperature, softcap, scale, slope
 
 
 def install() -> None:
-    """Let TRL compute its fused LM head in torch, in this process."""
+    """Make TRL compute its fused LM head in plain torch, in this process."""
     from trl.trainer import utils
 
     utils._ChunkedLogProbFunction = ChunkedLogProbs

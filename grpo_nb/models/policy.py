@@ -25,8 +25,8 @@ from grpo_nb.runs.config import ModelConfig, PolicyConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-# Unsloth and TRL set these for their own vLLM. A later engine, in this process or in a child of it,
-# must not find them.
+# Unsloth and TRL set these variables for their own vLLM. A later engine must not see them, neither
+# in this process nor in a child process.
 ENGINE_VARIABLES = [
     "VLLM_ENABLE_V1_MULTIPROCESSING",
     "RANK",
@@ -35,17 +35,17 @@ ENGINE_VARIABLES = [
     "MASTER_ADDR",
     "MASTER_PORT",
 ]
-# Unsloth's switches for vLLM, unless a user has set them. FlashInfer's sampler refuses a T4, and
-# folding the adapter into 16-bit weights rounds most of a small update away.
+# Our values of Unsloth's variables for vLLM, unless the user has set them. FlashInfer's sampler
+# refuses a T4, and merging the adapter into 16-bit weights rounds most of a small update away.
 UNSLOTHS_VLLM = {"UNSLOTH_VLLM_NO_FLASHINFER": "1", "UNSLOTH_VLLM_MERGED_ROLLOUT": "0"}
 
 
 class Policy(NamedTuple):
-    """Hold a model that is being trained, and say what generates its completions.
+    """Hold a model that is being trained, and provide an engine that samples from it.
 
     vllm: Whether Unsloth started vLLM with the model.
     backend: "unsloth" or "transformers".
-    environment: ENGINE_VARIABLES that were set before the model was loaded; None if unknown.
+    environment: Values of the ENGINE_VARIABLES before the model was loaded; None if unknown.
     """
 
     model: "PreTrainedModel"
@@ -56,23 +56,23 @@ class Policy(NamedTuple):
 
     @property
     def processing_class(self) -> "PreTrainedTokenizerBase | ProcessorMixin":
-        """Return what TRL encodes prompts with: the tokenizer, or the processor if there is one."""
+        """Return the processor with which TRL encodes prompts, or else the tokenizer."""
         return getattr(self.tokenizer, "processor", self.tokenizer)
 
     @property
     def engine(self) -> Engine:
-        """Return an engine for the policy as it is now; sampling does not disturb training."""
+        """Return an engine for the policy's current weights; sampling does not disturb training."""
         if self.vllm:
             return VllmEngine(self.model.vllm_engine, self.tokenizer, self.live_adapter)
         return engine_of(self.model, self.tokenizer, partial(_for_inference, self))
 
     @property
     def folds_adapter(self) -> bool:
-        """Return whether vLLM gets the adapter merged into its weights, not as a LoRA adapter."""
+        """Return whether the adapter is merged into vLLM's weights, instead of passed as LoRA."""
         return self.vllm and hasattr(self.model.vllm_engine, "_unsloth_merged_rollout_wrapped")
 
     def live_adapter(self, *args: Any, **kwargs: Any) -> Any:
-        """Return vLLM's request for the adapter as it is now, whatever name the caller passes."""
+        """Return vLLM's LoRA request for the adapter's current weights; ignore the arguments."""
         return self.model.load_lora(_live_folder().name, load_tensors=True)
 
     def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
@@ -82,7 +82,7 @@ class Policy(NamedTuple):
     def close(self) -> None:
         """Free the memory and make the model unusable, even if other names still refer to it.
 
-        A kernel outlives its notebook, and so does every name in it.
+        A notebook's kernel keeps running after the last cell, and keeps every name.
         """
         import torch
 
@@ -94,7 +94,7 @@ class Policy(NamedTuple):
                 os.environ.pop(name, None)
             os.environ.update(self.environment)
         for module in self.model.modules():
-            vars(module).pop("quant_state", None)  # a 4-bit layer refers to it, as its weight does
+            vars(module).pop("quant_state", None)  # both a 4-bit layer and its weight refer to it
         for tensor in [*self.model.parameters(), *self.model.buffers()]:
             vars(tensor).pop("quant_state", None)
             tensor.grad, tensor.data = None, torch.empty(0, dtype=tensor.dtype)
@@ -103,9 +103,9 @@ class Policy(NamedTuple):
 
 @contextmanager
 def _for_inference(policy: Policy) -> Iterator[None]:
-    """Set the policy to evaluation mode, without gradient checkpointing, and then back.
+    """Set the policy to evaluation mode without gradient checkpointing, and restore it afterwards.
 
-    With gradient checkpointing `generate` has no key-value cache, and writes garbage.
+    With gradient checkpointing, `generate` has no key-value cache, and its output is garbage.
     """
     model, was_training = policy.model, policy.model.training
     if policy.backend == "unsloth":
@@ -121,16 +121,16 @@ def _for_inference(policy: Policy) -> Iterator[None]:
 
 
 def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig | None = None) -> Policy:
-    """Load a base to train, either through a new LoRA adapter on its linear layers, or in full.
+    """Load a base to train, either with a new LoRA adapter on its linear layers or in full.
 
     Args:
         config: The settings of the model and of its adapter.
         seed: The seed of the adapter's initial weights.
-        policy: The settings of the library that loads it, and of what is trained.
+        policy: The settings of the policy, such as its backend; None for the defaults.
     """
     policy = policy or PolicyConfig()
     bound_kernels()
-    # vLLM takes no adapter on the vision tower.
+    # vLLM supports no adapter on the vision tower.
     choice = "off" if config.vision_tower else config.fast_inference
     vllm = use_vllm(choice, config.quantization, policy)
     environment = {name: os.environ[name] for name in ENGINE_VARIABLES if name in os.environ}
@@ -153,10 +153,10 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig | None = No
 
 
 def has_engine(model: "PreTrainedModel", config: ModelConfig) -> bool:
-    """Return whether Unsloth has started vLLM with the model; if not, print what generates instead.
+    """Return whether Unsloth has started vLLM with the model; if it has not, print a note.
 
     Raises:
-        RuntimeError: Unsloth has not started vLLM, and `model.fast_inference` is "vllm".
+        RuntimeError: `model.fast_inference` is "vllm", but Unsloth has not started vLLM.
     """
     if hasattr(model, "vllm_engine"):
         return True
@@ -174,8 +174,8 @@ def _live_folder() -> tempfile.TemporaryDirectory:
 
 
 def import_unsloth(vision: bool = False) -> Any:
-    """Import Unsloth's `FastLanguageModel`, or its `FastVisionModel`."""
-    # On a GPU Unsloth writes compiled code, by default into the working directory.
+    """Return Unsloth's `FastLanguageModel`, or its `FastVisionModel` if `vision` is true."""
+    # On a GPU, Unsloth writes compiled code, by default into the working directory.
     cache_folder = str(runs_root() / ".unsloth_compiled_cache")
     os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", cache_folder)
     from unsloth import FastLanguageModel, FastVisionModel
@@ -196,7 +196,7 @@ def _load_unsloth(
         for name, value in UNSLOTHS_VLLM.items():
             os.environ.setdefault(name, value)
         _announce_standby(policy.standby)
-    import_unsloth()  # before transformers, which reads the config
+    import_unsloth()  # must precede the import of transformers, which reads the config
     vision = _reads_images(config)
     fast_model = import_unsloth(vision)
     # Recomputing activations halves the memory that a GPU needs, but also the speed of a CPU.
@@ -215,7 +215,7 @@ def _load_unsloth(
         return model
     model = unpacked(model)
     arguments = lora_arguments(config, model)
-    if vision and not config.vision_tower:  # Unsloth looks for leaves, in the decoder
+    if vision and not config.vision_tower:  # Unsloth matches leaf names in the decoder
         leaves = {leaf(name) for name in arguments["target_modules"]}
         arguments |= {"target_modules": sorted(leaves), "finetune_vision_layers": False}
     return fast_model.get_peft_model(
@@ -244,7 +244,7 @@ def _reads_images(config: ModelConfig) -> bool:
 
 
 def _announce_standby(standby: bool) -> None:
-    """Set the variable from which Unsloth, when imported, decides how to use the GPU's memory."""
+    """Set the variable that Unsloth reads on import to decide how to use the GPU's memory."""
     name, value = "UNSLOTH_VLLM_STANDBY", "1" if standby else "0"
     if "unsloth" in sys.modules and os.environ.get(name, "0") != value:
         raise RuntimeError(
@@ -264,8 +264,8 @@ def _load_transformers(config: ModelConfig, seed: int, policy: PolicyConfig) -> 
         return model
     from peft import LoraConfig, get_peft_model
 
-    # peft's preparation for 4 bit is left out: TRL enables the input gradients, and Unsloth does
-    # not cast norms and head to fp32 either.
+    # peft's preparation for 4-bit training is left out: TRL enables the input gradients, and
+    # Unsloth does not cast the norms and the head to fp32 either.
     torch.manual_seed(seed)
     arguments = lora_arguments(config, model)
     return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **arguments))
@@ -275,11 +275,11 @@ def load_weights(policy: Policy, folder: Path) -> None:
     """Overwrite the policy's weights, in place, with a saved adapter or a saved full model.
 
     Args:
-        policy: The policy; only its adapter changes, if it has one.
-        folder: A folder with safetensors, and with an adapter's adapter_config.json.
+        policy: The policy. If it has an adapter, only the adapter changes.
+        folder: A folder with safetensors and, for an adapter, its adapter_config.json.
 
     Raises:
-        FileNotFoundError: The folder holds no safetensors.
+        FileNotFoundError: The folder contains no safetensors.
         ValueError: The base, a tensor, its shape or the adapter's scale differs from the policy's.
     """
     import torch
@@ -312,7 +312,7 @@ def load_weights(policy: Policy, folder: Path) -> None:
 
 
 def _refuse_other_shapes(weights: dict[str, Any], tensors: dict[str, Any], folder: Path) -> None:
-    """Refuse tensors if one is missing, has a different shape, or matches no weight by name."""
+    """Raise ValueError if a tensor is missing, has another shape, or has no weight of its name."""
     places = {weights[name].data_ptr() for name in tensors.keys() & weights.keys()}
     for name in sorted(weights.keys() | tensors.keys()):
         here = tuple(weights[name].shape) if name in weights else None

@@ -1,4 +1,4 @@
-"""Sample from a model behind an OpenAI-compatible API, such as that of vLLM's server."""
+"""Sample from a model behind an OpenAI-compatible API, such as vLLM's server."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -8,21 +8,21 @@ from typing import Any, NoReturn
 from grpo_nb.models.engine import Engine, Sample, Sampling
 from grpo_nb.rewards.prompts import Message, images_of
 
-REQUESTS = 8  # at a time
-TIMEOUT_SECONDS = 120.0  # for one request; the client retries after a broken connection or 429
+REQUESTS = 8  # sent at a time
+TIMEOUT_SECONDS = 120.0  # for one request; the client retries after a broken connection or a 429
 
 
 class ServedEngine(Engine):
-    """Sample completions of chats by requests to an API.
+    """Sample completions of chats through an API.
 
     Args:
         address: The API's address, such as http://127.0.0.1:8000/v1.
-        model: The model's name there; "" takes the first one that is listed.
-        api_key_env: The environment variable with the key, which is stored nowhere.
-        chat_template_kwargs: Arguments of the chat template, which vLLM's server takes.
+        model: The model's name on the server; "" for the first model that the server lists.
+        api_key_env: The environment variable that contains the API key; the key is never stored.
+        chat_template_kwargs: Arguments for the chat template, which vLLM's server accepts.
 
     Raises:
-        RuntimeError: The API cannot be reached, refuses the key, or does not know the model.
+        RuntimeError: The API cannot be reached, refuses the key, or does not serve the model.
     """
 
     name = "served"
@@ -37,7 +37,7 @@ class ServedEngine(Engine):
         from openai import APIError, OpenAI
 
         self.address, self.api_key_env = address, api_key_env
-        key = os.environ.get(api_key_env) or "none"  # a local server asks for none
+        key = os.environ.get(api_key_env) or "none"  # a local server needs no key
         self.client = OpenAI(base_url=address, api_key=key, timeout=TIMEOUT_SECONDS)
         self.body = {"chat_template_kwargs": chat_template_kwargs} if chat_template_kwargs else None
         try:
@@ -61,7 +61,7 @@ class ServedEngine(Engine):
         return [samples[start : start + group] for start in range(0, len(samples), group)]
 
     def complete(self, ids: Sequence[Sequence[int]], sampling: Sampling) -> NoReturn:
-        """Refuse tokens: a server renders its chats itself."""
+        """Raise RuntimeError, because the server takes chats and renders them itself."""
         raise RuntimeError(f"the model at {self.address} takes chat messages, not token ids")
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class ServedEngine(Engine):
                 extra_body=self.body,
             )
             choice, tokens = reply.choices[0], reply.usage and reply.usage.completion_tokens
-            # A refusal has no content; it is an answer that is never right.
+            # A refusal has no content; it becomes an empty completion, which is never right.
             return Sample(
                 choice.message.content or "", tokens or 0, choice.finish_reason == "length"
             )

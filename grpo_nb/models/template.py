@@ -1,4 +1,4 @@
-"""Render a prompt with the chat template, as the model sees it, and read its images."""
+"""Render prompts with the chat template, as the model sees them, and prepare their images."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Tools = Sequence[Mapping[str, Any]]  # JSON schemas of the tools that a model may call
-# What `add_defaults` puts before a template.
+# Matches the defaults that `add_defaults` puts before a template.
 DEFAULTS = re.compile(r"(?:{% if (\w+) is not defined %}{% set \1 = .*?%}{% endif %})*")
 
 
 def add_defaults(template: str, values: Mapping[str, Any]) -> str:
-    """Put defaults for variables before a template, unless they are there already.
+    """Return the template with defaults for variables before it, unless it begins with them.
 
     >>> add_defaults("Hi", {"thinking": False})
     '{% if thinking is not defined %}{% set thinking = False %}{% endif %}Hi'
@@ -33,7 +33,8 @@ def add_defaults(template: str, values: Mapping[str, Any]) -> str:
 def fold_system(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> list[Message]:
     """Move the system prompt to the start of the user's turn if the template has no system role.
 
-    The templates of Gemma 2 and of the first Mistral models refuse that role; others ignore it.
+    For that role, the templates of Gemma 2 and of the first Mistral models raise an error; others
+    ignore it.
     """
     roles = [turn["role"] for turn in prompt[:2]]
     if roles != ["system", "user"] or _takes_system(tokenizer):
@@ -62,9 +63,9 @@ def _takes_system(tokenizer: "PreTrainedTokenizerBase") -> bool:
 
 @lru_cache(maxsize=4)
 def opens_thinking(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return the text at a prompt's end that opens a thinking block; "" for most templates.
+    """Return the text that opens a thinking block at a prompt's end; "" for most templates.
 
-    Qwen3's Thinking models and DeepSeek's distilled ones end a prompt in "<think>\\n", so their
+    Qwen3's Thinking models and DeepSeek's distilled ones end a prompt with "<think>\\n", so their
     completions begin inside the block.
     """
     prompt = _apply(tokenizer, [{"role": "user", "content": "1"}])
@@ -73,16 +74,16 @@ def opens_thinking(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def render(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], tools: Tools = ()) -> str:
-    """Render a prompt up to where its completion begins.
+    """Return a prompt as text, up to the point where its completion begins.
 
     Args:
         tokenizer: The policy's tokenizer.
-        prompt: The turns.
+        prompt: The turns of the chat.
         tools: JSON schemas of the tools that the model may call.
 
     Raises:
-        ValueError: A turn holds a token that only the template may write, with which it could
-            forge another turn; or the template refuses the turns.
+        ValueError: A turn contains a token that only the template may write and that could forge
+            another turn, or the template refuses the turns.
     """
     for turn in prompt:
         for part, text in (("role", turn["role"]), ("content", completion_text([turn]))):
@@ -100,7 +101,7 @@ def _apply(
     tools: Tools = (),
     add_generation_prompt: bool = True,
 ) -> str:
-    """Render turns; if there is a processor, turn contents into lists of parts, as TRL does."""
+    """Render turns as text. If there is a processor, first convert contents to parts, as in TRL."""
     from jinja2 import TemplateError
 
     if hasattr(tokenizer, "processor"):
@@ -119,7 +120,7 @@ def _apply(
 
 @lru_cache(maxsize=4)
 def _reserved_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern:
-    """Return a pattern of special tokens, and of others that the template itself writes."""
+    """Return a pattern of special tokens, and of other added tokens that the template writes."""
     empty_turn = _apply(tokenizer, [{"role": "user", "content": ""}])
     added = tokenizer.added_tokens_decoder.values()
     texts = [token.content for token in added if token.special or token.content in empty_turn]
@@ -155,15 +156,15 @@ def image_inputs(
 
     Args:
         tokenizer: The policy's tokenizer.
-        prompts: Chats, some of which carry images.
+        prompts: Chats, some of which contain images.
         tools: JSON schemas of the tools that the model may call.
-        room: The number of tokens of a completion that will follow; token type ids cover them.
+        room: The length of a completion that will follow [tokens]; token type ids include it.
 
     Returns:
         input_ids and attention_mask, [prompts, tokens], and the processor's tensors of the images.
 
     Raises:
-        ValueError: `render` refuses a prompt, or the model reads no images.
+        ValueError: `render` refuses a prompt, or the model cannot read images.
     """
     import torch
 
@@ -202,12 +203,12 @@ def with_completion(
 def count_tokens(
     tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[list[Message]], tools: Tools = ()
 ) -> list[int]:
-    """Return the length of each rendered prompt [tokens], or raise what `render` raises."""
+    """Return the length of each rendered prompt [tokens]; the errors are those of `render`."""
     return [len(ids) for ids in encode(tokenizer, prompts, tools)]
 
 
 def turn_end(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return what the template writes after an answer."""
+    """Return the text that the template writes after an answer."""
     chat = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "ANSWER"}]
     return _apply(tokenizer, chat, add_generation_prompt=False).rpartition("ANSWER")[2]
 
@@ -242,7 +243,7 @@ def check_template(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) 
 def show_tokens(
     tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], tools: Tools = ()
 ) -> str:
-    """Write the rendered prompt token by token: ⟦special⟧, others between bars, ⏎ for a newline."""
+    """Return the rendered prompt token by token: ⟦special⟧, others ended by |, newlines as ⏎."""
     [ids] = encode(tokenizer, [prompt], tools)
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     line = ""

@@ -1,4 +1,4 @@
-"""Write and read tool calls with a tokenizer to which TRL's knowledge of templates is added."""
+"""Write and read tool calls with a tokenizer that is extended by TRL's parsers and templates."""
 
 import re
 from collections.abc import Sequence
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 def with_tools(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
     """Prepare the tokenizer's template, in place, for turns with tool calls and results.
 
-    TRL knows how to read the calls of many templates, and has variants of them that never rewrite
-    earlier turns. Both go into the tokenizer, so that rollouts and training render alike.
+    TRL has parsers for the calls of many templates, and variants of these templates that never
+    rewrite earlier turns. Both are added to the tokenizer, so that rollouts and training render
+    the same text.
 
     Raises:
         ValueError: The template does not render calls or results, or TRL cannot read its calls.
@@ -29,7 +30,7 @@ def with_tools(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase
             "their results: take a model that was tuned for tools, such as Qwen/Qwen3-1.7B"
         )
     defaults = DEFAULTS.match(tokenizer.chat_template)[0]
-    # TRL recognizes a template by its text, without what `add_defaults` put before it.
+    # TRL recognizes a template by its text, so the defaults of `add_defaults` are removed first.
     tokenizer.chat_template = tokenizer.chat_template.removeprefix(defaults)
     try:
         if not getattr(tokenizer, "response_template", None):
@@ -49,7 +50,7 @@ def with_tools(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase
 def parse(
     tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], before: Sequence[int]
 ) -> Message:
-    """Return a completion as a message; a call that cannot be read stays in the content.
+    """Return a completion as a message; a call that cannot be parsed stays in its content.
 
     Args:
         tokenizer: A tokenizer prepared by `with_tools`.
@@ -62,16 +63,16 @@ def parse(
 
 
 def _turns_with_call(name: str) -> list[Message]:
-    """Return a user's turn, and an assistant's that calls the tool of this name."""
+    """Return a user's turn, and an assistant's turn that calls the tool of this name."""
     call = {"type": "function", "function": {"name": name, "arguments": {}}}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     return [{"role": "user", "content": "1"}, answer]
 
 
 def tool_turn(tokenizer: "PreTrainedTokenizerBase", results: list[Message]) -> list[int]:
-    """Return the token ids from a call's stop token to where the model's next turn begins.
+    """Return the token ids after a call's stop token, up to the start of the model's next turn.
 
-    They hold the results of the calls, as the template renders them; TRL does the same.
+    They contain the results of the calls, as the template renders them. TRL builds the same ids.
     """
     turns, options = _turns_with_call(results[0]["name"]), {"tokenize": True, "return_dict": False}
     before = tokenizer.apply_chat_template(turns, **options)
@@ -83,7 +84,7 @@ def tool_turn(tokenizer: "PreTrainedTokenizerBase", results: list[Message]) -> l
 def tool_fault(
     tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], turn: Message, tools: Tools
 ) -> str:
-    """Write a call and read it back, write a result, and return what was lost; "" if nothing was.
+    """Render and parse a call, and render a result; describe a part that was lost, or return "".
 
     Args:
         tokenizer: A tokenizer prepared by `with_tools`.
@@ -111,7 +112,7 @@ def tool_fault(
 def opens_call(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Return the text that opens a call, such as "<tool_call>".
 
-    If it stays in a message's content, the call is malformed.
+    If a parsed message still has this text in its content, the call is malformed.
     """
     turns = _turns_with_call("NAME")
     with_call = tokenizer.apply_chat_template(turns, tokenize=False)

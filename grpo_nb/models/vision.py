@@ -1,4 +1,4 @@
-"""Recognise vision-language models, and load the processor that prepares their images."""
+"""Recognize vision-language models, and load the processor that prepares their images."""
 
 import re
 import shutil
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
-# The files of a processor. A merged model has those of its base.
+# The files of a processor. A merged model gets them from its base.
 FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
-# Settings that name the token before or after an image, or a token that stands for a part of it.
+# Names of settings for tokens that open or close an image, or represent a part of it.
 IMAGE_TOKEN = re.compile(r"(image|video|audio|vision|bo[ia]|eo[ia])(_\w+)?_token_(id|index)")
 
 
 def has_vision(config: "PretrainedConfig") -> bool:
-    """Return whether transformers loads this config as a model with a vision tower."""
+    """Return whether transformers loads a model of this config with a vision tower."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as TYPES,
     )
@@ -32,17 +32,17 @@ def read_config(model_path: str) -> "PretrainedConfig":
 
 
 def auto_class(config: "PretrainedConfig") -> Any:
-    """Return the class of transformers that loads, or builds, a model of this config."""
+    """Return the auto class of transformers that loads, or builds, a model of this config."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if has_vision(config) else AutoModelForCausalLM
 
 
 def image_tokens(config: "PretrainedConfig") -> list[int]:
-    """Return the tokens that stand for images; [] for a text-only model.
+    """Return the ids of the tokens that represent images; [] for a text-only model.
 
-    If a completion contains one, the image that it stands for is missing, and the next forward pass
-    fails.
+    If a completion contained such a token, there would be no image for it, and the next forward
+    pass would fail.
     """
     if not has_vision(config):
         return []
@@ -51,7 +51,7 @@ def image_tokens(config: "PretrainedConfig") -> list[int]:
 
 
 def load_processor(path: str, tokenizer: "PreTrainedTokenizerBase") -> "ProcessorMixin | None":
-    """Load a model's processor, which then contains this tokenizer; None if there is none.
+    """Load a model's processor with this tokenizer in it; return None if the model has none.
 
     transformers' own loader also loads the part for videos, which needs torchvision. That part is
     left out here.
@@ -64,7 +64,7 @@ def load_processor(path: str, tokenizer: "PreTrainedTokenizerBase") -> "Processo
         return None
     kind = PROCESSOR_MAPPING[type(config)]
     parts = [part for part in kind.get_attributes() if part != "video_processor"]
-    # The class keeps its name, which checkpoints store. SmolVLM's chat template reads two values.
+    # Checkpoints store the name of the class, so it stays. SmolVLM's chat template reads these two.
     no_videos = SimpleNamespace(num_frames=None, fps=None)
     changes = {"get_attributes": classmethod(lambda cls: parts), "video_processor": no_videos}
     images_only = type(kind.__name__, (kind,), changes)

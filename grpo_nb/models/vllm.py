@@ -1,4 +1,4 @@
-"""Sample with vLLM: where it can run, how it is loaded, and its engine."""
+"""Decide whether vLLM can run, start it, and sample with it."""
 
 import importlib.util
 import os
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BNB_PLUGIN = "the package vllm-bnb-plugin (pip install --no-deps vllm-bnb-plugin==0.0.3)"
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks of adapters that vLLM reserves room for
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # adapter ranks for which vLLM can reserve room
 
 
 def use_vllm(choice: str, quantization: str, policy: PolicyConfig | None = None) -> bool:
-    """Return whether vLLM generates.
+    """Return whether to generate completions with vLLM.
 
     Args:
-        choice: "vllm", "detect" (if there are a GPU and vLLM), or anything else, which means no.
+        choice: "vllm"; "detect" for vLLM if it and a GPU are present; any other value for no vLLM.
         quantization: "4bit" or "16bit".
-        policy: The policy's settings in training, where Unsloth starts vLLM; None for an engine of
-            ours.
+        policy: The policy's settings, if Unsloth is to start vLLM for training; None if vLLM is to
+            be our own engine.
 
     Raises:
-        RuntimeError: The choice is "vllm", which cannot run on this machine or with this policy.
+        RuntimeError: The choice is "vllm", but vLLM cannot run on this machine or with this policy.
     """
     if choice not in ("vllm", "detect"):
         return False
@@ -41,9 +41,9 @@ def use_vllm(choice: str, quantization: str, policy: PolicyConfig | None = None)
     if policy:
         needs["policy.backend = 'unsloth'"] = policy.backend == "unsloth"
         needs["policy.finetuning = 'lora'"] = policy.finetuning == "lora"
-    if policy or choice == "detect":  # an engine of ours may use vLLM's CPU build
+    if policy or choice == "detect":  # our own engine may use vLLM's CPU build
         needs["a CUDA GPU"] = cuda_available()
-    # vLLM is not imported to find out: Unsloth has to be imported before it.
+    # vLLM itself is not imported here, because Unsloth must be imported before it.
     needs["the package vllm"] = importlib.util.find_spec("vllm")
     if quantization == "4bit":
         needs[f"{BNB_PLUGIN} for 4-bit weights"] = importlib.util.find_spec("vllm_bnb_plugin")
@@ -59,7 +59,7 @@ def use_vllm(choice: str, quantization: str, policy: PolicyConfig | None = None)
 
 
 def lora_rank(adapter: Path) -> int:
-    """Return the smallest rank that vLLM reserves room for and that holds the adapter.
+    """Return the smallest rank in RANKS that is not below the adapter's rank.
 
     Raises:
         ValueError: The adapter's rank is above every rank in RANKS.
@@ -74,17 +74,17 @@ def lora_rank(adapter: Path) -> int:
 
 
 def without(tokens: Sequence[int]) -> dict[int, float] | None:
-    """Return the logit bias with which vLLM never samples these tokens; None without tokens."""
+    """Return a logit bias that keeps vLLM from sampling these tokens; None for no tokens."""
     return dict.fromkeys(tokens, -100.0) or None
 
 
 class VllmEngine(Engine):
-    """Sample with a `vllm.LLM`, one of our own or Unsloth's.
+    """Sample with a `vllm.LLM` that was started by `open_vllm` or by Unsloth.
 
     Args:
         llm: The `vllm.LLM`.
         tokenizer: The model's tokenizer.
-        lora: A function that returns vLLM's request for the adapter as it is now, or None.
+        lora: A function that returns vLLM's LoRA request for the current adapter, or None.
     """
 
     name = "vllm"
@@ -110,7 +110,7 @@ class VllmEngine(Engine):
         params = [
             SamplingParams(
                 n=n,
-                # Within a group vLLM increments the prompt's seed; no two completions share one.
+                # vLLM increments the seed within a group, so no two completions share a seed.
                 seed=sampling.seed + number * n,
                 temperature=sampling.temperature,
                 max_tokens=sampling.max_completion_length,
@@ -120,7 +120,7 @@ class VllmEngine(Engine):
         ]
         lora = self._lora() if sampling.adapter else None
         sleeps = model_config.enable_sleep_mode
-        if sleeps:  # asleep, vLLM would never answer
+        if sleeps:  # a sleeping vLLM would never answer
             self._llm.wake_up()
         answers = self._llm.generate(prompts, params, use_tqdm=False, lora_request=lora)
         if sleeps:
@@ -138,7 +138,7 @@ class VllmEngine(Engine):
 
     def close(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()
-        del self._llm.llm_engine  # another reference to the LLM then keeps no weights and no cache
+        del self._llm.llm_engine  # so that other references keep no weights or cache
         free_memory()
 
 
@@ -149,7 +149,7 @@ def open_vllm(
     share: float,
     tokenizer: "PreTrainedTokenizerBase",
 ) -> VllmEngine:
-    """Start vLLM on this share of the GPU's memory, with room for the adapter."""
+    """Start vLLM with this share of the GPU's memory and room for the adapter, if there is one."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     with quiet(), hub_errors(model_path):
         from vllm import LLM
@@ -160,7 +160,7 @@ def open_vllm(
             dtype=weights_dtype(),
             quantization="bitsandbytes" if quantization == "4bit" else None,
             gpu_memory_utilization=share,
-            max_model_len=-1,  # the model's own, or what fits into that memory
+            max_model_len=-1,  # the model's own maximum, or as much as fits into that memory
             enforce_eager=not cuda_available(),
             enable_lora=adapter is not None,
             max_lora_rank=lora_rank(adapter) if adapter else 16,  # vLLM's default

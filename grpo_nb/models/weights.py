@@ -1,4 +1,4 @@
-"""Load weights from disk: a base, with or without its adapter, in the precision of the machine."""
+"""Load a base, with or without an adapter, in the precision that suits the machine."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ def cuda_available() -> bool:
 def has_bf16() -> bool:
     """Return whether the GPU, or else the CPU, computes in bf16 without slow emulation.
 
-    Unsloth decides in the same way, and a merged model has to compute as the policy did.
+    Unsloth uses the same rule. A merged model must compute in the same precision as the policy.
     """
     import torch
 
@@ -59,9 +59,9 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
     """
     from transformers import BitsAndBytesConfig
 
-    # Otherwise bitsandbytes prints its hint to install a faster kernel in every process.
+    # Otherwise every process prints bitsandbytes' hint to install a faster kernel.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # each process of a launcher has its own
+    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # each launched process has its own GPU
     arguments = {
         "dtype": weights_dtype(),
         "use_safetensors": True,
@@ -79,14 +79,14 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
     model = auto_class(read_config(path)).from_pretrained(path, **arguments | changes)
     never_sample_images(model)
     for module in model.modules():
-        # Otherwise bitsandbytes repacks the weights on some CPUs at the first forward.
+        # Otherwise bitsandbytes repacks the weights on some CPUs in the first forward pass.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return model
 
 
 def never_sample_images(model: "PreTrainedModel") -> None:
-    """Stop this model's `generate`, also when TRL calls it, from sampling image tokens."""
+    """Keep this model's `generate` from sampling image tokens, even when TRL calls it."""
     if tokens := image_tokens(model.config):
         model.generation_config.suppress_tokens = tokens
 
@@ -100,10 +100,10 @@ def load_dequantized(model_path: str, quantization: str) -> "PreTrainedModel":
 
 
 def dequantized(model: "PreTrainedModel") -> "PreTrainedModel":
-    """Unpack a 4-bit model to the weights that it computes with, of 16 or 32 bits."""
+    """Unpack a 4-bit model into the 16-bit or 32-bit weights that it computes with."""
     from transformers.integrations.bitsandbytes import Bnb4bitDeserialize
 
-    # To save a model, transformers reverses the conversions of loading, and cannot reverse 4 bit.
+    # On saving, transformers reverses the conversions of loading, which fails for 4-bit weights.
     model._weight_conversions = [
         conversion
         for conversion in model._weight_conversions
@@ -117,7 +117,7 @@ def dequantized(model: "PreTrainedModel") -> "PreTrainedModel":
 
 
 def unpacked(model: "PreTrainedModel") -> "PreTrainedModel":
-    """Dequantise a 4-bit model if it is on a CPU, where each forward pass would do so again."""
+    """Dequantise a 4-bit model if there is no GPU: a CPU would do so again in each forward pass."""
     is_packed = getattr(model, "is_loaded_in_4bit", False) and not cuda_available()
     return dequantized(model) if is_packed else model
 
@@ -125,11 +125,11 @@ def unpacked(model: "PreTrainedModel") -> "PreTrainedModel":
 def load_checkpoint(
     model_path: str, *, adapter: Path | None, quantization: str
 ) -> "PreTrainedModel":
-    """Load a model to judge, with plain transformers and peft.
+    """Load a model that will not be trained, with plain transformers and peft.
 
     Args:
         model_path: Folder or hub name of the base, or of a merged model.
-        adapter: Folder of the adapter that is added to it; None for the model as it is.
+        adapter: Folder of the adapter to load; None for the model alone.
         quantization: "4bit" or "16bit".
     """
     with quiet(), hub_errors(model_path):

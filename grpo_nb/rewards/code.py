@@ -1,4 +1,4 @@
-"""Rewards for code. The code runs in the sandbox; its values are compared outside the sandbox."""
+"""Rewards for code. The code runs in the sandbox, and its results are compared outside of it."""
 
 from typing import Any
 
@@ -15,8 +15,9 @@ def code_execution_reward(
 ) -> Scored:
     """Pay the share of the tests that the code passes; `partial=False` pays all or nothing.
 
-    The code is the last fenced block, or else the marked answer. The column `tests` has calls with
-    expected values, stdin and stdout, or asserts, in a format that `sandbox.run_tests` accepts.
+    The code is the last fenced block, or else the marked answer. The column `tests` contains calls
+    with expected values, pairs of stdin and stdout, or asserts, in a format that
+    `sandbox.run_tests` accepts.
     """
     from grpo_nb.sandbox import Limits, run_tests
 
@@ -32,7 +33,7 @@ def code_execution_reward(
 
 @reward(max_none_share=0.05, parallel=True, resists="as code_execution_reward")
 def code_generation_reward(response: str, tests: Any, *, form: Form = FORMS["code"]) -> Scored:
-    """Pay an eighth for one block of code, an eighth if it parses, the rest for passing tests."""
+    """Pay 1/8 for one block of code, 1/8 if it parses, and 3/4 of the share of passed tests."""
     execution = code_execution_reward.score(response, tests, form=form)
     if execution.score is None:
         return execution

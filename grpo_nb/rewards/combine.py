@@ -14,7 +14,7 @@ BatchReward = Callable[..., Any]
 
 
 def is_async(reward: BatchReward) -> bool:
-    """Return whether TRL awaits a reward: an async function, or an object with an async call."""
+    """Return whether TRL must await a reward, because it or its `__call__` is an async function."""
     call = getattr(reward, "__call__", None)  # noqa: B004 (its kind matters, not its presence)
     return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
 
@@ -22,7 +22,7 @@ def is_async(reward: BatchReward) -> bool:
 def waits(reward: BatchReward) -> bool:
     """Return whether a reward mostly waits for other processes, so that it may run in a thread.
 
-    `@reward(parallel=True)` declares that. Any other function may rely on running alone.
+    Such a reward is declared by `@reward(parallel=True)`. Any other may rely on running alone.
     """
     parts = getattr(reward, "parts", [reward])
     ours = all(isinstance(part, Reward) for part in parts)
@@ -30,7 +30,10 @@ def waits(reward: BatchReward) -> bool:
 
 
 def in_thread(reward: BatchReward) -> BatchReward:
-    """Return the reward as an async function, because TRL runs only these concurrently."""
+    """Return an async function that calls the reward in a thread.
+
+    TRL runs only async rewards concurrently.
+    """
 
     async def call(**columns: Any) -> Any:
         return await asyncio.to_thread(reward, **columns)
@@ -54,7 +57,7 @@ class gated:
     _: KW_ONLY
     by: BatchReward
     mark: float = 1.0
-    name: str = ""  # the gate's `__name__`; by default made of both names
+    name: str = ""  # the gate's `__name__`; by default it is built from both names
 
     def __post_init__(self) -> None:
         self.parts = [self.reward, self.by]
@@ -81,8 +84,9 @@ class gated:
 class Adaptive:
     """Multiply a reward by a factor that rises if successes are rare and falls if they are common.
 
-    A success is a score at or above the middle of the reward's range. The factor moves at most once
-    per step, however often the reward is called. `save` and `load` keep it with a checkpoint.
+    A success is a score at or above the middle of the reward's range. The factor changes at most
+    once per step, however often the reward is called. `save` writes the factor to the folder of a
+    checkpoint, and `load` reads it.
     """
 
     reward: BatchReward
@@ -100,14 +104,14 @@ class Adaptive:
         self.columns = getattr(self.reward, "columns", [])
         self.range = (min(0.0, low * self.greatest), max(0.0, high * self.greatest))
         self.value, self.step = 1.0, -1
-        self.gather_scores: Callable[[list[float]], list[float]] = list  # from all processes
+        self.gather_scores: Callable[[list[float]], list[float]] = list  # the trainer replaces it
 
     def __call__(self, completions: Sequence[Any], trainer_state: Any = None, **columns) -> Scores:
         if trainer_state is not None:
             columns["trainer_state"] = trainer_state
         scores = self.reward(completions=completions, **columns)
-        # Outside training, no step is counted and the factor does not move. It must not move during
-        # validation, because only the first of several processes validates.
+        # Outside training, no step is counted and the factor does not change. It must not change
+        # during validation, because only the first of several processes validates.
         if getattr(trainer_state, "is_training", True):
             self._move(getattr(trainer_state, "global_step", -1), scores)
         if log_metric := columns.get("log_metric"):

@@ -1,13 +1,14 @@
-"""Hold a reward to its contract; `@reward` turns a function of one completion into a reward.
+"""Enforce the contract of a reward; `@reward` turns a function of one completion into a reward.
 
 TRL calls a reward once per batch, with keyword arguments only: `prompts`, `completions`,
-every dataset column (already repeated for each generation), and its own `completion_ids`,
-`trainer_state`, `log_extra`, `log_metric`. It expects one `float | None` per completion.
+every dataset column (already repeated for each generation), and TRL's own `completion_ids`,
+`trainer_state`, `log_extra`, `log_metric`. TRL expects one `float | None` per completion.
 
-Failures: a missing column, or a column of the wrong length, raises at once. A score outside the
-declared range and an exception in the scorer raise too, or give None with on_error="skip". NaN
-and infinity are never returned: the score is None, and the metric `<name>/skipped` counts it.
-If more than `max_none_share` of a batch is None, the reward raises with the first reason.
+A missing column, or a column of the wrong length, raises an error at once. A score outside the
+declared range, or an exception in the scorer, raises an error too; with on_error="skip" the score
+is None instead. NaN and infinity are never returned: the score is None, and the metric
+`<name>/skipped` counts it. If more than `max_none_share` of the scores of a batch are None, the
+reward raises an error with the first reason.
 """
 
 import asyncio
@@ -28,12 +29,12 @@ from grpo_nb.rewards.surroundings import kept
 
 Scores = list[float | None]
 THREADS = "grpo_nb_rewards"
-SMALL_BATCH = 20  # completions; in a smaller batch the share of None says little
+SMALL_BATCH = 20  # completions; max_none_share does not apply to smaller batches
 TRLS_OWN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
 class Scored(NamedTuple):
-    """Hold a score and the reason for it, which is for people to read."""
+    """Hold a score and a reason for people to read."""
 
     score: float | None
     reason: str = ""
@@ -42,9 +43,9 @@ class Scored(NamedTuple):
 class Reward:
     """Wrap a scorer as a reward in TRL's shape, as `@reward` does.
 
-    A call returns one `float | None` per completion; `explain` returns the reasons too;
-    `configured` returns a copy with other options and its own name. A reward keeps no
-    state, and may be called from several threads.
+    A call returns one `float | None` per completion. `explain` returns the reasons too, and
+    `configured` returns a copy with other options and another name. A reward keeps no state, so it
+    may be called from several threads.
     """
 
     def __init__(self, score: Callable[..., Any], settings: "reward", **options: Any) -> None:
@@ -59,7 +60,7 @@ class Reward:
         self.option_names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
 
     def configured(self, name: str = "", **options: Any) -> "Reward":
-        """Return the same reward with other options.
+        """Return a copy of the reward with other options.
 
         Args:
             name: The copy's name in the metrics; by default the options are added to the name.
@@ -93,15 +94,15 @@ class Reward:
         nested = threading.current_thread().name.startswith(THREADS)
         if not self.settings.parallel or nested:
             return [self._scored(row) for row in rows]
-        # If several processes train, each has its share of the cores.
+        # If several processes train, each may use only its share of the cores.
         countable = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if countable else os.cpu_count() or 1
-        context = copy_context()  # gives the threads of the pool this thread's `limits.stop`
+        context = copy_context()  # passes this thread's `limits.stop` to the pool's threads
         threads = _pool(cores, os.getpid())
         return list(threads.map(lambda row: context.copy().run(self._scored, row), rows))
 
     def _rows(self, completions, prompts, columns) -> list[tuple[int, str, dict]]:
-        """Check all columns, then return (number, response, {column: value}) of each completion."""
+        """Check all columns, then return (number, response, {column: value}) per completion."""
         data = dict(columns)
         if prompts is not None and "prompt" in (*self.columns, *self._optional):
             data["prompt"] = list(map(as_text, prompts))
@@ -170,7 +171,7 @@ class Reward:
 
 @functools.cache
 def _pool(cores: int, process: int) -> ThreadPoolExecutor:
-    """Return threads that all rewards share, so that no more programs run than there are cores."""
+    """Return a thread pool that all rewards share, so that at most one program runs per core."""
     return ThreadPoolExecutor(cores, thread_name_prefix=THREADS)
 
 
@@ -179,20 +180,20 @@ class reward:
     """Turn `def score(response, <columns>, *, <options>)` into a reward that TRL can call.
 
     The scorer's first parameter is the completion's text; `prompt`, `completion_ids` and
-    `trainer_state` come from TRL. Each message of `prompt` has text as its content; in a task with
-    images, `images` has the images. Any other parameter is a column of the dataset, optional if it
-    has a default. Keyword-only parameters are options, which `configured` sets. The scorer returns
-    a float, None, or `Scored(score, reason)`.
+    `trainer_state` come from TRL. The content of each message of `prompt` is text; in a task with
+    images, `images` contains the images. Any other parameter is a column of the dataset, which is
+    optional if the parameter has a default. Keyword-only parameters are options, which `configured`
+    sets. The scorer returns a float, None, or `Scored(score, reason)`.
 
     Args:
         low: Lowest score that the scorer may give.
         high: Highest score that the scorer may give; weights belong in `reward_weights`.
         on_error: What to do if the scorer raises: raise, or skip the row, whose score is then None.
-        max_none_share: Highest accepted share of None in a batch of SMALL_BATCH or more.
-        parallel: Score the batch in threads, for scorers that wait for another process.
-        resists: The reward hacking that it resists, for the table of rewards.
-        needs: What the form must have: "marks" or "reasoning". If a form lacks it, reward sets in
-            that form leave the reward out.
+        max_none_share: Highest accepted share of None (in batches of at least SMALL_BATCH).
+        parallel: Whether to score a batch in threads, for a scorer that waits for another process.
+        resists: The reward hacking that the reward resists, for the table of rewards.
+        needs: The part that the form must have, "marks" or "reasoning". Reward sets in a form
+            without this part leave the reward out.
 
     >>> @reward()
     ... def says(response: str, answer: str) -> float:
@@ -240,10 +241,10 @@ def columns_read(reward_func: Callable[..., Any], required: bool = False) -> lis
 def call(reward_func: Callable[..., Any], /, **columns: Any) -> Scores:
     """Call any reward in TRL's shape, even an async one in a notebook, and return its scores.
 
-    Random states and the like are restored afterwards (`kept`). A user's reward has a time limit
-    per completion (`rewards.seconds`); the limit of a batch is the sum of these.
+    Random states and other shared state are restored afterwards (`kept`). A user's reward has a
+    time limit per completion (`rewards.seconds`), which is multiplied by the size of the batch.
     """
-    func = getattr(reward_func, "__self__", reward_func)  # `explain` of a Reward
+    func = getattr(reward_func, "__self__", reward_func)  # the Reward of a method `explain`
     name = getattr(func, "__name__", repr(func))
     # A Reward limits each completion itself.
     limit = 0.0 if isinstance(func, Reward) else getattr(func, LIMIT, 0.0)
@@ -251,7 +252,7 @@ def call(reward_func: Callable[..., Any], /, **columns: Any) -> Scores:
     with kept(), contained(name):
         scores = limited(name, limit, reward_func, **columns)
         if inspect.isawaitable(scores):
-            # A notebook's event loop is already running: another thread gets a loop of its own.
+            # A notebook's event loop is already running, so another thread runs a loop of its own.
             with ThreadPoolExecutor(1) as pool:
                 awaited = (limited, name, math.inf, asyncio.run, scores)
                 scores = pool.submit(copy_context().run, *awaited).result()

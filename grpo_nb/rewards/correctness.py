@@ -14,7 +14,7 @@ from grpo_nb.rewards.contract import Scored, reward
 from grpo_nb.rewards.format import parse_json, soft_format_reward
 from grpo_nb.rewards.prompts import split_words
 
-LONGEST_ANSWER = 2_000  # characters that text comparisons read
+LONGEST_ANSWER = 2_000  # characters of an answer that are compared as text
 
 
 def _answer(response: str, form: Form) -> str:
@@ -43,7 +43,7 @@ def exact_match_reward(response: str, answer: str, *, form: Form = TAGS) -> floa
 def fuzzy_match_reward(
     response: str, answer: str, *, threshold: float = 0.6, form: Form = TAGS
 ) -> float | None:
-    """Pay the similarity to the reference answer (rapidfuzz ratio), and 0 below the threshold."""
+    """Pay the similarity to the reference answer (rapidfuzz ratio), or 0 below the threshold."""
     from rapidfuzz import fuzz
 
     if not (expected := normalize(answer)):
@@ -96,7 +96,7 @@ def math_verify_reward(
     """Pay 1 if the final answer is mathematically equal to the reference answer.
 
     Numbers are compared exactly, and sets, tuples and intervals part by part. math-verify compares
-    the rest, in a process that can be killed. The reason says what was parsed.
+    the rest, in a process that can be killed. The reason describes what was parsed.
 
     Source: https://github.com/huggingface/Math-Verify.
     """
@@ -122,18 +122,18 @@ def multiple_choice_reward(response: str, answer: str, *, form: Form = TAGS) -> 
 
 @reward(resists="what the environment's own tests resist; see its findings in notebook 2")
 def environment_reward(response: str, environments: Any) -> float:
-    """Pay what the environment's own `get_reward` returns for the episode, in [0, 1].
+    """Pay the score in [0, 1] that the environment's `get_reward` returns for the episode.
 
     Args:
         response: The model's last message.
-        environments: The environment instance of the episode, ours or the one that TRL created.
+        environments: The environment instance of the episode, created by us or by TRL.
     """
     return environments.get_reward()
 
 
 @reward(resists="bare scalars, NaN, extra fields")
 def json_fields_reward(response: str, answer: str, *, form: Form = TAGS) -> Scored:
-    """Pay the share of the reference object's fields that the answer has, with equal values.
+    """Pay the share of the reference object's fields that the answer has with equal values.
 
     An extra field costs as much as a missing one.
     """

@@ -1,4 +1,4 @@
-"""Names that people know from guides to GRPO, for rewards and sets that have another name here.
+"""Define names that are known from guides to GRPO, for rewards and sets with other names here.
 
 The lists hold functions in TRL's shape: `GRPOTrainer(reward_funcs=MATH_REASONING_REWARDS, …)`.
 Their weights are `PRESETS[…].reward_weights`, for `GRPOConfig(reward_weights=…)`.
@@ -8,7 +8,7 @@ from grpo_nb.answers import FORMS
 from grpo_nb.rewards.format import soft_format_reward
 from grpo_nb.rewards.sets import PRESETS
 
-# Both require each tag once, in order and not empty, and nothing else. Line breaks do not matter.
+# Both require each tag once, in order, with content, and no other text. Line breaks are ignored.
 strict_xml_format_reward = soft_format_reward.configured("strict_xml_format_reward")
 soft_xml_format_reward = soft_format_reward.configured("soft_xml_format_reward")
 code_block_format_reward = soft_format_reward.configured(

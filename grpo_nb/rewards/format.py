@@ -28,7 +28,7 @@ def soft_format_reward(response: str, *, form: Form = TAGS) -> float:
 def incremental_format_reward(response: str, *, form: Form = TAGS) -> float:
     """Pay the share of the form's marks (a quarter for each tag) that occur once, in order.
 
-    A model that does not know the form yet can learn it mark by mark.
+    So a model that does not write the form yet can learn it mark by mark.
 
     >>> incremental_format_reward(completions=["<reasoning>a</reasoning>", "</answer>" * 9])
     [0.5, 0.0]
@@ -37,7 +37,9 @@ def incremental_format_reward(response: str, *, form: Form = TAGS) -> float:
 
 
 def extract_code(text: str, form: Form = TAGS) -> str | None:
-    """Return the code in the last fenced block of the answer or text, or else the marked answer.
+    """Return the last fenced block of the marked answer, or of the text if no answer is marked.
+
+    If there is no fenced block, or if the form itself is one, return the marked answer.
 
     >>> extract_code("```python\\nx = 1\\n```"), extract_code("<answer>x = 1</answer>")
     ('x = 1', 'x = 1')
@@ -49,7 +51,7 @@ def extract_code(text: str, form: Form = TAGS) -> str | None:
 
 @reward(resists="code in prose: only a fenced block or the marks of the answer are read")
 def no_syntax_error_reward(response: str, *, form: Form = TAGS) -> Scored:
-    """Pay 1 if the code is Python that parses and does something. The code is not run."""
+    """Pay 1 if the code is valid Python with more than expressions and `pass`. It is not run."""
     code = extract_code(response, form)
     if not code or len(code) > 100_000:
         return Scored(0.0, "no code" if not code else "longer than 100,000 characters")

@@ -1,7 +1,7 @@
-"""Describe what a reward or an environment consists of, to detect that it was changed.
+"""Describe the source and the options of a reward or an environment, to detect changes.
 
-It consists of its file, its options and, for a dataclass, its fields. A change elsewhere, such as
-in a module that it imports, shows only in its behavior, which `reward_lab.behavior` compares.
+The description covers the file, the options and, for a dataclass, the fields. A change elsewhere,
+such as in an imported module, shows only in the behavior, which `reward_lab.behavior` compares.
 """
 
 import inspect
@@ -17,7 +17,7 @@ from grpo_nb.runs.files import sha256
 
 
 def describe(value: Any) -> Any:
-    """Return what a value consists of, as lists of strings that are equal in every process.
+    """Return a description of a value, as nested lists of strings that are equal in every process.
 
     Args:
         value: A reward, or anything that a reward contains.
@@ -26,7 +26,7 @@ def describe(value: Any) -> Any:
         return describe([value.score, value.settings, value.options])
     if isinstance(value, partial):
         return describe([value.func, value.args, value.keywords])
-    if is_dataclass(value) and not isinstance(value, type):  # a judge keeps its counts elsewhere
+    if is_dataclass(value) and not isinstance(value, type):  # a judge's counts are not fields
         content = {each.name: getattr(value, each.name) for each in fields(value)}
         return describe([type(value), content])
     if isinstance(value, dict):
@@ -44,7 +44,7 @@ def describe(value: Any) -> Any:
 
 
 def _source(code: Any) -> str:
-    """Return the digest of the file that defines a function or class, or else its source."""
+    """Return the digest of the file that defines a function or class, or else the source code."""
     if hasattr(code, "__code__"):
         path = code.__code__.co_filename
     else:

@@ -20,36 +20,36 @@ from grpo_nb.runs.files import append_line, read_lines, read_yaml
 
 FRAMES = read_yaml(Path(__file__).with_suffix(".yaml"))
 CHARACTERS_PER_TOKEN = 4  # roughly, in English
-TOKENS_PER_GRADE = 20  # in the reply; the reason counts as ten grades
+TOKENS_PER_GRADE = 20  # length of a grade in the reply; the reason counts as ten grades
 
 
 @dataclass(eq=False)
 class LLMJudge:
-    """Score a completion by a chat model's grade, 0 to 10, divided by 10; TRL awaits this reward.
+    """Score a completion by a chat model's grade from 0 to 10, divided by 10; this reward is async.
 
     The request quotes the question, the completion and, if the dataset has it, the column `answer`.
     With `criteria`, the judge answers each criterion with yes or no, and the score is the weighted
     share of yes. If a reply lacks a grade or has one out of range, the request is repeated once.
     The openai client retries a request after 429, 5xx, a broken connection or a time-out. If the
     API keeps failing, or no reply has a verdict, the completion scores None and counts in the
-    metric `<name>/failures`; a wrong key, model or address raises. If too many scores of a training
-    step are None, a RuntimeError ends training; the steps before it are kept. Verdicts are cached
-    in `file`, below the folder of runs. Each training process has the whole budget; a call that
-    would exceed it ends training with a RuntimeError. A pickle of the judge contains neither a
-    connection nor the key.
+    metric `<name>/failures`; a wrong key, model or address raises ValueError. If too many scores of
+    a training step are None, a RuntimeError ends training; the steps before it are kept. Verdicts
+    are cached in `file`, below the folder of runs. Each training process has the whole budget; a
+    call that would exceed the budget ends training with a RuntimeError. A pickle of the judge
+    contains neither a connection nor the key.
     """
 
     model: str  # name of the judging model
     base_url: str = "https://api.openai.com/v1"
-    name: str = "llm_judge"  # its `__name__`, unique among the rewards of a run
+    name: str = "llm_judge"  # the reward's `__name__`, unique among the rewards of a run
     rubric: str = "is it a correct, complete and clear answer to the question?"
     api_key_env: str = "OPENAI_API_KEY"  # holds the key, which is read at each call, never stored
     timeout_seconds: float = 30.0  # for one request
     retries: int = 4
     concurrency: int = 8  # requests at a time
     max_none_share: float = 0.25  # of a step's completions; training ends if more have no score
-    options: dict[str, Any] = field(default_factory=dict)  # for the request: {"max_tokens": 200}
-    criteria: dict[str, float] = field(default_factory=dict)  # {"it cites the source": 2.0}
+    options: dict[str, Any] = field(default_factory=dict)  # of requests: {"max_tokens": 200}
+    criteria: dict[str, float] = field(default_factory=dict)  # weights: {"it cites sources": 2.0}
     cache: bool = True
     max_characters: int = 20_000  # of a completion; the judge does not see the rest
     max_calls: int = 0  # 0: no limit
@@ -91,9 +91,9 @@ class LLMJudge:
         return scores
 
     def changed(self, **fields: Any) -> "LLMJudge":
-        """Return a copy with these fields changed, which shares the judge's budget.
+        """Return a copy with these fields changed; it shares the judge's budget.
 
-        With `cache=False`, the copy knows no verdict.
+        With `cache=False`, the copy starts without earlier verdicts.
         """
         copy = replace(self, **fields)
         copy.spent = self.spent
@@ -101,7 +101,7 @@ class LLMJudge:
 
     @property
     def file(self) -> Path:
-        """Return the path of the cached verdicts: one JSON line each, without API key or texts."""
+        """Return the path of the cached verdicts, one JSON line each, without API key or texts."""
         parts = [self.base_url, self.model, self.rubric, self.criteria, self.options]
         return runs_root() / ".judges" / f"{self.name}-{_sha256(parts)[:12]}.jsonl"
 
@@ -119,7 +119,7 @@ class LLMJudge:
     def keys(
         self, prompts: Sequence, completions: Sequence, columns: dict[str, Any]
     ) -> list[tuple[str, str]]:
-        """Return for each completion what its score depends on.
+        """Return the key of each completion, on which its score depends.
 
         Raises:
             ValueError: The columns differ in length.
@@ -148,7 +148,7 @@ class LLMJudge:
         return grades
 
     def _parts(self, keys: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-        """Return (question, completions) of each request: here one completion, equal ones once."""
+        """Return (question, completions) of each request: here, one distinct completion."""
         return [(head, [text]) for head, text in dict.fromkeys(keys)]
 
     def _request(self, head: str, texts: list[str]) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class LLMJudge:
         return self.replies.get(key)
 
     async def _ask(self, client: Any, request: dict, verdict_type: type[Any]) -> dict | None:
-        """Return a verdict; None if the API fails, or if two replies have none.
+        """Return the API's verdict; None if the API fails, or if two replies contain no verdict.
 
         Raises:
             ValueError: The API refuses the key, model or address.
@@ -196,7 +196,7 @@ class LLMJudge:
                 if reply.usage:
                     total = self.spent["tokens"] + reply.usage.total_tokens - tokens
                     self.spent.update(self._amounts(self.spent["calls"], total))
-                text = reply.choices[0].message.content  # some servers put a fence around it
+                text = reply.choices[0].message.content  # some servers put a fence around the JSON
                 text = text[text.index("{") : text.rindex("}") + 1]
                 return verdict_type.model_validate_json(text).model_dump()
             except refusals as e:
@@ -224,12 +224,12 @@ class LLMJudge:
 
     @cached_property
     def replies(self) -> dict[str, dict[str, Any]]:
-        """Return {SHA-256 of a request: verdict}, read from the file once."""
+        """Return {SHA-256 of a request: verdict}, which is read from the file only once."""
         records = read_lines(self.file) if self.cache else []
         return {record["request"]: record["verdict"] for record in records}
 
     def _score(self, grade: Any) -> float:
-        """Return a grade divided by 10, or the share of the criteria that are met, by weight."""
+        """Return a grade divided by 10, or the weighted share of the criteria that are met."""
         if not self.criteria:
             return grade / 10
         weights = list(self.criteria.values())
@@ -251,8 +251,8 @@ class LLMJudge:
 class GroupJudge(LLMJudge):
     """Grade all completions of a prompt against each other in one call; this reward is async.
 
-    The judge sees the completions in shuffled order, labelled with letters, and equal ones once. If
-    there is no verdict on a group, all its completions score None.
+    The judge sees the distinct completions in shuffled order, labeled with letters. If there is no
+    verdict on a group, all its completions score None.
     """
 
     name: str = "group_judge"
@@ -278,7 +278,7 @@ def question(prompt: Completion) -> str:
 
 
 def quotation(data: dict[str, str]) -> str:
-    """Quote texts under their names, so that no text can close its own quotation."""
+    """Quote each text between marks with its name, so that no text can close its quotation."""
     quotes = []
     for name, text in data.items():
         harmless = re.sub(r"([<>])(?=\1\1)", r"\1 ", text.encode(errors="replace").decode())
@@ -288,7 +288,7 @@ def quotation(data: dict[str, str]) -> str:
 
 @cache
 def _verdict_type(completions: int, criteria: int) -> type[Any]:
-    """Return the type of a reply: a reason, and a grade for each letter."""
+    """Return the type of a reply, which has a reason and a grade for each letter."""
     from pydantic import ConfigDict, Field, create_model
 
     strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)

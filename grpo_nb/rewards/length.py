@@ -19,20 +19,23 @@ def _length(response: str, completion_ids: Ids) -> tuple[int, str]:
 def ideal_length_reward(
     response: str, completion_ids: Ids = None, *, ideal: int = 100, tolerance: int = 50
 ) -> Scored:
-    """Pay by a bell curve: 1 at the ideal length, 0.61 at `tolerance` away, 0.14 at twice that."""
+    """Pay by the distance to the ideal length: 1 at 0, 0.61 at `tolerance`, 0.14 at twice that.
+
+    The score falls along a bell curve.
+    """
     length, unit = _length(response, completion_ids)
     return Scored(math.exp(-(((length - ideal) / tolerance) ** 2) / 2), unit)
 
 
 @reward(resists="answers without reasoning")
 def min_length_reward(response: str, completion_ids: Ids = None, *, minimum: int = 20) -> Scored:
-    """Pay the share of the minimum length that is reached, at most 1."""
+    """Pay the length divided by the minimum, at most 1."""
     length, unit = _length(response, completion_ids)
     return Scored(min(1.0, length / minimum), unit)
 
 
 @reward(low=-1.0, high=0.0, resists="padding")
 def max_length_penalty(response: str, completion_ids: Ids = None, *, maximum: int = 512) -> Scored:
-    """Take nothing up to the maximum length, then the share by which it is exceeded, at most 1."""
+    """Take away the share by which the length exceeds the maximum, at most 1."""
     length, unit = _length(response, completion_ids)
     return Scored(-min(1.0, max(0.0, length / maximum - 1)), unit)

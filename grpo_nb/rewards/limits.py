@@ -1,4 +1,4 @@
-"""Stop a user's reward from exiting the calling process, or hanging it."""
+"""Keep a user's reward from ending the calling process, and from blocking it."""
 
 import ctypes
 import threading
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-LIMIT = "seconds_per_completion"  # the attribute of a user's reward that holds its limit
+LIMIT = "seconds_per_completion"  # the attribute of a user's reward with its time limit
 LOOK = 0.1  # seconds between two readings of the clock, and between two interruptions
 stop: ContextVar[threading.Event] = ContextVar("stop", default=threading.Event())  # noqa: B039
 
@@ -18,7 +18,7 @@ class TookTooLong(RuntimeError):
 
 
 class Stopped(BaseException):
-    """Name the reward that was running when `stop` was set; `except Exception` misses this."""
+    """Name the reward that ran when `stop` was set; `except Exception` does not catch this."""
 
 
 class _Overdue(BaseException):
@@ -28,11 +28,11 @@ class _Overdue(BaseException):
 def limited(
     name: str, seconds: float, func: Callable[..., Any], /, *arguments: Any, **columns: Any
 ) -> Any:
-    """Call a reward and return its result, unless it takes too long or `stop` is set meanwhile.
+    """Return the result of a reward, unless the call takes too long or `stop` is set meanwhile.
 
     A loop in Python code is stopped. A loop in C code (a regular expression, numpy) is not, and
-    neither is a reward that waits for another thread. A limit of 0 seconds interrupts nothing:
-    `stop` then takes effect after the call.
+    neither is a reward that waits for another thread. With a limit of 0 seconds, the call is not
+    interrupted, and `stop` takes effect after it.
 
     Raises:
         TookTooLong: The call took longer than `seconds`.

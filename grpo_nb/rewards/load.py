@@ -1,8 +1,8 @@
 """Load a run's rewards: a preset by name, or the rewards of a Python file.
 
-A file contains functions in TRL's shape, or made by `@reward`, and all that they need. It may
-define `reward_funcs` and `reward_weights` as TRL takes them; otherwise every reward that it defines
-is used, with weight 1. In the file, `rewards` means `grpo_nb.rewards` and needs no import.
+A file contains rewards (functions in TRL's shape, or made by `@reward`) and everything that they
+need. It may define `reward_funcs` and `reward_weights` as in TRL; otherwise every reward that it
+defines is used, with weight 1. In the file, `rewards` means `grpo_nb.rewards` and needs no import.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ HINT = "; what the rewards need (imports, constants, helpers) must be in the sam
 def load_rewards(config: RewardsConfig) -> RewardSet:
     """Return the rewards of a run, in the run's form; the errors are those of `load_preset`.
 
-    A file's rewards have the time limit `rewards.seconds`.
+    Rewards from a file get the time limit `rewards.seconds`.
     """
     preset = load_preset(config.preset, config.reward_weights, config.form, config.opened)
     return preset.limited(config.seconds)
@@ -41,10 +41,10 @@ def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str
 
     Args:
         name: A name in PRESETS, or a path that ends in .py.
-        reward_weights: Other weights in the order of the rewards, such as "1, 0.5". With weight 0
-            a reward is in the metrics but not in the total.
-        form: How completions are written, a name in FORMS; "" keeps the form of the preset or file.
-        opened: What the chat template opens at the end of a prompt.
+        reward_weights: Other weights in the order of the rewards, such as "1, 0.5". A reward with
+            weight 0 is in the metrics but not in the total.
+        form: The form of completions, a name in FORMS; "" keeps the form of the preset or file.
+        opened: The tag that the chat template opens at the end of a prompt, if any.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -78,22 +78,22 @@ def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str
 def load_python(
     path: Path, text: str | None = None, about: Mapping[str, Any] | None = None
 ) -> RewardSet:
-    """Return the rewards of a Python file: functions in TRL's shape, or made by `@reward`.
+    """Return the rewards of a Python file, which are functions in TRL's shape or made by `@reward`.
 
     The file may define `reward_funcs` and `reward_weights`. Otherwise every reward that it defines
-    is used, with weight 1. Its `form` names a form, or a preset whose form is used; the default is
-    tags. If its `extends` names a preset, the set begins with the rewards of the preset; the file's
-    rewards replace those of the same name. If the file defines `reference(row)` or `extract(text)`,
-    that function replaces the form's.
+    is used, with weight 1. Its variable `form` is the name of a form, or of a preset whose form is
+    used; the default is tags. If its variable `extends` is the name of a preset, the set begins
+    with the rewards of the preset, and the file's rewards replace those of the same name. If the
+    file defines `reference(row)` or `extract(text)`, that function replaces the one of the form.
 
     Args:
         path: The file.
-        text: Its future content, if it is not written yet.
-        about: Notes to use instead of those stored with the file, as `read_about` returns them.
+        text: The file's future content, if it is not written yet.
+        about: Notes that replace those stored with the file, in the format of `read_about`.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: The file raises, or contains no rewards.
+        ValueError: The file raises an error, or contains no rewards.
     """
     notes = read_about(path) if about is None else about
     module = load_source(path, text)
@@ -101,7 +101,7 @@ def load_python(
         name: vars(module)[name] for name in ("reference", "extract") if name in vars(module)
     }
     extends, form = getattr(module, "extends", ""), getattr(module, "form", notes.get("form"))
-    form = form if isinstance(form, str) else ""  # a reward may have this name, too
+    form = form if isinstance(form, str) else ""  # `form` may also be the name of a reward
     of_preset = form in PRESETS or form.endswith(".py")
     base = load_preset(extends or (form if of_preset else "math"), form="" if of_preset else form)
     pairs = rewards_of(module, notes.get("ranges", {}))
@@ -128,11 +128,11 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
 
     Args:
         path: The file.
-        text: Its future content, if it is not written yet.
+        text: The file's future content, if it is not written yet.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: The file raises; the message names the line.
+        ValueError: The file raises an error; the message names the line.
     """
     if text is None:
         if not path.is_file():
@@ -142,7 +142,7 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
     module = ModuleType(name)
     module.__file__ = str(path)
     module.rewards = rewards
-    sys.modules[name] = module  # dataclasses look the module up there
+    sys.modules[name] = module  # where dataclasses look up the module
     try:
         limited(path.name, math.inf, exec, compile(text, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:  # a user's file may raise anything
@@ -151,7 +151,7 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
 
 
 def explained(error: BaseException, path: Path | str, text: str) -> str:
-    """Return an error's message, with the line that raised it if that is one of a file's text."""
+    """Return an error's message, with the line of a file's text that raised it, if there is one."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame.lineno for frame in frames if frame.filename.endswith(str(path))]
     message = ", ".join([str(error), *getattr(error, "__notes__", [])])
@@ -172,19 +172,19 @@ def rewards_of(
     """Return (reward, weight) of each reward to train with, correctness rewards first.
 
     The first reward of a set decides what is correct. TRL prescribes no order, so rewards that read
-    a column of the data, such as `answer`, go before the others.
+    a column of the data, such as `answer`, are put before the others.
 
     Args:
         module: What `load_source` returned.
         ranges: {reward: (lowest, highest score)} of rewards that do not declare a range.
 
     Raises:
-        ValueError: There is no reward, one is not a function, or the number of weights differs.
+        ValueError: There is no reward, a reward is not callable, or the number of weights differs.
     """
     funcs, parts = getattr(module, "reward_funcs", None), []
     if funcs is None:
         funcs = [value for value in vars(module).values() if is_own_reward(value, module.__name__)]
-        # What is made here from other rewards may be one, or a part of another.
+        # A reward made from others may be one to train with, or only a part of another reward.
         ours = {n: v for n, v in vars(module).items() if isinstance(v, Reward | gated | Adaptive)}
         parts = [n for n, v in ours.items() if n != v.__name__ and v not in funcs]
     is_list = isinstance(funcs, list | tuple) and all(map(callable, funcs))
@@ -210,8 +210,8 @@ def rewards_of(
 
 
 def is_own_reward(value: Any, module: str) -> bool:
-    """Return whether a value is a function or instance in TRL's shape, defined in this module."""
+    """Return whether a value is a function or instance in TRL's shape that this module defines."""
     if not callable(value) or isinstance(value, type):
         return False
-    place = getattr(value, "__module__", "")  # an instance takes it from its class
+    place = getattr(value, "__module__", "")  # an instance has that of its class
     return place == module and "completions" in inspect.signature(value).parameters

@@ -1,6 +1,6 @@
 """Build prompts, which are chats (`[{"role": "user", …}, …]`), and read the text of completions.
 
-In a task with images the content of the last turn is a list of parts: each image, then the text.
+In a task with images, the content of the last turn is a list of parts: the images, then the text.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ def build_prompt(question: str, system_prompt: str = TAGS.system_prompt) -> list
     """Return chat messages that ask one question.
 
     Args:
-        question: What the user asks.
+        question: The user's question.
         system_prompt: The system prompt; "" leaves it out, since some chat templates refuse it.
 
     Returns:
@@ -46,7 +46,7 @@ def completion_text(completion: Completion) -> str:
 
     Args:
         completion: A string, or messages whose content is a string, None, or parts
-            (`{"type": "text", "text": …}`; parts that are not text are passed over).
+            (`{"type": "text", "text": …}`; parts that are not text are skipped).
 
     Returns:
         The text of the last message; "" for no message or no content.
@@ -70,7 +70,7 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def with_images(prompt: list[Message], images: "Sequence[Image]") -> list[Message]:
-    """Return a prompt whose last turn shows the images before its text."""
+    """Return the prompt with the images before the text of its last turn."""
     *before, last = prompt
     parts = [{"type": "image", "image": image} for image in images]
     text = {"type": "text", "text": message_text(last)}
@@ -78,7 +78,7 @@ def with_images(prompt: list[Message], images: "Sequence[Image]") -> list[Messag
 
 
 def as_text(prompt: Completion) -> Completion:
-    """Return a prompt whose contents are texts, without its images.
+    """Return the prompt without its images, with text as the content of each turn.
 
     >>> as_text([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}])
     [{'role': 'user', 'content': '?'}]
@@ -109,19 +109,19 @@ def digest(image: "Image") -> str:
 
 
 def json_key(value: Any) -> str:
-    """Return text for a value that JSON lacks (an image's digest), for `json.dumps(default=…)`."""
+    """Return text for `json.dumps(default=…)`: the digest of an image, or else `str(value)`."""
     return digest(value) if hasattr(value, "getpixel") else str(value)
 
 
 def question_key(row: Mapping[str, Any]) -> str:
-    """Return what identifies a question: its text, and the digests of its images if it has any."""
+    """Return a key that identifies a question: its text, and the digests of its images, if any."""
     return "\n".join([row["question"], *map(digest, row.get("images", ()))])
 
 
 def loggable(messages: Completion) -> Completion:
-    """Return an episode's messages with tool calls as text, since arguments may be of any type.
+    """Return an episode's messages with tool calls as text, because arguments may have any type.
 
-    Calls may be text already: TRL logs completions again if several steps learn from them.
+    The calls may already be text, because TRL logs completions again if several steps use them.
     """
     if isinstance(messages, str):
         return messages
@@ -134,9 +134,9 @@ def loggable(messages: Completion) -> Completion:
 
 
 def transcript(completion: Completion) -> str:
-    """Return a completion as text to read; an episode has a line for each tool call and result.
+    """Return a completion as readable text; an episode has a line for each tool call and result.
 
-    Tool calls may be text, as `loggable` returns them.
+    Tool calls may already be text, as `loggable` returns them.
 
     >>> call = {"function": {"name": "guess", "arguments": {"number": 4}}}
     >>> print(transcript([{"role": "assistant", "content": "", "tool_calls": [call]},

@@ -22,9 +22,9 @@ class RewardSet(NamedTuple):
     reward_weights: One weight for each reward.
     form: How completions are written. `reference(row)` writes a completion that has to earn every
         reward in full; `extract(text)` returns the answer in a completion.
-    result: A sentence that says what the result is. `in_form` adds it to the system prompt of
+    result: A sentence that describes the result. `in_form` adds it to the system prompt of
         another form.
-    own: A file's `reference` and `extract`, which replace those of the form.
+    own: The functions `reference` and `extract` of a file, which replace those of the form.
     """
 
     reward_funcs: list[Callable[..., Any]]
@@ -34,22 +34,22 @@ class RewardSet(NamedTuple):
     own: Mapping[str, Callable[..., Any]] | None = None
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """Write a completion for the row; it has to earn every reward in full."""
+        """Return a completion for the row that has to earn every reward in full."""
         return (self.own or {}).get("reference", self.form.reference)(row)
 
     def extract(self, text: str) -> str | None:
-        """Return what counts as the answer of a completion."""
+        """Return the answer in the text of a completion, or None."""
         return (self.own or {}).get("extract", self.form.extract)(text)
 
     def in_form(self, name: str = "", opened: str = "") -> "RewardSet":
-        """Return the set in another form, without the rewards that need what that form lacks.
+        """Return the set in another form, without rewards that need a part which the form lacks.
 
         Rewards that were configured with a form of their own keep it. Plain functions stay as they
         are.
 
         Args:
             name: A value of `rewards.form`; "" keeps the form.
-            opened: What the chat template opens at the end of a prompt, such as "<think>\\n".
+            opened: The tag that the chat template opens at a prompt's end, such as "<think>\\n".
         """
         form = self.form
         if name and name != form.name:
@@ -65,7 +65,7 @@ class RewardSet(NamedTuple):
         return reward_set(pairs, self._replace(form=form))
 
     def limited(self, seconds: float) -> "RewardSet":
-        """Limit each reward of the user, unless async, to this many seconds per completion."""
+        """Limit each of the user's rewards, unless async, to this many seconds per completion."""
         for func in self.reward_funcs:
             ours = isinstance(func, Reward) and func.__module__.startswith("grpo_nb.")
             if not ours and not is_async(func):
@@ -73,7 +73,7 @@ class RewardSet(NamedTuple):
         return self
 
     def adding(self, func: Callable[..., Any], weight: float) -> "RewardSet":
-        """Return this set with one more reward, which replaces one of the same name."""
+        """Return this set with one more reward, which replaces a reward of the same name."""
         others = [pair for pair in self.pairs if pair[0].__name__ != func.__name__]
         return reward_set([*others, (func, weight)], self)
 
@@ -94,12 +94,12 @@ class RewardSet(NamedTuple):
 
     @property
     def format_name(self) -> str:
-        """Return the name of the first format reward, reported as "well-formed"; "" if none is."""
+        """Return the name of the first format reward, reported as "well-formed"; "" without one."""
         return next((name for name in self.names if "_format_" in name), "")
 
 
 def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[..., Any]:
-    """Return a reward, or a gate of rewards, with `form` in place of `before`."""
+    """Return a reward, or a combination of rewards, with `form` in place of `before`."""
     if isinstance(func, gated | Adaptive):
         parts = {name: getattr(func, name) for name in ("reward", "by") if hasattr(func, name)}
         new_parts = {name: _in_form(part, before, form) for name, part in parts.items()}
@@ -113,7 +113,7 @@ def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[...
 
 
 def give_name(func: Callable[..., Any], name: str = "") -> None:
-    """Name a reward: a partial after its function, an instance after `name` or else its class."""
+    """Name a reward without a name: a partial by its function, others by `name` or their class."""
     inner = func
     while isinstance(inner, partial):
         inner = inner.func
@@ -124,13 +124,13 @@ def give_name(func: Callable[..., Any], name: str = "") -> None:
 def reward_set(
     pairs: Sequence[tuple[Callable[..., Any], float]], like: RewardSet | None = None, **about: Any
 ) -> RewardSet:
-    """Make a set of `(reward, weight)` pairs; other fields come from `about`, or else from `like`.
+    """Return a set of `(reward, weight)` pairs; other fields are from `about`, or else from `like`.
 
-    Our rewards use the form of the set unless they were configured with another one.
+    Rewards with an option `form` use the form of the set unless they were configured with another.
 
     Raises:
         ValueError: There is no reward, a weight is not a finite number, or two rewards have the
-            same name, which TRL's tables would merge.
+            same name, so that TRL's tables would merge them.
     """
     for func, weight in pairs:
         give_name(func)
@@ -160,7 +160,7 @@ def built_in() -> dict[str, Callable[..., Any]]:
 def _preset(
     rewards: Mapping[str, Any], form: str = "tags", system_prompt: str = "", result: str = ""
 ) -> RewardSet:
-    """Make the set that an entry of presets.yaml describes."""
+    """Return the reward set that an entry of presets.yaml describes."""
     pairs, ours, base = [], built_in(), find_form(form)
     for name, weight in rewards.items():
         options = weight if isinstance(weight, dict) else {"reward": name, "weight": weight}

@@ -1,4 +1,4 @@
-"""Style rewards: signs of sound reasoning, citations, repetition.
+"""Style rewards, for signs of sound reasoning and for citations, and against repetition.
 
 A wrong answer can earn all of these rewards: give them small weights, or gate them.
 """
@@ -41,7 +41,7 @@ def _evaluate(expression: str) -> Fraction | None:
     resists="connectives without content: equations are checked, words are not counted",
 )
 def worked_steps_reward(response: str, *, form: Form = TAGS) -> Scored:
-    """Pay the share of distinct equations in the reasoning that hold; 0 if there is none.
+    """Pay the share of the reasoning's distinct equations that are correct; 0 without equations.
 
     Worked steps such as `7+8=15` or `0.2 x 50 = $10` can be checked. The score does not show
     whether the steps answer the question.
@@ -66,10 +66,10 @@ def worked_steps_reward(response: str, *, form: Form = TAGS) -> Scored:
     resists="stuffed connectives: few of them, different ones, among other words",
 )
 def reasoning_quality_reward(response: str, *, form: Form = TAGS) -> Scored:
-    """Pay for equations that hold; if there are none, for connectives such as "therefore".
+    """Pay for correct equations or, without equations, for connectives such as "therefore".
 
-    Up to four different connectives count a quarter each, if they are at most a fifth of
-    the words and at least half of the words are different.
+    Each of up to four different connectives earns a quarter. Connectives must be at most a fifth of
+    the words, and at least half of the words must be different.
     """
     steps = worked_steps_reward.score(response, form=form)
     if steps.reason != "no equation":
@@ -85,7 +85,7 @@ def reasoning_quality_reward(response: str, *, form: Form = TAGS) -> Scored:
 
 @reward(resists="invented sources, stuffing every source, citations without a claim")
 def citation_reward(response: str, sources: list[str], answer_sources: list[int]) -> Scored:
-    """Pay the F1 score of the cited sources, [1], [2]…, against the right ones, counted from 1.
+    """Pay the F1 score of the cited sources against the right ones; [1] is the first source.
 
     The score is 0 if a cited source does not exist, or if the completion is little more than
     citations.
@@ -104,7 +104,7 @@ def citation_reward(response: str, sources: list[str], answer_sources: list[int]
 
 @reward(low=-1.0, high=0.0, resists="loops and repeated sentences")
 def no_repetition_penalty(response: str, *, ngram: int = 3) -> float:
-    """Take the share of word n-grams that repeat an earlier one."""
+    """Take away the share of word n-grams that repeat an earlier n-gram."""
     words = response[:READ_CHARACTERS].casefold().split()
     grams = [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
     return len(set(grams)) / len(grams) - 1 if grams else 0.0

@@ -1,8 +1,8 @@
-"""Restore the state that a reward or a tool shares with the trainer, after each of its calls.
+"""Restore the state that a reward or a tool shares with the trainer, after each call.
 
 Otherwise a reward that seeds torch would make the policy sample the same completions at every step.
 Each call has its own random numbers. While one thread of a process trains, no other thread may call
-a reward: each must hold the lock `turn`.
+a reward: a thread that trains or calls rewards must hold the lock `turn`.
 """
 
 import io
@@ -27,7 +27,7 @@ def kept(seed: str = "") -> Iterator[None]:
     """
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     with ExitStack() as stack:
-        folder = os.open(".", os.O_RDONLY)  # unlike a path, it stays valid after deletion
+        folder = os.open(".", os.O_RDONLY)  # stays valid if the folder is deleted, unlike a path
         stack.callback(os.close, folder)
         stack.callback(os.fchdir, folder)
         stack.callback(random.setstate, random.getstate())
@@ -45,12 +45,12 @@ def kept(seed: str = "") -> Iterator[None]:
 
 
 class Muted(io.StringIO):
-    """Collect what the thread that created it prints; other threads still print to `sys.stdout`."""
+    """Hide the output of the thread that creates this stream; other threads print as before."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stream, self.thread = sys.stdout, threading.get_ident()
 
     def write(self, text: str) -> int:
-        """Write the text to the stream unless this thread is the muted one."""
+        """Write the text to `sys.stdout`, unless this thread is muted."""
         return len(text) if threading.get_ident() == self.thread else self.stream.write(text)

@@ -1,10 +1,10 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
 """The reward lab: score table, linter, attacks, and the verdict that stage 03 requires.
 
-A `RewardTest` holds rewards and what they are tested on: `open_test` samples the base model once,
-and the `Bench` scores its completions as TRL would. `judge` returns the `Verdict`, `save` writes
-it, and `refuse_untested` refuses to train without a valid verdict. `try_out` loads your own rewards
-without writing anything; `adopt` and `hand_on` write the file that is used in training.
+A `RewardTest` contains rewards and the data for testing them: `open_test` samples the base model
+once, and the `Bench` scores the completions as TRL would. `judge` returns the `Verdict`, `save`
+writes it, and `refuse_untested` refuses to train without a valid verdict. `try_out` loads your own
+rewards without writing anything; `adopt` and `hand_on` write the file that is used in training.
 `rewards_cell` is the cell magic `%%rewards`, and `adopt` uses the text of that cell.
 """
 

@@ -1,9 +1,9 @@
 """Weighted totals and group advantages, computed as TRL computes them.
 
-The arithmetic is that of trl.GRPOTrainer (1.15), including how it treats None and NaN. In TRL no
-`loss_type` changes an advantage; it only decides how the advantage is distributed over the tokens
-of a completion. Unsloth on a GPU differs: `loss_type="dr_grpo"` turns the scaling off
-(`effective_scaling`).
+The arithmetic is that of trl.GRPOTrainer (1.15), including the treatment of None and NaN. In TRL,
+`loss_type` does not change advantages; it only decides how an advantage is distributed over the
+tokens of a completion. Unsloth on a GPU differs: with `loss_type="dr_grpo"` it does not scale
+advantages (`effective_scaling`).
 """
 
 import warnings
@@ -29,7 +29,7 @@ def weighted_totals(scores: np.ndarray, weights: Sequence[float]) -> np.ndarray:
 
 
 def effective_scaling(scale_rewards: str, loss_type: str, unsloth_on_gpu: bool) -> str:
-    """Return the `scale_rewards` that takes effect.
+    """Return the value of `scale_rewards` that takes effect.
 
     >>> effective_scaling("group", "dr_grpo", unsloth_on_gpu=True)
     'none'
@@ -54,8 +54,8 @@ def advantages(
         scale_rewards: Divide by the standard deviation (with Bessel's correction) of the "group"
             or the "batch", or by nothing ("none").
         multi_objective_aggregation: "sum_then_normalize", or "normalize_then_sum", which
-            normalizes each reward in its group, then the sum of the rewards over the batch, and
-            ignores scale_rewards.
+            normalizes each reward within its group, then normalizes their weighted sum over the
+            batch, and ignores `scale_rewards`.
 
     Returns:
         Advantages, [completions]; 0 where no reward gave a score.
@@ -71,7 +71,7 @@ def advantages(
     """
     if len(scores) % num_generations:
         raise ValueError(f"{len(scores)} completions do not make groups of {num_generations}")
-    with warnings.catch_warnings(action="ignore"):  # numpy warns of groups without any score
+    with warnings.catch_warnings(action="ignore"):  # numpy warns about groups without any score
         if multi_objective_aggregation == "normalize_then_sum":
             grouped = scores.reshape(-1, num_generations, scores.shape[1])
             each = np.nan_to_num(_centered(grouped, 1) / (_std(grouped, 1) + EPSILON))

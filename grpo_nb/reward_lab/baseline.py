@@ -1,10 +1,10 @@
-"""What rewards are tested on: baseline rollouts, sampled once from the base and scored at will.
+"""Sample baseline rollouts from the base once, and test rewards on them as often as needed.
 
     test = open_test(stage, rewards.load_rewards(stage.config.rewards))
     verdict = reward_lab.judge(test)
 
 `rewards/baseline.parquet` stores one line per completion, with the sampling settings.
-Sampling again with the same settings reads the file, and samples only the prompts that the file
+With the same settings, later sampling reads this file, and samples only the prompts that the file
 lacks.
 """
 
@@ -72,9 +72,9 @@ class RewardTest(NamedTuple):
     """Hold rewards and everything that they are tested on.
 
     stage: Stage 02, with the settings of the run.
-    rows: Dataset rows, whose references must win.
+    rows: Dataset rows, which include the reference answers.
     baseline: Baseline rollouts for the first rows.
-    bench: The rewards, and the conditions under which they are scored.
+    bench: The rewards, and the conditions under which they score completions.
     """
 
     stage: Stage
@@ -87,7 +87,7 @@ class RewardTest(NamedTuple):
         return self._replace(bench=self.bench._replace(preset=preset))
 
     def table(self) -> pd.DataFrame:
-        """Return the score table of the baseline rollouts, with the images of each prompt."""
+        """Return the score table of the baseline rollouts, with the prompts' images, if any."""
         table = self.bench.table(self.baseline.rows, self.baseline.completions_P_G)
         if "images" in self.rows[0]:
             table["images"] = [row["images"] for row in self.baseline.repeated_rows]
@@ -103,7 +103,7 @@ def sample(
     warmed: bool = True,
     unseen: bool = True,
 ) -> Baseline:
-    """Return completions of the model that training starts from, cached where possible.
+    """Return completions of the model that training starts from, from the cache if possible.
 
     The cache is written after each batch, so an interruption loses only the last batch.
 
@@ -113,9 +113,9 @@ def sample(
         config: The base model, its sampling settings, and `rewards.baseline_completions`.
         engine: The engine of a loaded policy, which samples without its adapter unless there was
             an SFT warm-up; None loads the model.
-        progress: Called with the number of completions done, their total, and a note.
+        progress: A function of the number of completions done, their total, and a note.
         warmed: Whether to use the weights after the SFT warm-up, if there was one.
-        unseen: Whether to sample rows with images also with swapped and with blank images.
+        unseen: Whether to sample each row that has images with swapped and blank images, too.
     """
     others, count = variants(rows) if unseen else {}, len(rows)
     folder = warm_folder(run, config) if warmed else None
@@ -145,7 +145,7 @@ def warm_folder(run: Run, config: RunConfig) -> Path | None:
 
 
 def open_base(config: RunConfig, warmed: Path | None) -> models.Engine:
-    """Load the base model, or the weights after the SFT warm-up if `warmed` is their folder."""
+    """Return an engine for the base model, or for the weights in the folder `warmed`, if given."""
     model, whole = config.model, warmed and config.policy.finetuning == "full"
     return models.open_engine(
         str(warmed) if whole else model.model_path,
@@ -156,7 +156,7 @@ def open_base(config: RunConfig, warmed: Path | None) -> models.Engine:
 
 
 def _settings(config: RunConfig, warmed: Path | None) -> dict[str, Any]:
-    """Return everything that the samples depend on, including a local model's files."""
+    """Return all settings that the samples depend on, and the digests of a local model's files."""
     return {
         "model_path": config.model.model_path,
         "warm_up": warmed and read_json(warmed / "about.json")["of"],
@@ -177,13 +177,13 @@ def open_test(
     engine: models.Engine | None = None,
     progress: models.Progress | None = None,
 ) -> RewardTest:
-    """Return a test of rewards on baseline rollouts; sample those that the cache lacks.
+    """Return a test of rewards on baseline rollouts; sample the rollouts that the cache lacks.
 
     Args:
         stage: Stage 02, started or not.
         preset: The rewards.
         engine: A loaded engine, as `sample` takes it.
-        progress: Called with the number of completions done, their total, and a note.
+        progress: A function of the number of completions done, their total, and a note.
     """
     rows = data.load(stage.run, "train")
     first_rows = rows[: stage.config.rewards.baseline_prompts]
@@ -199,7 +199,7 @@ def _test_on(stage: Stage, preset: RewardSet, rows: list[Row], baseline: Baselin
 
 
 def passed(table: pd.DataFrame, preset: RewardSet) -> np.ndarray:
-    """Return which completions earn the first reward (correctness) in full, [completions]."""
+    """Return whether completions earn the first reward (correctness) in full, [completions]."""
     return np.isclose(table[preset.names[0]], preset.full)
 
 
@@ -221,9 +221,9 @@ def pass_at_k(passed_P_G: np.ndarray, k: int) -> np.ndarray:
 
 
 def pass_rates(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
-    """Return one line per prompt: question, pass_rate, keep (whether it is neither 0 nor 1).
+    """Return a table with one line per prompt: question, pass_rate, and keep (0 < pass_rate < 1).
 
-    The column question contains what `question_key` returns.
+    The column question contains the results of `question_key`.
     """
     rates = passed(table, preset).reshape(len(baseline.rows), -1).mean(axis=1)
     frame = pd.DataFrame({"question": [question_key(row) for row in baseline.rows]})
@@ -243,7 +243,7 @@ def flagged(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.Da
 def summary(
     baseline: Baseline, table: pd.DataFrame, preset: RewardSet, config: RunConfig
 ) -> dict[str, Any]:
-    """Return figures that show, before training, what training will start from.
+    """Return figures that describe the model before training.
 
     Args:
         baseline: Baseline rollouts.
@@ -274,11 +274,11 @@ def summary(
 
 
 def checks(figures: Mapping[str, Any], warmed: bool = False) -> list[Check]:
-    """Check whether there is anything to learn, and whether completions have room to end.
+    """Check whether there is anything to learn, and whether the maximum length is sufficient.
 
     Args:
         figures: The figures that `summary` returned.
-        warmed: Whether the SFT warm-up was done before.
+        warmed: Whether the baseline was sampled after the SFT warm-up.
     """
     rate, silent = figures["pass@1"], figures["share of zero-advantage groups"]
     subject = "the base after its warm-up" if warmed else "the base"
@@ -321,7 +321,7 @@ def by_difficulty(
     """Measure the pass rate of `data.difficulty_prompts` prompts, then filter and order the rows.
 
     A prompt that is always or never solved gives its whole group zero advantage: the completions
-    cost time and teach nothing. Notebook 2 reuses the samples that are taken here.
+    cost time and teach nothing. Notebook 2 reuses these samples.
 
     Args:
         stage: Stage 01, after `data.prepare`.
@@ -356,13 +356,13 @@ def by_difficulty(
 def keep_band(
     rows: Sequence[Row], rates: Mapping[str, float], config: DataConfig
 ) -> tuple[list[Row], dict[str, int]]:
-    """Return the rows of medium difficulty in the configured order, and how many were dropped.
+    """Return the rows of medium difficulty in the configured order, and counts for the report.
 
     Args:
         rows: Dataset rows.
         rates: {`question_key` of a row: share of its completions that passed}. Rows without a rate
             are kept, and ordered as if their rate were the mean.
-        config: Limits of the pass rate, and the order.
+        config: The settings with the limits of the pass rate, and with the order.
     """
     low, high = config.min_pass_rate, config.max_pass_rate
     band = [row for row in rows if low < rates.get(question_key(row), (low + high) / 2) < high]

@@ -1,7 +1,7 @@
-"""Record how rewards and an environment behave in stage 02, and compare that with stage 03.
+"""Record the behavior of rewards and an environment in stage 02, and compare it in stage 03.
 
-Scores may depend on things that no hash of sources covers: a file that is read, a library, a
-server. So stage 03 scores the same completions and replays an environment's episodes, then trains.
+Scores may depend on things that no hash of the sources covers, such as a file, a library or a
+server. So before it trains, stage 03 scores the same completions and replays the episodes again.
 """
 
 import json
@@ -33,10 +33,10 @@ def record(test: RewardTest, findings: Sequence[Check]) -> dict[str, Any]:
     """Return completions, the indices of their training rows, and their scores, as JSON types.
 
     Args:
-        test: The test. Some of its baseline rollouts are scored, as are the references of their
-            rows and the episodes of scripted policies.
-        findings: Findings of the linter and on the environment. Whatever they show to be
-            unrepeatable is left out. So are async rewards, because they ask a judge.
+        test: The test. The scored completions are some of its baseline rollouts, the references of
+            their rows, and episodes of scripted policies.
+        findings: Findings of the linter and of the environment's tests. Rewards and episodes with
+            an unrepeatable result are left out. So are async rewards, because they call a judge.
     """
     baseline, bench = test.baseline, test.bench
     rows = baseline.rows  # the first training rows
@@ -70,7 +70,7 @@ def difference(bench: Bench, results: dict[str, Any], run: Run) -> str:
 
     Args:
         bench: The rewards, as they are now.
-        results: What `record` returned.
+        results: The result of `record`.
         run: The run, whose training rows contain the prompts.
     """
     try:
@@ -106,6 +106,6 @@ def _short(text: str) -> str:
 
 
 def _scores(func: Callable[..., Any], arguments: dict[str, Any]) -> Scores:
-    steady = func.reward if isinstance(func, Adaptive) else func  # its factor moves in training
+    steady = func.reward if isinstance(func, Adaptive) else func  # the factor changes in training
     scores = call(steady, **arguments)
     return [None if s is None or not math.isfinite(s) else float(s) for s in scores]

@@ -1,10 +1,10 @@
-"""Certify a judge: test what it must get right on baseline completions before it may reward.
+"""Certify a judge: test it on baseline completions before its scores are used as rewards.
 
 A group is a few completions of one prompt, with the reference answer and another prompt's answer
-inserted. The judge grades each group unchanged, unchanged again, in the opposite order, and with
-changed copies of the worst completion. Each test measures the share of groups that the judge gets
-right. The result is "stop" if the whole 95 % interval of this share lies below MARK, and "warning"
-if only the share does.
+inserted. The judge grades each group twice unchanged, once in the opposite order, and once with
+each changed copy of the worst completion. Each test measures the share of groups that the judge
+gets right. The result is "stop" if the whole 95 % interval of this share lies below MARK, and
+"warning" if the share itself does, but not the whole interval.
 """
 
 import math
@@ -21,7 +21,7 @@ from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.runs import Check
 from grpo_nb.runs.files import read_yaml
 
-GROUPS = 16  # prompts
+GROUPS = 16  # one per prompt
 COMPLETIONS = 6  # of a prompt, at most
 CALLS = 6  # per group
 MARGIN = 0.15  # grades that differ by less count as equal
@@ -34,8 +34,8 @@ class Group(NamedTuple):
     """Hold completions of a row's prompt, and the inserted completions that are graded with them.
 
     reference: The reference answer as a completion; "" if the row has none.
-    other: Another prompt's answer as a completion, or a changed copy of one in the group; "" for
-        none.
+    other: Another prompt's answer as a completion, or a changed copy of a group's completion; ""
+        for none.
     """
 
     row: Row
@@ -54,7 +54,7 @@ def judges(preset: RewardSet) -> list[LLMJudge]:
 
 
 def cost(judge: LLMJudge, test: RewardTest) -> str:
-    """Estimate what the tests and training will cost, before the first request is sent."""
+    """Estimate the calls, tokens and dollars of the tests and of training; send no request."""
     config, groups, rows = test.stage.config, _groups(test), test.rows[:REFERENCE_ROWS]
     calls, items = config.train.max_steps * config.step_completions, test.baseline.samples
     if isinstance(judge, GroupJudge):
@@ -69,11 +69,11 @@ def cost(judge: LLMJudge, test: RewardTest) -> str:
 
 
 def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
-    """Test a judge on up to GROUPS groups of the baseline; only a `GroupJudge` for position bias.
+    """Test a judge on up to GROUPS groups; test position bias only for a `GroupJudge`.
 
     Args:
         judge: A judge of single completions, or of groups. The tests use its budget.
-        test: The rows and baseline rollouts of the run.
+        test: The test with the rows and baseline rollouts of the run.
     """
     groups = _groups(test)
     pairs = list(zip(groups, _grades(judge, groups), strict=True))
@@ -113,7 +113,7 @@ def _groups(test: RewardTest) -> list[Group]:
 
 
 def _columns(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """Return the arguments with which a judge is called."""
+    """Return the arguments of a call of the judge on these groups."""
     pairs = [(group.row, text) for group in groups for text in group.texts]
     return {
         "prompts": [row["prompt"] for row, _ in pairs],
@@ -123,13 +123,13 @@ def _columns(groups: Sequence[Group]) -> dict[str, list[Any]]:
 
 
 def _grades(judge: LLMJudge, groups: Sequence[Group]) -> list[Grades]:
-    """Ask for the grades of all groups at once."""
+    """Return the grades of each group, all from one call of the judge."""
     scores = call(judge, **_columns(groups))
     remaining = (math.nan if score is None else score for score in scores)
     return [{text: next(remaining) for text in group.texts} for group in groups]
 
 
-# Each of these returns whether the judge is right about a group; None if the group cannot show it.
+# Each of these functions returns whether the judge is right about a group; None if inconclusive.
 def _is_repeated(before: Grades, after: Grades) -> bool:
     return sum(abs(before[text] - after[text]) for text in before) <= MARGIN * len(before)
 
@@ -157,7 +157,7 @@ def _other_loses(group: Group, grades: Grades) -> bool | None:
 def check_share(
     judge: LLMJudge, name: str, results: Sequence[bool | None], what: str = "groups"
 ) -> Check:
-    """Return a check on the share of groups (or of pairs, `what`) that the judge gets right."""
+    """Return a check on the share of `what` (groups or pairs) that the judge gets right."""
     mark, fix, name = TESTS["marks"].get(name, MARK), TESTS["fixes"][name], f"{judge.name}: {name}"
     answers = [result for result in results if result is not None]
     if not answers:

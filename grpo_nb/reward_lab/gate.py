@@ -1,4 +1,4 @@
-"""The gate: the verdict on a reward set, stored with the set's hash to detect a stale verdict."""
+"""Judge a reward set, and store the verdict with the set's hash to detect a stale verdict."""
 
 import hashlib
 import json
@@ -32,9 +32,9 @@ SCORES = "rewards/scores.json"
 class Verdict(NamedTuple):
     """Hold the result of stage 02 for a reward set.
 
-    checks: "rewards" first, then the findings of linter, references and attacks, and the tests of
-        a judge; then "base model", "completion length" and, with images, whether they are needed.
-    probes: What the attacks earned, as `probe` returns it; None if the rewards cannot be called.
+    checks: "rewards" first, then the checks of the linter, of references and attacks, and of a
+        judge; then "base model", "completion length" and, with images, whether they are needed.
+    probes: The table of attacks that `probe` returned; None if no attacks were scored.
     baseline: Figures of the baseline rollouts.
     signal: The `signal_table`, one line per reward.
     scores: The result of `behavior.record`, which stage 03 compares with new scores.
@@ -57,12 +57,12 @@ class Verdict(NamedTuple):
 
     @property
     def only_the_base_fails(self) -> bool:
-        """Return whether the only failure is a base that earns nothing yet (`training.rescue`)."""
+        """Return whether only the base fails, and is not always right (see `training.rescue`)."""
         blamed = [check.name for check in self.checks if check.state == "stop"]
         return blamed == [baselines.BASE] and self.baseline["pass@1"] < 1
 
     def advised(self, remedy: str) -> "Verdict":
-        """Return the verdict with a measured remedy as the base's fix; "" leaves it unchanged.
+        """Return the verdict with `remedy` as the fix of the base's check; "" changes nothing.
 
         Args:
             remedy: The advice of `training.rescue_base`.
@@ -82,10 +82,11 @@ class Verdict(NamedTuple):
 
 
 def judge(test: RewardTest) -> Verdict:
-    """Judge rewards by linter, references and attacks, or by linter and environment tests.
+    """Judge rewards by the linter, and by references and attacks or an environment's tests.
 
-    The settings name the user's own attacks. References of up to REFERENCE_ROWS rows are scored. If
-    a reward is itself a judge, it is certified too, and an estimate of the cost is printed first.
+    The setting `rewards.cases` names the file of the user's own attacks. The references of up to
+    REFERENCE_ROWS rows are scored. If a reward is itself a judge, it is certified too, and an
+    estimate of the cost is printed first.
     """
     stage, rows, baseline, bench = test
     config, completions = stage.config, [each.completion for each in baseline.samples]
@@ -93,13 +94,13 @@ def judge(test: RewardTest) -> Verdict:
     probes, scores = None, {}
     for each in judges(bench.preset):
         print(cost(each, test))
-    with redirect_stdout(Muted()):  # rewards may print what they are called with
+    with redirect_stdout(Muted()):  # rewards may print their arguments
         problems = lint(bench, baseline.repeated_rows, completions)
         if not usable(problems):
             return Verdict(Checks([_summary(problems), *problems]), None, {}, pd.DataFrame())
         table = test.table()
         try:
-            if bench.environment:  # scripted policies, not texts, attack it
+            if bench.environment:  # its attacks are scripted policies, not texts
                 cap = config.train.max_completion_length
                 problems = [*findings(bench.environment, rows, bench.tokenizer, cap), *problems]
             else:
@@ -113,7 +114,7 @@ def judge(test: RewardTest) -> Verdict:
                 pairs = human_pairs.pairs(stage.run, each, table)
                 problems.append(human_pairs.check(each, pairs))
             scores = behavior.record(test, problems)
-        except Exception as error:  # a user's reward may raise anything, and that is the verdict
+        except Exception as error:  # a user's reward may raise anything; the verdict then fails
             evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
             fix = "give such text the lowest score, or use @reward(on_error='skip')"
             problems.append(Check("a reward raises on an attack", "stop", evidence, fix))
@@ -126,7 +127,7 @@ def judge(test: RewardTest) -> Verdict:
 
 
 def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> list[Check]:
-    """Warn if the prompts do not ask for the form that is rewarded."""
+    """Return a warning if the prompts lack the system prompt of the rewarded form."""
     form, turns = preset.form, list(map(message_text, prompt))
     in_prompt = not turns or any(form.system_prompt in turn for turn in turns)
     if in_prompt or config.data.system_prompt != "preset":
@@ -137,9 +138,9 @@ def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> 
 
 
 def _reason(checks: Sequence[Check]) -> str:
-    """Say in one sentence why a verdict failed and, if the base alone is to blame, what to set."""
+    """Return the reason why a verdict failed and, if only the base fails, its fix."""
     first = next(check for check in checks if check.state == "stop")
-    if first.name == baselines.BASE:  # the last check that stops: nothing is wrong with the rewards
+    if first.name == baselines.BASE:  # checks of the rewards come earlier, so none failed
         return f"the rewards are fine; {first.evidence}. What helps: {first.fix}"
     return f"{first.name}: {first.evidence}"
 
@@ -158,7 +159,7 @@ def _summary(problems: Sequence[Check]) -> Check:
 def save(test: RewardTest, verdict: Verdict) -> None:
     """Write rewards/report.json with the reward set's hash, and the checks into the manifest.
 
-    rewards/scores.json holds the completions that `refuse_untested` scores again.
+    rewards/scores.json contains the completions that `refuse_untested` scores again.
     """
     run, bench = test.stage.run, test.bench
     report = {
@@ -226,10 +227,10 @@ def refuse_untested(run: Run, preset: RewardSet, force: bool = False) -> str:
 
 
 def fingerprint(preset: RewardSet) -> str:
-    """Return the SHA-256 of the rewards' source, of their options, and of their weights.
+    """Return the SHA-256 of the sources, the options and the weights of the rewards.
 
-    The source is the whole file, or only the function if it was written in a notebook. Values that
-    a call may change are left out.
+    A source is the whole file, or only the function if it was written in a notebook. Values that a
+    call may change are left out.
     """
     parts = [
         [describe(func), weight]

@@ -1,7 +1,8 @@
-"""Compare a judge with a person, who says which of two completions is better.
+"""Compare a judge with a person, who judges which of two completions is better.
 
-The Reward Lab asks the person. Each click appends one line to the run's rewards/human_pairs.jsonl.
-An answer belongs to its two texts: it counts for every judge and every baseline that has both.
+The person answers in the Reward Lab. Each click appends one line to the run's
+rewards/human_pairs.jsonl. An answer belongs to its two texts: it counts for every judge, and for
+every baseline that contains both texts.
 
     {"question": "2 + 3?", "left": "It is 5.", "right": "It is 6.", "better": "left"}
 """
@@ -19,7 +20,7 @@ from grpo_nb.runs.files import append_line, read_lines
 
 FILE = "rewards/human_pairs.jsonl"
 PAIRS = 40  # maximum number of pairs shown
-ENOUGH = 20  # answers that allow a verdict
+ENOUGH = 20  # answers that are needed for a verdict
 SEED = 0  # for the choice of pairs, and of the left completion
 
 
@@ -44,10 +45,10 @@ class Pair(NamedTuple):
 
 
 def pairs(run: Run, judge: LLMJudge, table: pd.DataFrame) -> list[Pair]:
-    """Return the pairs that a person has judged, then others with unequal scores from the judge.
+    """Return the pairs that a person has judged, then pairs to which the judge gave unequal scores.
 
-    The pairs come from the prompts in rotation. The order of a prompt's pairs, and which completion
-    is on the left, depend only on the texts.
+    The pairs are taken from each prompt in turn. The order of a prompt's pairs, and the
+    choice of the left completion, depend only on the texts.
 
     Args:
         run: The run with the answers.
@@ -72,7 +73,7 @@ def pairs(run: Run, judge: LLMJudge, table: pd.DataFrame) -> list[Pair]:
 
 
 def store(run: Run, pair: Pair, better: str) -> Pair:
-    """Write a person's answer to the run's file, and return the pair with it."""
+    """Write a person's answer to the run's file, and return the pair with this answer."""
     answer = pair._replace(better=better)
     append_line(run / FILE, dict(zip(Pair._fields, answer[:4], strict=False)))
     return answer

@@ -1,7 +1,7 @@
-"""Find the faults that rewards show on a sample of completions, each with its evidence and fix.
+"""Find faults of rewards on a sample of completions, each with evidence and a fix.
 
-A "stop" makes the verdict fail; a "warning" is for the user to judge. Rewards are called as TRL
-calls them, and repeatedly: twice on the same rows, and once in another order.
+A "stop" makes the verdict fail; a "warning" is for the user to judge. Rewards are called as in TRL,
+and more than once: twice on the same rows, and once on the rows in another order.
 """
 
 import math
@@ -21,17 +21,17 @@ from grpo_nb.runs import Check
 from grpo_nb.runs.files import read_yaml
 
 NOISE = 1e-6  # largest difference between scores that count as equal
-SATURATED = 0.95  # mean over the sample, as a share of the highest score
+SATURATED = 0.95  # mean over the sample, as a share of the reward's range
 NONE_SHARE = 0.05
 FEW = 64  # completions that a reward scores more than once
 FIXES = read_yaml(Path(__file__).with_name("linter.yaml"))  # {rule: what to do}
 # A "stop" by one of these rules ends the test.
 UNUSABLE = ("raises", "out of range", "missing column")
-Finding = tuple[str, str, bool]  # rule, evidence, whether it says "stop"
+Finding = tuple[str, str, bool]  # rule, evidence, whether the state is "stop"
 
 
 def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[Check]:
-    """Return a check "REWARD: RULE" for every fault on a sample, those with "stop" first.
+    """Return a check "REWARD: RULE" for each fault on a sample; those with "stop" come first.
 
     Args:
         bench: The rewards under test.
@@ -63,7 +63,7 @@ def usable(findings: Sequence[Check]) -> bool:
 def _findings(
     func: Callable, bench: Bench, rows: Sequence[Row], completions: Sequence, sample: dict
 ) -> Iterator[Finding]:
-    """Yield the faults of one reward; one that does not run on the sample has no others."""
+    """Yield the faults of one reward; if it cannot run on the sample, yield only this fault."""
     if absent := [column for column in columns_read(func) if column not in rows[0]]:
         needs = not set(absent).isdisjoint(columns_read(func, required=True))
         yield "missing column", f"it reads {absent}, and the data has {sorted(rows[0])}", needs
@@ -71,7 +71,7 @@ def _findings(
             return
     try:
         results = explain(func, sample)
-    except Exception as error:  # a user's reward may raise anything: that is the finding
+    except Exception as error:  # a user's reward may raise anything: it is a finding
         last = traceback.extract_tb(error.__traceback__)[-1]
         evidence = f"{type(error).__name__}: {error} (line {last.lineno} of {last.name})"
         yield "raises", evidence, True
@@ -87,7 +87,7 @@ def _scores(func: Callable, arguments: dict[str, Any]) -> np.ndarray:
 
 
 def _values(func: Callable, results: list[Scored], first: bool) -> Iterator[Finding]:
-    """Yield faults of the scores themselves."""
+    """Yield faults of the scores from a single call."""
     scores = np.array([each.score for each in results], dtype=float)
     low, high = declared_range(func)
     finite, none_share = scores[~np.isnan(scores)], np.isnan(scores).mean()
@@ -134,7 +134,7 @@ def _stability(func: Callable, few: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _images(func: Callable, bench: Bench, rows: Sequence[Row]) -> Iterator[Finding]:
-    """Report rewards that ignore their `images`, or read images without that parameter."""
+    """Yield a fault if a reward ignores its `images`, or reads images without that parameter."""
     if not (versions := variants(rows)):
         return
     references = list(map(bench.preset.reference, rows))

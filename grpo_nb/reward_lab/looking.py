@@ -1,4 +1,4 @@
-"""Measure whether the base needs the images: it also answers with swapped and with blank images.
+"""Measure whether the base needs the images, by sampling also with swapped and blank images.
 
 A model that answers without looking is right just as often with another row's image. GRPO then
 teaches it to guess, however high its reward is.
@@ -14,13 +14,13 @@ from grpo_nb.reward_lab.table import Bench
 from grpo_nb.runs import Check
 
 NEEDED = "pass@1 that needs the images"
-WITHOUT = "answers without looking"  # the name of the check, if it warns
+WITHOUT = "answers without looking"  # the name of the check if its state is "warning"
 
 
 def figures(bench: Bench, baseline: Baseline) -> dict[str, Any]:
     """Return pass@1 with right, swapped and blank images, each with its 95 % interval.
 
-    All completions are scored with the row's own images and reference answer. If a completion
+    All completions are scored with their row's own images and reference answer. If a completion
     that was sampled with swapped or blank images is right, the model was right without looking.
 
     Args:
@@ -37,7 +37,7 @@ def figures(bench: Bench, baseline: Baseline) -> dict[str, Any]:
         for way, groups in {"right images": baseline.samples_P_G, **baseline.unseen}.items()
     }
     right, swapped, blank = rates.values()
-    # Looking has to beat the better of the two ways to guess, by the mean over all prompts.
+    # Right images have to beat swapped or blank ones, whichever have the higher mean.
     rates[NEEDED] = right - (swapped if swapped.mean() >= blank.mean() else blank)
     values = np.stack(list(rates.values()), axis=1)
     ends = np.array([[0, 0, 0, -0.5], [1, 1, 1, 0.5]])
@@ -55,7 +55,7 @@ def _rates(bench: Bench, baseline: Baseline) -> np.ndarray:
 
 
 def checks(lines: dict[str, Any]) -> list[Check]:
-    """Warn if the interval of the pass@1 that is due to the images reaches down to 0."""
+    """Return a check that warns if the interval of NEEDED reaches down to 0."""
     if not lines:
         return []
     parts = []

@@ -1,7 +1,8 @@
-"""Load a run's own rewards from the cell `%%rewards` or the Reward Lab's box: rewards/mine.py.
+"""Store and load a run's own rewards, from the `%%rewards` cell or from the Reward Lab.
 
-The file contains the text unchanged, so that an error names the line that the user sees. Notes
-beside it record the preset whose form the rewards use, and the score ranges measured in stage 02.
+rewards/mine.py contains the text unchanged, so that an error names the line that the user sees. A
+second file contains notes: the preset whose form the rewards use, and the score ranges measured in
+stage 02.
 """
 
 import math
@@ -43,7 +44,7 @@ class RewardsCell:
     def run(self, _: str, text: str) -> None:
         """Run the cell in the notebook's namespace, so that later cells can call its functions."""
         shell = _shell()
-        self.text = f"# %%rewards\n{text}"  # keeps the line numbers of the cell
+        self.text = f"# %%rewards\n{text}"  # the added line keeps the cell's line numbers
         before = dict(shell.user_ns)
         file = shell.compile.cache(self.text, shell.execution_count)  # for tracebacks
         try:
@@ -87,12 +88,12 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
     """Return the test with the rewards of the notebook's `%%rewards` cell.
 
     The cell is written to the run's rewards/mine.py and loaded from there, so that notebook 3
-    trains with exactly what was tested. If the cell defines nothing, the test keeps the preset, or
+    trains with exactly the tested rewards. If the cell defines nothing, the test keeps the preset, or
     the rewards that the Reward Lab has adopted since the stage started. Rewards that were adopted
     earlier are used only if `rewards.preset` names their file.
 
     Args:
-        test: The test; the setting `rewards.preset` of its stage becomes the path of that file.
+        test: The test. The setting `rewards.preset` of its stage is set to the path of that file.
         source: Python text to use instead of the cell's.
 
     Raises:
@@ -119,7 +120,7 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
 
 
 def try_out(test: RewardTest, source: str) -> RewardTest:
-    """Return the test with the rewards of a text, loaded as in `hand_on`, and write nothing.
+    """Return the test with the rewards of a text, loaded as in `hand_on`; write nothing.
 
     Arguments and errors are those of `adopt`. If the text defines nothing, the preset is used.
     """
@@ -161,11 +162,11 @@ def source_of(stage: Stage) -> str:
 
 
 def fault(error: Exception, source: str) -> str:
-    """Explain, in a sentence that names the line, what is wrong with the source of rewards.
+    """Return a message that explains an error in the source of rewards and names its line.
 
-    It is the line that raised. An error of ours, such as a score out of range, names the reward.
+    For an error of ours, such as a score out of range, the message names the reward.
     """
-    cause = error.__cause__ or error  # the exception of the text, if ours wraps one
+    cause = error.__cause__ or error  # the exception in the text, if our error wraps one
     message = explained(cause, OWN, source)
     return re.sub(rf"\S*{OWN}\b(: )?", lambda path: "" if path[1] else "the text", message)
 
@@ -195,7 +196,7 @@ def _preset(stage: Stage) -> str:
 
 
 def _compose(test: RewardTest, source: str) -> tuple[dict[str, Any], RewardSet]:
-    """Return the notes on a text and its rewards; if it defines nothing, {} and the preset's."""
+    """Return a text's notes and rewards; if it defines nothing, {} and the preset's rewards."""
     stage = test.stage
     preset, config = _preset(stage), stage.config.rewards
     if _defines_nothing(source):
@@ -208,7 +209,7 @@ def _compose(test: RewardTest, source: str) -> tuple[dict[str, Any], RewardSet]:
 
 
 def _keep(stage: Stage, text: str, about: dict[str, Any], weights: str) -> RewardSet:
-    """Write rewards/mine.py and select it; without notes (`about`), select the preset."""
+    """Write and select rewards/mine.py, or select the preset if there are no notes (`about`)."""
     path, preset = stage.run / OWN, _preset(stage)
     if about:
         preset = str(path)
@@ -222,9 +223,9 @@ def _keep(stage: Stage, text: str, about: dict[str, Any], weights: str) -> Rewar
 
 
 def _declare_ranges(test: RewardTest) -> dict[str, tuple[float, float]]:
-    """Set the range of rewards whose scores leave [0, 1] undeclared; return {reward: range}.
+    """Set the range of each reward without one whose scores leave [0, 1]; return {reward: range}.
 
-    The first reward gets a range in any case, because its highest score means "correct".
+    The first reward gets a range even within [0, 1], because its highest score means "correct".
 
     Raises:
         TookTooLong: A reward takes too long on a single completion.

@@ -16,7 +16,8 @@ def bootstrap(values: np.ndarray, ends: np.ndarray, seed: int = 0) -> np.ndarray
     One pseudo-prompt is added at each of `ends`. Without them, a model that solves all of 64
     prompts would get the interval 100 % … 100 %, and intervals would cover a true accuracy of 98 %
     in 72 % of the draws. With them, intervals of paired differences between accuracies of 30, 90
-    and 98 % covered 94 to 97 % (3,000 draws, n = 64 … 512), and more if only a few prompts differ.
+    and 98 % covered the truth in 94 to 97 % of 3,000 draws (n = 64 … 512), and in more if only a
+    few prompts differ.
 
     Args:
         values: Figures of each prompt, [prompts, figures]; NaN is ignored. All columns are
@@ -42,7 +43,7 @@ def bootstrap(values: np.ndarray, ends: np.ndarray, seed: int = 0) -> np.ndarray
         with np.errstate(invalid="ignore"):
             means.append((times @ numbers) / (times @ present))
     tail = (1 - LEVEL) / 2
-    with warnings.catch_warnings(action="ignore"):  # numpy warns of a figure without values
+    with warnings.catch_warnings(action="ignore"):  # numpy warns about a figure without values
         return np.nanquantile(np.concatenate(means), [tail, 1 - tail], axis=0)
 
 
@@ -61,7 +62,7 @@ def wilson(right: int, count: int) -> tuple[float, float]:
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Return the exact two-sided p-value of gaining and losing so many prompts by chance.
+    """Return the exact two-sided p-value of McNemar's test on the prompts gained and lost.
 
     Args:
         gained: Number of prompts that only the second model answers correctly.
@@ -80,7 +81,7 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Correct p-values for multiple comparisons.
+    """Return p-values that are corrected for multiple comparisons.
 
     Source: Holm 1979, https://www.jstor.org/stable/4615733.
 

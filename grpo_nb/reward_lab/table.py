@@ -1,4 +1,4 @@
-"""Tabulate what each completion earns, why, and its advantage in training."""
+"""Tabulate each completion's scores, the reasons for them, and its advantage in training."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Row = dict[str, Any]
-TRLS_ROW = ("prompt", "completion", "completion_ids")  # columns that TRL passes to no reward
+TRLS_ROW = ("prompt", "completion", "completion_ids")  # columns that TRL does not pass to rewards
 TIE = 1e-6  # totals and advantages that are this close differ only by rounding
 
 
@@ -26,11 +26,11 @@ class Bench(NamedTuple):
 
     preset: The rewards and their weights.
     train: The training settings, which decide how advantages are computed.
-    tokenizer: The tokenizer that makes the `completion_ids` which TRL passes to rewards; without
-        one, length rewards count words.
-    unsloth_on_gpu: Whether Unsloth will train on a GPU, which changes `dr_grpo`.
-    environment: The task's environment. Rewards get its instances as `environments`, each in the
-        state in which the tool calls of a completion leave it.
+    tokenizer: The tokenizer for the `completion_ids` that TRL passes to rewards. If it is None,
+        length rewards count words.
+    unsloth_on_gpu: Whether Unsloth will train on a GPU, which changes the effect of `dr_grpo`.
+    environment: The task's environment. Rewards get its instances as `environments`, each in its
+        state after the tool calls of a completion.
     """
 
     preset: RewardSet
@@ -111,7 +111,7 @@ class Bench(NamedTuple):
         return self.weighed(table, group)
 
     def weighed(self, table: pd.DataFrame, num_generations: int) -> pd.DataFrame:
-        """Recompute total, mean, std, advantage and signal from the table's scores."""
+        """Return the table with total, mean, std, advantage and signal computed from its scores."""
         scores, train = table[self.preset.names].to_numpy(), self.train
         totals = self.totals(scores)
         groups = pd.Series(totals).groupby(np.arange(len(totals)) // num_generations)

@@ -130,7 +130,7 @@ class DenseModel:
             self.model.set_submodule(name, module)
 
     def renew(self, adapter: bool = True) -> "PreTrainedModel":
-        """Return the model with the adapter's current weights, or without its adapter."""
+        """Return the model with the current adapter, or without it if `adapter` is false."""
         for module in self.beside:
             module.renew(adapter)
         return self.model
@@ -261,7 +261,7 @@ def sample(
         model: `DenseModel.model`.
         prompts: Token ids; equal prompts are run once.
         max_completion_length: Longest completion [tokens].
-        stops: Ids of the tokens that end a completion; it includes the token that ends it.
+        stops: Ids of the tokens that end a completion and are included in it.
         pad: The token id for left padding.
         temperature: The sampling temperature; 0 is greedy.
         meter: The meter that counts the tokens, if any.

@@ -126,8 +126,8 @@ class TransformersEngine(Engine):
     Args:
         model: A model from `load_checkpoint`, or the model of a policy.
         tokenizer: The model's tokenizer.
-        around: A function that returns the context manager to sample in. For a policy, it sets the
-            policy to evaluation mode.
+        around: A function that returns the context manager to sample in. A policy's context manager
+            sets the policy to evaluation mode.
     """
 
     name = "transformers"
@@ -168,7 +168,7 @@ class TransformersEngine(Engine):
         base_answers = hasattr(self.model, "disable_adapter") and not sampling.adapter
         samples: list[Sample] = []
         meter = Meter(len(prompts), sampling.progress)
-        # `inference_mode` would leave tensors in a policy's buffers that break later training.
+        # Tensors that `inference_mode` leaves in a policy's buffers would break later training.
         with (
             self._around(),
             self.model.disable_adapter() if base_answers else nullcontext(),

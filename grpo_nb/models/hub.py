@@ -38,7 +38,7 @@ def find_model(model_path: str) -> str:
 def quiet() -> Iterator[None]:
     """Hide banners, progress bars and warnings of the libraries.
 
-    They are printed if an exception is raised, except a ValueError or FileNotFoundError. Our own
+    They are printed after an exception, unless it is a ValueError or a FileNotFoundError. Our own
     errors have these types and explain themselves.
     """
     text = io.StringIO()

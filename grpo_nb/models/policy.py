@@ -25,8 +25,8 @@ from grpo_nb.runs.config import ModelConfig, PolicyConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-# Unsloth and TRL set these variables for their own vLLM. A later engine must not see them, neither
-# in this process nor in a child process.
+# Unsloth and TRL set these variables for their own vLLM. A later engine must not see them, whether
+# it runs in this process or in a child process.
 ENGINE_VARIABLES = [
     "VLLM_ENABLE_V1_MULTIPROCESSING",
     "RANK",
@@ -174,7 +174,7 @@ def _live_folder() -> tempfile.TemporaryDirectory:
 
 
 def import_unsloth(vision: bool = False) -> Any:
-    """Return Unsloth's `FastLanguageModel`, or its `FastVisionModel` if `vision` is true."""
+    """Import and return Unsloth's `FastLanguageModel`, or its `FastVisionModel` if `vision`."""
     # On a GPU, Unsloth writes compiled code, by default into the working directory.
     cache_folder = str(runs_root() / ".unsloth_compiled_cache")
     os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", cache_folder)

@@ -64,7 +64,7 @@ def load_processor(path: str, tokenizer: "PreTrainedTokenizerBase") -> "Processo
         return None
     kind = PROCESSOR_MAPPING[type(config)]
     parts = [part for part in kind.get_attributes() if part != "video_processor"]
-    # Checkpoints store the name of the class, so it stays. SmolVLM's chat template reads these two.
+    # Checkpoints store the class's name, so it is kept. SmolVLM's template reads these two values.
     no_videos = SimpleNamespace(num_frames=None, fps=None)
     changes = {"get_attributes": classmethod(lambda cls: parts), "video_processor": no_videos}
     images_only = type(kind.__name__, (kind,), changes)

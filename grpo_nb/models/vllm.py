@@ -29,8 +29,7 @@ def use_vllm(choice: str, quantization: str, policy: PolicyConfig | None = None)
     Args:
         choice: "vllm"; "detect" for vLLM if it and a GPU are present; any other value for no vLLM.
         quantization: "4bit" or "16bit".
-        policy: The policy's settings, if Unsloth is to start vLLM for training; None if vLLM is to
-            be our own engine.
+        policy: The policy's settings if Unsloth is to start vLLM for training, else None.
 
     Raises:
         RuntimeError: The choice is "vllm", but vLLM cannot run on this machine or with this policy.

@@ -330,8 +330,8 @@ def by_difficulty(
         engine: A loaded engine, as `sample` takes it.
 
     Returns:
-        The report with "difficulty" added, also written to data/report.json; unchanged if
-        `data.difficulty_prompts` is 0.
+        The report with "difficulty" added, which is also written to data/report.json; the unchanged
+        report if `data.difficulty_prompts` is 0.
 
     Raises:
         ValueError: No prompt has a pass rate between the limits.

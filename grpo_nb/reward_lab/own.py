@@ -88,7 +88,7 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
     """Return the test with the rewards of the notebook's `%%rewards` cell.
 
     The cell is written to the run's rewards/mine.py and loaded from there, so that notebook 3
-    trains with exactly the tested rewards. If the cell defines nothing, the test keeps the preset, or
+    trains with exactly the same rewards. If the cell defines nothing, the test keeps the preset, or
     the rewards that the Reward Lab has adopted since the stage started. Rewards that were adopted
     earlier are used only if `rewards.preset` names their file.
 
@@ -154,7 +154,7 @@ def hand_on(test: RewardTest, source: str, weights: Sequence[float] = ()) -> Ver
 
 
 def source_of(stage: Stage) -> str:
-    """Return the user's text in rewards/mine.py; "" if the stage has other rewards."""
+    """Return the user's text in rewards/mine.py; "" if the stage uses other rewards."""
     path = stage.run / OWN
     if stage.config.rewards.preset != str(path):
         return ""

@@ -25,7 +25,7 @@ Progress = Callable[[int, int, str], None]
 class Sample(NamedTuple):
     """Hold a completion, or an episode with an environment.
 
-    text: What the model wrote, without special tokens.
+    text: The text that the model wrote, without special tokens.
     tokens: The length of the completion [tokens].
     truncated: Whether the completion reached the maximum length before a stop token.
     ids: The token ids of the completion, up to the first stop token.
@@ -55,7 +55,7 @@ class Sampling(NamedTuple):
     temperature: The sampling temperature; 0 is greedy.
     num_generations: Completions per prompt.
     seed: The seed of the sampling; the caller's random state is restored. Each batch has its own
-        seed, so that its completions do not depend on how long those of earlier batches are.
+        seed, so that its completions do not depend on the lengths in earlier batches.
     batch_size: Completions that are sampled together; vLLM chooses its batches itself.
     adapter: Whether to sample with the adapter; if not, the base alone is used.
     progress: A function to report progress to, if any.
@@ -228,7 +228,7 @@ class Meter:
         self.start_time = self.report_time = time.monotonic()
 
     def add(self, tokens: int, ended: int) -> None:
-        """Count new tokens of a batch, and the completions of that batch that have ended."""
+        """Count new tokens of a batch, and report how many of its completions have ended."""
         self.tokens += tokens
         now = time.monotonic()
         if self.report and (now - self.report_time >= 1 or self.done == self.total):

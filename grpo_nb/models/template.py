@@ -188,7 +188,7 @@ def image_inputs(
 def with_completion(
     tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], completion: Sequence[int]
 ) -> "dict[str, Tensor]":
-    """Return a model's inputs for a prompt with its images, followed by a completion's tokens."""
+    """Return a model's inputs: a prompt with its images, and then the tokens of a completion."""
     import torch
 
     [before] = encode(tokenizer, [prompt])
@@ -214,7 +214,7 @@ def turn_end(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def check_template(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> Check:
-    """Check whether the template takes a system prompt, and where completions begin.
+    """Check whether the template accepts a system prompt, and where completions begin.
 
     Raises:
         ValueError: The rendered prompt does not end where the answer begins.

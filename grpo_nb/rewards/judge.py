@@ -43,7 +43,7 @@ class LLMJudge:
     base_url: str = "https://api.openai.com/v1"
     name: str = "llm_judge"  # the reward's `__name__`, unique among the rewards of a run
     rubric: str = "is it a correct, complete and clear answer to the question?"
-    api_key_env: str = "OPENAI_API_KEY"  # holds the key, which is read at each call, never stored
+    api_key_env: str = "OPENAI_API_KEY"  # has the key, which is read at each call, never stored
     timeout_seconds: float = 30.0  # for one request
     retries: int = 4
     concurrency: int = 8  # requests at a time

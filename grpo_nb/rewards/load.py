@@ -175,7 +175,7 @@ def rewards_of(
     a column of the data, such as `answer`, are put before the others.
 
     Args:
-        module: What `load_source` returned.
+        module: The module that `load_source` returned.
         ranges: {reward: (lowest, highest score)} of rewards that do not declare a range.
 
     Raises:

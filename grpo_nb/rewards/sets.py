@@ -151,7 +151,7 @@ def reward_set(
 
 
 def built_in() -> dict[str, Callable[..., Any]]:
-    """Return {name: reward} of every reward of this package that needs no arguments."""
+    """Return {name: reward} for the rewards of this package that need no arguments."""
     modules = correctness, format, length, style, code
     pairs = [pair for module in modules for pair in vars(module).items()]
     return {k: v for k, v in pairs if isinstance(v, Reward | gated) and v.__name__ == k}

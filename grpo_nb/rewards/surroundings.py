@@ -20,7 +20,7 @@ _calls = count()
 
 @contextmanager
 def kept(seed: str = "") -> Iterator[None]:
-    """Restore random states, working directory, torch's dtype and grad mode after the block.
+    """Restore random states, the working directory, and torch's dtype and grad mode afterwards.
 
     Args:
         seed: The seed of the block's random numbers; by default each block gets different ones.

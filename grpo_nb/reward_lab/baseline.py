@@ -108,7 +108,7 @@ def sample(
     The cache is written after each batch, so an interruption loses only the last batch.
 
     Args:
-        run: The run that holds the cache.
+        run: The run with the cache.
         rows: Dataset rows, [prompts].
         config: The base model, its sampling settings, and `rewards.baseline_completions`.
         engine: The engine of a loaded policy, which samples without its adapter unless there was
@@ -231,7 +231,7 @@ def pass_rates(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd
 
 
 def flagged(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
-    """Add the columns correct, truncated and tokens to the score table."""
+    """Return the score table with the columns correct, truncated and tokens added."""
     samples = baseline.samples
     return table.assign(
         correct=passed(table, preset),

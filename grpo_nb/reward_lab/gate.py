@@ -195,7 +195,7 @@ def refuse_untested(run: Run, preset: RewardSet, force: bool = False) -> str:
         force: Whether to train regardless.
 
     Returns:
-        A sentence for the user.
+        The outcome, as a sentence for the user.
 
     Raises:
         ValueError: The verdict failed, is missing, or belongs to other rewards or weights.

@@ -111,7 +111,7 @@ def _values(func: Callable, results: list[Scored], first: bool) -> Iterator[Find
 
 
 def _not_finite(result: Scored) -> bool:
-    """Return whether a score was NaN or infinite; `@reward` turns those into None and a reason."""
+    """Return whether a score was NaN or infinite, even if `@reward` replaced it by None."""
     if result.score is None:
         return result.reason.startswith("the scorer gave ") and "None" not in result.reason
     return not math.isfinite(result.score)

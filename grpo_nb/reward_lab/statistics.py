@@ -1,4 +1,4 @@
-"""Measure how certain figures are: intervals over prompts, McNemar's test, Holm's correction."""
+"""Measure the uncertainty of figures: intervals over prompts, McNemar's test, Holm's correction."""
 
 import math
 import warnings

@@ -1,10 +1,10 @@
-# ruff: noqa: F401 (the names that this package offers)
+# ruff: noqa: F401 (the imports below are the package's public names)
 """Find answers in completions, parse them into values, and compare them.
 
 A `Form` describes how completions are written (`find_form`, `FORMS`). `find_answer` returns the
 part of a completion that states its answer. `read_answer` and `read_reference` parse such a text
-into an `Answer`. `compare_answers` returns whether two are equal, and why. Rewards, validation,
-evaluation and the preparation of reference answers all use these functions.
+into an `Answer`. `compare_answers` returns whether an answer equals the reference, and the reason.
+Rewards, validation, evaluation and the preparation of reference answers all use these functions.
 """
 
 from grpo_nb.answers.compare import HOW, compare_answers, same_number, unusable

@@ -1,7 +1,7 @@
 """Compare an answer with the reference answer.
 
-Numbers are compared as rationals, and sets, tuples and intervals part by part. math-verify
-compares the rest, in a process that can be killed.
+Numbers are compared as rational numbers. Sets, tuples and intervals are compared part by part.
+math-verify compares other expressions, in a process that can be killed.
 """
 
 import re
@@ -36,8 +36,8 @@ def compare_answers(
         seconds: CPU time for one symbolic comparison.
 
     Returns:
-        (verdict, reason). The verdict is None if the reference cannot be used, and also False if
-        the answer is refused.
+        (verdict, reason). The verdict is False if the answer is wrong or refused, and None if the
+        reference cannot be used.
 
     >>> compare_answers(r"\frac{1}{2}", "the answer is $x = 0.5$")
     (True, 'read as equation x = 0.5, compared as numbers')
@@ -59,7 +59,7 @@ def compare_answers(
 
 
 def unusable(expected: Answer, seconds: float = 0.5) -> str:
-    """Return why no answer that is written differently can match the reference; "" if one can."""
+    """Return why only an answer written like the reference can match it; "" if others can, too."""
     nameless = expected.kind == "equation" and not expected.name
     if nameless or expected.kind in ("expression", "inequality"):
         parsed = equal_latex(_latex(expected.text), "", seconds) is not None
@@ -78,7 +78,7 @@ def _same(expected: Answer, answer: Answer, seconds: float) -> bool | None:
         return same_number(expected, answer)
     if kinds == {"set", "inequality"}:
         return False  # math-verify would accept {0, 1} for (0, 1)
-    if "inequality" in kinds:  # the other may be the interval that it describes
+    if "inequality" in kinds:  # an interval may equal an inequality
         return _symbolic(expected.text, answer.text, seconds)
     if "equation" in kinds:
         return _same_equation(expected, answer, seconds)
@@ -92,9 +92,9 @@ def _same(expected: Answer, answer: Answer, seconds: float) -> bool | None:
 
 
 def same_number(expected: Answer, answer: Answer) -> bool:
-    """Return whether two numbers are equal; a percentage also equals its decimal form: 50 %, 0.5.
+    """Return whether two numbers are equal; a percentage equals its decimal form (50 % and 0.5).
 
-    A reference such as 1/3 has no finite decimal form. It also matches a correctly rounded decimal
+    A reference without a finite decimal form, such as 1/3, also matches a correctly rounded decimal
     with at least LEAST_DECIMALS decimal places.
     """
     left, right = expected.number, answer.number
@@ -109,7 +109,7 @@ def same_number(expected: Answer, answer: Answer) -> bool:
 
 
 def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare values if the names match or only one is an equation, else whole equations."""
+    """Compare values if the names match or only one answer is an equation; else the equations."""
     if answer.kind != "equation" and not (expected.name or len(expected.parts) > 2):
         # The reference |AB| = 1 accepts 1, but 2x + 3y = 6 does not accept 6.
         return _symbolic(expected.text, answer.text, seconds)
@@ -162,6 +162,6 @@ def _symbolic(reference: str, answer: str, seconds: float) -> bool | None:
 
 
 def _latex(text: str) -> str:
-    r"""Return the text as math-verify reads it, with LaTeX's braces, and 1e-5 as a power of ten."""
+    r"""Return the text for math-verify, with LaTeX's braces and with 1e-5 as a power of ten."""
     text = text.replace("⦃", r"\{").replace("⦄", r"\}")
     return re.sub(r"(?<=\d)[eE]([-+]?\d+)", r"\\cdot 10^{\1}", text)

@@ -24,7 +24,7 @@ def extract_tag(text: str, tag: str) -> str | None:
 
 
 def boxes_of(text: str) -> list[tuple[int, int]]:
-    r"""Return (start, end) of the content of each closed `\boxed{…}` that is in no other box."""
+    r"""Return (start, end) of the content of each closed `\boxed{…}` outside other boxes."""
     boxes, open_braces = [], []
     if (first := text.find(r"\boxed")) < 0:
         return []
@@ -50,7 +50,7 @@ def extract_boxed(text: str) -> str | None:
 
 
 def extract_hash_answer(text: str) -> str | None:
-    """Return what follows the last `####`, the marker of answers in GSM8K.
+    """Return the text after the last `####`, which marks answers in GSM8K; None if there is none.
 
     >>> extract_hash_answer("She earned 0.2 x 50 = $10.\\n#### 10")
     '10'
@@ -85,12 +85,12 @@ HEDGE = re.compile(
 
 
 def find_answer(text: str) -> str | None:
-    r"""Return the words of a completion that state its answer; None if there are none.
+    r"""Return the part of a completion that states its answer; None if there is none.
 
-    They are the content of the last answer tag. Without a tag, only the text after `</think>` and
-    "**Final answer**" counts. The words are the contents of all its boxes, or what follows its last
-    "the answer is", "Answer:" or `####`. Without these, they are the last sentence that begins with
-    "Therefore", "Thus", "Hence" or "So", or else the whole text.
+    This is the content of the last answer tag. Without a tag, only the text after `</think>` and
+    "**Final answer**" counts. The answer is then the contents of all boxes, or the text after the
+    last "the answer is", "Answer:" or `####`. Without these, it is the last sentence that begins
+    with "Therefore", "Thus", "Hence" or "So", or else the whole text.
 
     >>> texts = "<answer>18</answer>", r"so \boxed{18}.", "The answer is 18. I hope so"
     >>> [find_answer(text) for text in texts]
@@ -125,7 +125,7 @@ def find_answer(text: str) -> str | None:
 def _sentence(text: str) -> str:
     """Return the first sentence, or its only number.
 
-    A text that hedges is returned whole, so that it is refused for its hedge.
+    If the next sentence hedges, the whole text is returned, so that the answer is refused.
     """
     end = _SENTENCE_END.search(text)
     if end and _GOES_ON.match(text, end.end()):

@@ -1,10 +1,10 @@
-r"""Forms: how a completion is written, so that a program can find the answer in it.
+r"""Describe how completions are written, so that a program can find the answers in them.
 
 A reward set has one form. Its system prompt asks for the form, and its format rewards check it. The
 other rewards use the form to find the answer and the reasoning. Reference answers, warm-up
 rows and attacks are written in it.
 
-    tags         <reasoning>1+1=2</reasoning><answer>2</answer>   other names: tags:think,answer
+    tags         <reasoning>1+1=2</reasoning><answer>2</answer>   other tag names: tags:think,answer
     think+boxed  <think>1+1=2</think> \boxed{2}
     boxed        1+1=2 \boxed{2}
     hash         1+1=2 #### 2
@@ -31,7 +31,7 @@ from grpo_nb.runs import refuse_unknown
 from grpo_nb.runs.files import read_yaml
 
 STEP = "1+1=2"  # an honest line of reasoning, true for every question
-LACKING = {"plain": ("marks", "reasoning"), "code": ("reasoning",)}  # what a form does not have
+LACKING = {"plain": ("marks", "reasoning"), "code": ("reasoning",)}  # the parts that a form lacks
 ANSWERS_MARKS = r"</\w+>|\\boxed\{|####"
 OTHERS_MARKS = re.compile(rf"{ANSWERS_MARKS}|```")
 OWN_TAGS = re.compile(r"tags:([A-Za-z]\w*),(?!\1$)([A-Za-z]\w*)")
@@ -63,8 +63,8 @@ class Form(NamedTuple):
     name: A value of `rewards.form`.
     system_prompt: The text that asks a model for this form.
     marks: The text before and after the reasoning, then before and after the answer.
-    opened: What the chat template writes at the end of every prompt, such as "<think>\n"; the
-        completion then begins inside it.
+    opened: The tag that the chat template writes at the end of every prompt, such as "<think>\n";
+        the completion then begins inside this tag.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Form(NamedTuple):
         return self.name.partition(":")[0]
 
     def has(self, part: str) -> bool:
-        """Return whether the form has a part: "marks", which identify it, or "reasoning"."""
+        """Return whether the form has this part: "reasoning", or "marks" that identify the form."""
         return part not in LACKING.get(self.kind, ())
 
     @property
@@ -102,7 +102,7 @@ class Form(NamedTuple):
         """Write a completion in this form.
 
         Args:
-            reasoning: The reasoning; None leaves it out with its marks, as some forms always do.
+            reasoning: The reasoning; None omits it and its marks. Some forms always omit them.
             answer: The final answer.
             answer_first: Whether to put the answer before the reasoning, which is the wrong order.
 
@@ -125,13 +125,13 @@ class Form(NamedTuple):
     # -- reading
 
     def _whole(self, text: str) -> str:
-        """Add the tag that the prompt opened, or remove a thinking block that the form lacks."""
+        """Add the tag that the prompt opened, or remove a thinking block foreign to the form."""
         if self._continues:
             return self.opened + text
         return text.partition(self._end_of_thought)[2] if self.opened else text
 
     def _last_part(self, text: str) -> str:
-        """Return the text that may hold the answer, after `</think>`; "" if `<think>` is open."""
+        """Return the text after `</think>`, where the answer may be; "" if `<think>` is open."""
         text = self._whole(text)
         if self.kind != "think+boxed":
             return text
@@ -154,7 +154,7 @@ class Form(NamedTuple):
         return extract_boxed(text)
 
     def extract(self, text: str) -> str | None:
-        r"""Return the final answer; None if there is none, or if it begins but does not end.
+        r"""Return the final answer; None if there is none, or if its closing mark is missing.
 
         `find_answer` finds an answer that is in several boxes, in another form, or in no form. A
         box around the whole answer is removed.
@@ -210,10 +210,10 @@ class Form(NamedTuple):
         return bool(is_filled) and not several and not OTHERS_MARKS.search(words + behind)
 
     def progress(self, text: str) -> float:
-        """Return the share of the form's marks that occur once, each after the marks before it.
+        """Return the share of the form's marks that occur exactly once and in the form's order.
 
-        So a model that does not know the form is rewarded mark by mark. In every form but tags, the
-        whole form counts as one more mark.
+        A model that does not know the form is thus rewarded mark by mark. In every form except
+        "tags", a well-formed completion counts as one more mark.
         """
         whole, steps = self._whole(text), []
         position = len(self.opened) * self._continues
@@ -227,7 +227,7 @@ class Form(NamedTuple):
 
 
 def _in_order(text: str, marks: Sequence[str]) -> list[str]:
-    """Return the text around and between marks that occur once each, in this order; else []."""
+    """Return the texts around and between the marks; [] unless each occurs once, in this order."""
     parts = []
     for mark in marks:
         before, match, text = text.partition(mark)

@@ -3,8 +3,8 @@ r"""Ask math-verify, in a worker that can be killed, whether two expressions are
 math-verify limits its own time with SIGALRM, which works in the main thread only and replaces the
 caller's alarm. Here math-verify runs in another process, with limits on time and memory.
 The worker is this file, run as a script. It imports math-verify once and forks a child that
-answers. The kernel kills a child whose time is up; the next fork takes 10 ms. The worker ends when
-its socket closes, at the latest with the process that started it.
+answers requests. The kernel kills a child whose time is up; the next fork takes 10 ms. The worker
+ends when its socket closes, at the latest when the process that started it ends.
 https://github.com/huggingface/Math-Verify
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 LEAST_SECONDS, REFERENCE_SECONDS = 0.06, 1.0  # CPU time; a comparison takes 0.002 to 0.05
 MEMORY, REMEMBERED = 2 << 30, 20_000  # bytes of address space; verdicts
-HOW = {"allow_set_relation_comp": True, "timeout_seconds": None}  # x > 2 may be (2, oo)
+HOW = {"allow_set_relation_comp": True, "timeout_seconds": None}  # x > 2 may equal (2, oo)
 READY = b"!"  # the first byte that a worker sends
 WARM_UP = r"""\frac{1}{\sqrt{3}-1} \frac{\sqrt{3}+1}{2}  x^2-1 (x-1)(x+1)  [1,2] (1,2)
     x>1 (2,\infty)  x+1 \frac{x^2-1}{x-1}  \{1,\pi\} \{\pi,1.5\}  \sin{2x} 2\sin{x}\cos{x}
@@ -43,7 +43,7 @@ def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bo
             This bounds the time of a batch.
 
     Returns:
-        True if they are equal; False if not, or if the answer cannot be parsed or runs out of time;
+        True if they are equal; False if not, or if the answer cannot be parsed or takes too long;
         None if the reference cannot be parsed, or if the worker failed twice.
 
     Raises:
@@ -78,7 +78,7 @@ class MathWorker:
             if (reply := self.socket.recv(1)) in (b"", READY):
                 raise ConnectionError("the math-verify worker was killed")
             return reply
-        except BaseException:  # even an interrupt: the next caller would get the late reply
+        except BaseException:  # also an interrupt: else the next caller would get this reply
             self.close()
             raise
 
@@ -173,7 +173,7 @@ def _same_roots(reference: Any, answer: Any) -> bool:
         return True
     if not unknown:
         return reference.rhs.equals(answer.rhs)
-    z = Symbol("z")  # which may be complex
+    z = Symbol("z")  # complex
     roots = [set(solve(one.subs(dict.fromkeys(unknown, z)), z)) for one in (reference, answer)]
     return roots[0] == roots[1]
 
@@ -189,7 +189,7 @@ def _serve() -> None:
         reference, answer, seconds = json.loads(line)
         reply = b"?"
         signal.setitimer(signal.ITIMER_VIRTUAL, REFERENCE_SECONDS)
-        with suppress(Exception):  # raised by sympy; the reply says which text is at fault
+        with suppress(Exception):  # raised by sympy; the reply shows which text is at fault
             if expected := _parse(reference):
                 reply = b"0"
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0)

@@ -4,8 +4,8 @@ r"""Parse the text of an answer into a value.
     (1, 2]            an interval
     17 or 18          a set of two numbers
 
-Precision comes first: text that denies, hedges, or cannot be parsed completely is refused with a
-reason.
+Precision comes first: text that negates an answer, hedges, or cannot be parsed completely is
+refused with a reason.
 """
 
 import re
@@ -21,14 +21,14 @@ LARGEST_EXPONENT = 300
 
 
 class Answer(NamedTuple):
-    """Hold the value of an answer; if it is refused, `kind` is "" and `reason` says why."""
+    """Hold the value of an answer; for a refused answer, `kind` is "" and `reason` is set."""
 
     kind: str  # number, expression, set, tuple, interval, equation, inequality, text
     text: str = ""  # normalized
     number: Fraction | None = None
-    parts: tuple["Answer", ...] = ()  # of a set or pair; the sides of an equation except its name
+    parts: tuple["Answer", ...] = ()  # members; or sides of an equation, except its name
     shape: str = ""  # the brackets around the parts
-    name: str = ""  # x, of x = 5
+    name: str = ""  # "x" for x = 5
     reason: str = ""
 
 
@@ -84,7 +84,7 @@ def spelled(text: str) -> str:
     rest = text = " ".join(text.split()).strip("*_ ").rstrip(". ")
     for _ in range(DEEPEST):
         rest = _INNERMOST.sub("", rest)
-    # An interval's brackets need not be of one kind, so only their numbers have to agree.
+    # An interval may open and close with different brackets, so only their counts must agree.
     if re.search(r"[()\[\]{}⦃⦄]", rest):
         raise ValueError("its brackets are unbalanced or nested too deeply")
     if _HEAVY.search(text):
@@ -115,7 +115,7 @@ def statement(text: str) -> str:
     ('k = \\frac13', '18')
 
     Raises:
-        ValueError: The statement names several candidates, denies, or hedges.
+        ValueError: The statement names several candidates, negates one, or hedges.
     """
     text = text.replace(r"\"", "").strip(" \t\n*")
     if boxes := boxes_of(text):
@@ -182,11 +182,11 @@ _COMMA = re.compile(r"([-+]?\d+),(\d+)(?:\s?[$€£%]?(?:\s[a-z]+)?)?")
 
 
 def parse_number(text: str) -> Fraction | None:
-    r"""Return the number that a reference answer states, exactly; None if it is not one number.
+    r"""Return the exact number that a reference answer states; None if it is not one number.
 
     A sign, a currency mark, thousands separators, decimals, a division, a mixed number, a power
-    of ten, a percent sign and a unit are understood. A unit is one of a list, `\text{…}`, or up to
-    two words of at least three letters; `2n`, `3m`, `5!` are not numbers. 50 % is read as 50.
+    of ten, a percent sign and a unit are understood. A unit is one of a fixed list, `\text{…}`, or
+    up to two words of at least three letters. `2n`, `3m` and `5!` are not numbers. 50 % is 50.
 
     >>> parse_number("$1,875.00"), parse_number("**18**"), parse_number("36/2 apples")
     (Fraction(1875, 1), Fraction(18, 1), Fraction(18, 1))

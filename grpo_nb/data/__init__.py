@@ -3,8 +3,8 @@
     report = data.prepare(run, config.data, config.seed, count_tokens)
     rows = data.load(run, "train")
 
-A million rows can be read: they come in batches, and memory holds only the JSON of each row, a few
-hashes, and its images as PNG files. `load` decodes the images of all rows that it returns.
+A million rows can be prepared. They are read in batches, and only the JSON of each row, a few
+hashes and its images as PNG files stay in memory. `load` decodes the images of the rows it returns.
 """
 
 import json
@@ -73,7 +73,7 @@ def prepare(
         report |= {"columns": _columns(names, config), "answer_kinds": kinds}
         drops.refuse_many(report["rows_read"], config)
         train, held_out = _split(prints, drops, config, seed)
-        # Warm-up rows are held apart: they would make baseline and validation look better.
+        # Warm-up rows are kept out of "train": they would make baseline and validation look better.
         rest = len(train) - min(config.sft_rows, len(train) // 2)
         train, warm_up = train[:rest], train[rest:]
         packed = prints["packed"].to_numpy()
@@ -97,7 +97,7 @@ def with_system_prompt(config: DataConfig, preset: RewardSet) -> DataConfig:
 
 
 def shortest(texts: Sequence[str], share: float) -> np.ndarray:
-    """Return, for each row (as JSON), whether it is among the shortest `share` of all rows."""
+    """Return, for each row as JSON, whether it is among the shortest `share` of the rows."""
     lengths = np.array(list(map(len, texts)))
     return lengths <= np.quantile(lengths, share)
 
@@ -131,7 +131,7 @@ def _read(
 ) -> tuple[pd.DataFrame, list[int]]:
     """Return a table of the usable rows, and the number of tokens of every prompt.
 
-    The table has one line per row: its fingerprints, and the columns "packed" (row) and "kind".
+    The table has one line per row: its fingerprints, and the columns "packed" (the row) and "kind".
     """
     packed, kinds, tokens, tables = [], [], [], [duplicates.fingerprints([])]
     for batch in tqdm(batches, unit=" rows", unit_scale=sources.BATCH, delay=2):

@@ -1,6 +1,6 @@
 """Use hashes to find questions that occur twice: exactly, nearly, or with different answers.
 
-Words are compared in lower case and in normalized Unicode, without punctuation and thousands
+Words are compared in lower case and in normalized Unicode, without punctuation or thousands
 separators. In scripts without spaces each character counts as a word. Near-duplicates have the same
 numbers and operators and, by MinHash's estimate, share most sequences of three words. "What is
 47 + 38?" and "What is 47 + 39?" are therefore two different questions.
@@ -42,7 +42,7 @@ def fingerprints(rows: Sequence[ValidRow], columns: bool = False) -> pd.DataFram
 
     Args:
         rows: The rows.
-        columns: Whether extra columns count as part of the question, as an environment's do.
+        columns: Whether extra columns count as part of the question, as with an environment.
 
     Returns:
         A table with one line per row: row (its number in the source); hashes of question (with its
@@ -81,7 +81,7 @@ def _counts(word: str) -> bool:
 
 
 def _key(prompt: Sequence[Message]) -> str:
-    """Return the text of all turns except the system's; normalize case, spacing and Unicode."""
+    """Return the text of all turns except the system's, in normalized case, spacing and Unicode."""
     texts = [_without_marks(message_text(turn)) for turn in prompt if turn["role"] != "system"]
     return " ".join(" ".join(texts).casefold().split())
 
@@ -100,9 +100,9 @@ def _words(key: str) -> list[str]:
 
 
 def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
-    """Return which rows contain an image of a held-out row, or are near-duplicates of one.
+    """Return which rows share an image with a held-out row, or are near-duplicates of such a row.
 
-    If held-out rows have images, only images are compared: often all rows ask the same question.
+    If held-out rows have images, only images are compared, since all questions are often the same.
 
     Args:
         prints: Fingerprints of the rows.

@@ -1,4 +1,4 @@
-"""Say why a row cannot be used, and what to do about it."""
+"""Report why a row cannot be used, and what to do about it."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ REMEDIES = read_yaml(Path(__file__).with_name("remedies.yaml"))  # {reason: what
 
 
 class Fault(Exception):
-    """Say why a row cannot be used."""
+    """Report why a row cannot be used."""
 
     def __init__(self, reason: str, column: str, value: str) -> None:
         self.reason, self.row = reason, 0  # the row's number is set later

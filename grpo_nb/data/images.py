@@ -63,7 +63,7 @@ def _read(cell: Any, folder: Path | None, column: str, max_pixels: int) -> "Imag
 
 
 def _path(cell: str, folder: Path | None, column: str) -> Path:
-    """Return the file that a path names; even the target of a link must lie in the folder."""
+    """Return the file at this path; the file, or the target of a link, must lie in the folder."""
     if folder is None:
         why = "is a path, but the dataset is on the hub: use a local copy of the dataset"
         raise Fault(NO_IMAGE, column, f"{cell!r:.80} {why}")
@@ -80,7 +80,7 @@ def _path(cell: str, folder: Path | None, column: str) -> Path:
 
 
 def _in_one_form(image: "Image", max_pixels: int) -> "Image":
-    """Return an image upright, in RGB on white, with at most `max_pixels` pixels.
+    """Return the image upright, in RGB on a white background, with at most `max_pixels` pixels.
 
     Raises:
         ValueError: The image has a color depth or a shape that cannot be used.
@@ -104,23 +104,23 @@ def _in_one_form(image: "Image", max_pixels: int) -> "Image":
 
 
 def encode(image: "Image") -> bytes:
-    """Return the bytes of an image as a PNG file, which is lossless."""
+    """Return the image as the bytes of a PNG file, which is lossless."""
     buffer = BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def decode(file: bytes) -> "Image":
-    """Return the image in the bytes of a PNG file, as `encode` returns them."""
+    """Return the image that `encode` converted to these bytes."""
     from PIL import Image
 
     return Image.open(BytesIO(file), formats=["PNG"]).convert("RGB")
 
 
 def variants(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the rows with swapped images, and with grey images of the same size.
+    """Return the rows with swapped images, and the rows with grey images of the same size.
 
-    To swap, each row gets the images of the row that is a fixed number of rows further on. This
+    For the swap, each row gets the images of the row that is a fixed number of rows further on. The
     number is chosen so that most rows get different images, from a row with a different answer.
 
     Returns:
@@ -144,5 +144,5 @@ def variants(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _shown(row: Row, images: list[Any]) -> Row:
-    """Return a row with these images instead of its own, in its prompt too."""
+    """Return the row with these images in place of its own, also in its prompt."""
     return row | {"images": images, "prompt": with_images(as_text(row["prompt"]), images)}

@@ -1,4 +1,4 @@
-"""Find the reference answer of a row in its cell, and check that its kind is right."""
+"""Find the reference answer in a cell of a row, and test whether it has the required kind."""
 
 import ast
 import json
@@ -67,9 +67,9 @@ def printable(text: str) -> str:
 def letter_of(cell: Any, text: str, choices: Sequence[Any], labels: Sequence[Any] = ()) -> str:
     """Return the letter of the choice that an answer names, or "" if it names none.
 
-    If the answer is one of the labels, its choice is returned. Otherwise it may be a letter, the
-    text of a choice, or a position, counted from 0. A number is always a position if all choices
-    are texts.
+    If the answer is a label, the letter of that choice is returned. Otherwise it may be a letter,
+    the text of a choice, or a position, counted from 0. A number is always a position if all
+    choices are texts.
 
     >>> [letter_of(cell, str(cell), ["4", "1", "red"]) for cell in (1, "1", "c", "red", "2", 9)]
     ['B', 'B', 'C', 'C', 'C', '']

@@ -16,10 +16,10 @@ SHOWN_ROWS = 20  # row numbers listed per reason
 
 
 class Drops(dict[str, dict[str, Any]]):
-    """Count the rows left out: {reason: entry of the report, with first rows and an example}."""
+    """Map each reason for leaving out rows to its report entry: count, first rows, an example."""
 
     def add(self, reason: str, rows: Sequence[int], example: str = "") -> None:
-        """Add rows, named by their numbers in the source, to those left out for this reason."""
+        """Count rows, given by their numbers in the source, as left out for this reason."""
         if len(rows):
             empty = {"reason": reason, "count": 0, "rows": [], "example": example}
             entry = self.setdefault(reason, empty)
@@ -45,7 +45,7 @@ class Drops(dict[str, dict[str, Any]]):
 
 
 def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
-    """Return the share of parsed answers, prompt lengths, and a cap that 99 % of prompts fit."""
+    """Return the share of parsed answers, the prompt lengths, and a cap for 99 % of the prompts."""
     failures = drops.get(KIND, {"count": 0})["count"]
     p50, p95, p99 = (int(np.percentile(tokens, p, method="higher")) for p in (50, 95, 99))
     lengths = {"p50": p50, "p95": p95, "p99": p99, "max": max(tokens)}
@@ -54,7 +54,7 @@ def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
 
 
 def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
-    """Return the checks of stage 01 from its report, with one for each reason to drop rows."""
+    """Return the checks of stage 01 from its report; each reason for dropping rows has a check."""
     lengths, cap = report["prompt_tokens"], config.max_prompt_tokens
     near = sum(entry["count"] for entry in report["dropped"] if entry["reason"] == LEAKS)
     rows = f"{report['rows_read']} rows read: {report['train_rows']} to train on, "

@@ -1,7 +1,7 @@
 """Read rows from every kind of source, in batches, and find their columns.
 
 A row is {"question": "What is 47 + 38?", "answer": "85"}, with all columns of the source. A line
-that cannot be read is replaced by a text that says why, so that it can be reported.
+that cannot be read is replaced by a text with the reason, so that it can be reported.
 """
 
 import csv
@@ -21,8 +21,8 @@ from grpo_nb.runs.profiles import TASKS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BATCH = 500  # rows, whose images are decoded at the same time
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # how such a file begins
+BATCH = 500  # rows whose images are decoded at the same time
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of such a file
 csv.field_size_limit(2**24)  # characters of a cell; Python's default is 128 KiB
 BUILT_IN = {task: f"data/tasks/{task}.jsonl" for task in TASKS if task != "math"}
 BUILT_IN["arithmetic"] = "data/arithmetic.jsonl"
@@ -32,7 +32,7 @@ LIKELY = {
     "answer_column": ("answer", "solution", "output", "label", "target"),
     "image_column": ("images", "image"),
 }
-SMALL = {"halffloat": np.float16, "float": np.float32}  # by Arrow's type name; 64 bits: "double"
+SMALL = {"halffloat": np.float16, "float": np.float32}  # short floats by Arrow's type name
 Row = dict[str, Any]
 Batch = list[tuple[int, Row | str]]
 
@@ -135,7 +135,7 @@ def _open_text(path: Path) -> IO[str]:
 def _read_csv(path: Path) -> Iterator[Row | str]:
     """Yield the rows of a table whose cells are separated by commas, semicolons or tabs.
 
-    The header shows which of them separates the cells.
+    The separator is inferred from the header.
     """
     with _open_text(path) as file:
         first, usual = file.readline(), "\t" if path.suffix.lower() == ".tsv" else ","
@@ -153,7 +153,7 @@ def _read_csv(path: Path) -> Iterator[Row | str]:
 
 
 def _records(path: Path, file: IO[str], mark: str) -> Iterator[list[str]]:
-    """Yield the cells of each record that is not blank; `mark` separates them.
+    """Yield the cells of each record that is not blank; `mark` is the separator.
 
     Raises:
         ValueError: A quotation mark is not closed, or a cell seems to contain other rows.
@@ -179,7 +179,7 @@ def _refuse_stray_quotes(cells: list[str], mark: str, columns: int) -> None:
     """Refuse a record if most of its lines could be rows, which stray quotes may have joined.
 
     A separator before a space or at the end of a line counts as prose. Stray quotes can only be in
-    the first and the last line, so these two lines must have enough separators, prose or not.
+    the first and the last line. These two must therefore have enough separators, prose or not.
 
     Raises:
         csv.Error: Most lines of the record could be rows.

@@ -2,7 +2,7 @@
 
 The columns for the rewards are stored as JSON, so a scalar, list or dict is read as it was written.
 Its type may differ between rows, which Arrow's own columns do not allow. Images are stored as PNG
-files in a column of their own, and prompts without their images.
+files in a column of their own. Prompts are stored without their images.
 """
 
 import json
@@ -32,7 +32,7 @@ class Packed(NamedTuple):
 
 
 def pack(row: Row) -> Packed:
-    """Return a row packed."""
+    """Return the packed form of a row."""
     bare = {name: cell for name, cell in row.items() if name != "images"}
     text = json.dumps(bare | {"prompt": as_text(row["prompt"])}, default=str)
     return Packed(text, list(map(encode, row.get("images", ()))))
@@ -60,9 +60,9 @@ def replace_train(run: Run, rows: Sequence[Row]) -> None:
 
 
 def read_rows(path: Path, max_rows: int = 0) -> list[Row]:
-    """Return the first rows (0: all) of a Parquet file, with its JSON columns parsed.
+    """Return the first `max_rows` rows (0: all) of a Parquet file, with its JSON columns parsed.
 
-    Images are decoded, and take three bytes of memory per pixel.
+    Images are decoded. Each takes three bytes of memory per pixel.
     """
     file = pq.ParquetFile(path)
     names = [field.name for field in file.schema_arrow if field.type == pa.json_()]
@@ -77,5 +77,5 @@ def read_rows(path: Path, max_rows: int = 0) -> list[Row]:
 
 
 def load(run: Run, split: str, max_rows: int = 0) -> list[Row]:
-    """Return the first rows (0: all) of "train", "sft" or "eval", as stage 01 wrote them."""
+    """Return the first `max_rows` rows (0: all) of "train", "sft" or "eval" from stage 01."""
     return read_rows(run / f"data/{split}.parquet", max_rows)

@@ -1,6 +1,6 @@
-"""Turn a raw row into a prepared one, or say why it cannot be used.
+"""Turn a raw row into a prepared row, or report why it cannot be used.
 
-A prepared row is {"prompt": [system, user], "question": "What is 47 + 38?", "answer": "85"} with
+A prepared row is {"prompt": [system, user], "question": "What is 47 + 38?", "answer": "85"} plus
 the columns for the rewards. A raw row has a question and an answer, under any names. Its question
 may be a chat (a list of {"role", "content"}), whose turns are not changed. The row may also have:
 
@@ -73,7 +73,7 @@ def validate_rows(
 
 
 def refuse_unusable_rows(config: DataConfig) -> None:
-    """Refuse a local file if most of its first rows cannot be used, before anything starts.
+    """Refuse a local file before anything starts if most of its first rows cannot be used.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -100,7 +100,7 @@ def prompt_tokens(prompt: list[Message], config: DataConfig, count_tokens: Count
 def row_to_ask(raw: Row | str, config: DataConfig) -> Row:
     """Return a row for a model to answer, with the columns that the rewards read, if it has them.
 
-    Without a usable reference answer, the row is its question alone.
+    Without a usable reference answer, only the question is returned.
 
     Raises:
         Fault: The row has no question that can be asked, or an image that cannot be used.

@@ -2,7 +2,7 @@
 """Evaluate whether a model is better than another on held-out prompts, how surely, and why.
 
 `comparison` answers every prompt with each model, `report` compares the models with intervals,
-`placebos` asks whether the reward caused the gain, and `leaderboard` ranks runs. `answer_file`
+`placebos` tests whether the reward caused the gain, and `leaderboard` ranks runs. `answer_file`
 answers a file of questions with a run's model.
 """
 

@@ -43,7 +43,7 @@ def answer_file(
         run: A trained run.
         source: A file of questions: CSV, TSV, JSON, JSON lines or Parquet.
         target: The file of JSON lines to write.
-        model: "merged", or "adapter" or "base" with the weights used in training.
+        model: "merged"; or "adapter" or "base", in the precision used in training.
         question_column: The column of questions; by default that of the run's data.
         answer_column: The column of reference answers; by default that of the run's data, if the
             file has it.

@@ -68,20 +68,20 @@ def run(
         config: The run's configuration: seed, lengths, samples per prompt.
         progress: Called with the number of completions done, their total, and the candidate with
             its speed.
-        run: Where completions are kept until `save`, so that an interrupted evaluation can resume;
-            None keeps nothing. Scores are computed anew.
+        run: The run in whose folder completions are kept until `save`, so that an interrupted
+            evaluation can resume; None keeps nothing. Scores are always computed anew.
 
     Raises:
         ValueError: There are no rows or no candidates, or two candidates share a label.
-        FileNotFoundError: A model or adapter does not exist. This is raised before any evaluation,
-            and so is ValueError for an adapter that was trained on another base.
+        FileNotFoundError: A model or adapter does not exist. This error, and ValueError for an
+            adapter that was trained on another base, are raised before any evaluation.
     """
     labels = [candidate.label for candidate in candidates]
     if not rows:
         raise ValueError("no held-out rows to evaluate on: raise data.eval_rows and run 01 again")
     if not labels or len(set(labels)) < len(labels):
         raise ValueError(f"candidates {labels}: give at least one, each with a label of its own")
-    for _, model, adapter, _ in candidates:  # report what is missing before any is evaluated
+    for _, model, adapter, _ in candidates:  # report a missing model before any is evaluated
         load_tokenizer(str(model))
         if adapter is not None:
             trained_base(str(model), Path(adapter))
@@ -104,7 +104,7 @@ def run(
 
 
 def _open(candidate: Candidate, config: RunConfig, stack: ExitStack) -> Engine:
-    """Load a model; `stack` closes it at the end."""
+    """Return an engine with the candidate's model; `stack` closes it at the end."""
     _, model, adapter, quantization = candidate
     template = config.model.chat_template_kwargs
     options = {"adapter": adapter, "quantization": quantization, "chat_template_kwargs": template}
@@ -114,7 +114,10 @@ def _open(candidate: Candidate, config: RunConfig, stack: ExitStack) -> Engine:
 def _caches(
     run: Run | None, candidate: Candidate, rows: Sequence[dict], config: RunConfig
 ) -> dict[str, Cache]:
-    """Return a cache per decoding, keyed by all that completions depend on; {} without a run."""
+    """Return a cache per decoding; {} without a run.
+
+    The settings of a cache are all that its completions depend on.
+    """
     if run is None:
         return {}
     environment = environments.of(config)
@@ -154,7 +157,7 @@ def evaluate_model(
         bench: The run's rewards; the first one decides what counts as correct.
         config: The run's configuration: seed, lengths, samples per prompt.
         progress: Called with the number of completions done, this model's total, and its speed.
-        caches: Where completions are kept, by decoding.
+        caches: The caches that keep the completions, by decoding.
         show: What to print before the first completion; "" prints nothing.
 
     Returns:
@@ -180,7 +183,7 @@ def evaluate_model(
         )
         scored = score_rows(rows, groups, bench)
         scored["decoding"] = decoding
-        scored["accuracy"] = scored[preset.names[0]]  # first, as a reward may be named "correct"
+        scored["accuracy"] = scored[preset.names[0]]  # first: a reward may be named "correct"
         scored["correct"] = passed(scored, preset)
         scored["format"] = scored[preset.format_name] if preset.format_name else float("nan")
         tables.append(scored)

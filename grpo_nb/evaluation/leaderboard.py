@@ -1,10 +1,10 @@
 """Compare runs: which is best on held-out prompts, and which differences are real.
 
-Two runs are compared prompt by prompt, on the prompts that both held out, with McNemar's exact
-test on the prompts that one of them answers better. Among n runs there are n (n - 1) / 2 pairs,
+Two runs are compared prompt by prompt, on the prompts that both held out. McNemar's exact test
+uses those that one run answers better than the other. Among n runs there are n (n - 1) / 2 pairs,
 and Holm's procedure corrects p for all of them, so that the best run may be picked after looking
-at the results. A real difference is one between these two models; to show that a setting caused
-it, run several seeds of each setting.
+at the results. A "real" difference concerns these two models only. To show that a setting caused
+the difference, run several seeds of each setting.
 """
 
 from collections.abc import Sequence
@@ -110,7 +110,7 @@ def _varied(configurations: dict[str, configs.RunConfig]) -> pd.DataFrame:
 
 
 def _pairs(scores: pd.DataFrame) -> pd.DataFrame:
-    """Compare every pair of runs; `scores`, best run first, is NaN for prompts not held out."""
+    """Compare every pair of runs; `scores`: best run first, NaN for prompts not held out."""
     lines = []
     for better, worse in combinations(scores, 2):
         gain = (scores[better] - scores[worse]).dropna().to_numpy()
@@ -124,7 +124,7 @@ def _pairs(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def _against_the_best(scores: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
-    """Return each run's paired difference from the first, with interval, p and verdict."""
+    """Return each run's paired difference from the first (best) run, with interval, p, verdict."""
     gains = scores.sub(scores.iloc[:, 0], axis=0)  # NaN for prompts that are not shared
     low, high = bootstrap(gains.to_numpy(), np.outer([-0.5, 0.5], np.ones(len(gains.columns))))
     best = pairs[pairs["better"] == scores.columns[0]].set_index("worse").reindex(scores.columns)
@@ -134,7 +134,7 @@ def _against_the_best(scores: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame
 
 
 def _by_setting(table: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame:
-    """Return mean, lowest and highest accuracy of the runs that differ only in their seed."""
+    """Return the mean, lowest and highest accuracy of runs that differ only in their seed."""
     names = [name for name in varied if name != "seed"] or ["measured_by"]
     groups = table.astype(dict.fromkeys(names, str)).groupby(names)["accuracy"]
     accuracy = groups.agg(mean="mean", min="min", max="max", runs="count")

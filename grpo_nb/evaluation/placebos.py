@@ -1,9 +1,9 @@
-"""Compare a run with its placebos, trained alike but rewarded differently: was it the reward?
+"""Compare a run with its placebos, which were trained alike but rewarded differently.
 
-`python -m grpo_nb run --name mine --placebo shuffled` makes the placebo `mine-shuffled`. Whatever
-the placebo gains too was not caused by the reward, but by training as such, by the choice of the
-best adapter, or by luck. Run and placebo answered the same held-out prompts, and are compared as
-the report compares two models. Nothing is stored: the comparison is computed when it is shown.
+`python -m grpo_nb run --name mine --placebo shuffled` makes the placebo `mine-shuffled`. A gain
+that the placebo shares was not caused by the reward, but by training as such, by the choice of the
+best adapter, or by luck. Run and placebo answered the same held-out prompts. They are compared like
+any two models of a report. Nothing is stored: the comparison is computed when it is shown.
 
 | run vs. baseline        | run vs. placebo     | placebo vs. baseline        | verdict        |
 |-------------------------|---------------------|-----------------------------|----------------|
@@ -13,11 +13,11 @@ the report compares two models. Nothing is stored: the comparison is computed wh
 | better                  | not better          | not better                  | CANNOT_SAY     |
 | not better              | –                   | –                           | CANNOT_SAY     |
 
-(1) and the whole interval lies below half of the gain; CANNOT_SAY otherwise
+(1) if the whole interval lies below half of the gain; otherwise CANNOT_SAY
 
-Training without any signal moves a model too, which an interval over prompts does not account
-for. So the check "reward rises" of the run's training has to be ok as well: without it two of 20
-random rewards were credited with a gain, with it none (benchmarks/placebo.py).
+Training without any signal changes a model, too. An interval over prompts does not account for
+this, so the check "reward rises" of the run's training must be ok as well. Without this condition,
+two of 20 random rewards were credited with a gain; with it, none was (benchmarks/placebo.py).
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class Cause(NamedTuple):
 
     verdict: CAUSED, PART, AS_MUCH or CANNOT_SAY.
     sentence: The verdict with its figures.
-    pair: The placebo (before) against the run (after), as `compare_pair` gives it.
+    pair: The comparison of placebo (before) and run (after), as `compare_pair` returns it.
     """
 
     verdict: str
@@ -61,8 +61,8 @@ def caused(run: Run) -> Checks:
         run: A trained and evaluated run.
 
     Returns:
-        The checks; the state of none is "stop". Without a placebo there is one check, "not yet",
-        with the command that makes a placebo.
+        The checks, none of which is a "stop". Without a placebo there is one check, whose state is
+        "not yet" and whose fix is the command that makes a placebo.
     """
     if (kind := run.config().train.placebo) != "none":
         evidence = f"this run is itself a placebo ({kind}): ask about the run that it was made for"
@@ -131,7 +131,7 @@ def compare(run: Run, placebo: Run) -> Cause:
 def _judge(
     gain: Mapping[str, Any], of_placebo: Mapping[str, Any], pair: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Return verdict and detail from three pairs: run and placebo vs. baseline, run vs. placebo."""
+    """Return (verdict, detail), from run vs. baseline, placebo vs. baseline and run vs. placebo."""
     change, total = pair["differences"]["accuracy"], gain["differences"]["accuracy"]["difference"]
     if pair["verdict"] == "better":
         if of_placebo["verdict"] != "better":
@@ -161,7 +161,7 @@ def _refuse(run: Run, placebo: Run) -> None:
 
 
 def differences(run: Run, placebo: Run) -> list[str]:
-    """Return settings and files in which two trained runs differ, apart from their rewards."""
+    """Name the settings and files in which two trained runs differ, apart from their rewards."""
     first, second = _facts(run), _facts(placebo)
     names = [name for name in first | second if name not in OF_THE_PLACEBO]
     return [name for name in names if first.get(name) != second.get(name)]
@@ -169,7 +169,7 @@ def differences(run: Run, placebo: Run) -> list[str]:
 
 def _facts(run: Run) -> dict[str, Any]:
     settings = {k: str(v) for k, v in flatten(run.config()).items() if stage_of(k) < "04"}
-    # The arguments, rewards and data that were used in training, with what a cell had changed.
+    # The arguments, rewards and data that were used in training, including changes made in a cell.
     state = read_json(run / "train/state.json")
     end = {"whether all steps were trained": state.get("finished", True)}
     rows = {"data/eval.parquet": sha256(run / "data/eval.parquet")}

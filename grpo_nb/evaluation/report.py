@@ -60,7 +60,7 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
 
 
 def accuracy_range(preset: RewardSet) -> np.ndarray:
-    """Return the range of the accuracy, which is the first reward's; NaN if unbounded."""
+    """Return the range of the accuracy, which is the first reward; NaN for an infinite end."""
     ends = np.array(declared_range(preset.reward_funcs[0]), dtype=float)
     return np.where(np.isfinite(ends), ends, np.nan)
 
@@ -75,8 +75,8 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
 
     Returns:
         prompts and settings; `greedy` and `sampled`: {label: {figure: mean, "intervals": {figure:
-        [low, high]}}}, with intervals of accuracy and pass@k; `comparisons`: each pair of models
-        by their greedy answers, with verdict, sentence, the difference in accuracy, McNemar's p,
+        [low, high]}}}, with intervals of accuracy and pass@k; `comparisons`: pairs of models,
+        compared by greedy answers, with verdict, sentence, the difference in accuracy, McNemar's p,
         the shares of fully correct answers, and how many prompts were gained and lost. `graded`
         means that the first reward gives partial credit, so that `accuracy` is a mean score.
     """
@@ -95,7 +95,7 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
         report[decoding] = {
             label: _summary(per_model, preset, config.seed) for label, per_model in figures.items()
         }
-    pairs = combinations(figures.items(), 2)  # of greedy answers, the last decoding above
+    pairs = combinations(figures.items(), 2)  # `figures` is of greedy answers, the last decoding
     return report | {"comparisons": [compare_pair(*pair, preset, config.seed) for pair in pairs]}
 
 
@@ -155,7 +155,7 @@ def verdict(interval: Sequence[float] | None, prompts: int, p: float | None = No
     Args:
         interval: The interval of the paired difference, after minus before.
         prompts: The number of prompts; fewer than LEAST_PROMPTS decide nothing.
-        p: McNemar's p, which must be below 0.05 too; None for a figure with partial credit.
+        p: McNemar's p, which must also be below 0.05; None for a figure with partial credit.
     """
     if interval is None or prompts < LEAST_PROMPTS or (p is not None and p >= 0.05):
         return UNCLEAR
@@ -216,7 +216,7 @@ def _sentence(pair: Mapping[str, Any], before: float, after: float) -> str:
 def table(report: Mapping[str, Any]) -> pd.DataFrame:
     """Tabulate the figures, one line per decoding and model; `95 %` is the accuracy's interval.
 
-    Columns that duplicate another are dropped, such as the first reward's: it equals accuracy.
+    Columns that duplicate another are dropped, such as the first reward, which equals accuracy.
     """
     lines = [
         {"decoding": decoding, "model": label} | figures
@@ -230,7 +230,7 @@ def table(report: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def before_after(samples: Samples, count: int) -> pd.DataFrame:
-    """List greedy answers of the first and last model: worse ones, better ones, then the rest."""
+    """List greedy answers of the first and last model: worsened ones, improved ones, the rest."""
     lines = [list(samples.values())[place] for place in (0, -1)]
     before, after = (each.query("decoding == 'greedy'").set_index("row") for each in lines)
     table = before.join(after[["completion", "correct", "accuracy"]], rsuffix=" after")
@@ -257,7 +257,7 @@ def save(run: Run, evaluation: Evaluation) -> dict[str, Any]:
 
 
 def greedy_answers(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Read the greedy lines of eval/samples.parquet: those of the first and of the last model."""
+    """Return the greedy lines of eval/samples.parquet, for the first and for the last model."""
     models = list(read_json(run / "eval/report.json")["greedy"])
     lines = pd.read_parquet(run / "eval/samples.parquet").query("decoding == 'greedy'")
     return lines[lines["model"] == models[0]], lines[lines["model"] == models[-1]]

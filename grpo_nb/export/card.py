@@ -25,7 +25,7 @@ def write_card(run: Run) -> Path:
     """
     run.refuse_outdated()
     folder = refuse_incomplete(run / MERGED)
-    refuse_changed(run, "04", "or restore the file")  # a copy may have truncated it
+    refuse_changed(run, "04", "or restore the file")  # copying the run may have truncated it
     with atomic_path(folder / "README.md") as temporary:
         temporary.write_text(model_card(run), encoding="utf-8")
     return folder / "README.md"

@@ -30,9 +30,9 @@ def merge(stage: Stage, *, force: bool = False) -> tuple[Path, Check]:
     """Write model/merged and model/parity.json, and record the check "merge".
 
     The adapter is merged into the base in the precision used in training (a 4-bit base is
-    dequantised), because that is the policy that was rewarded. The result is written to a
-    temporary folder and tested there, and replaces model/merged only if it passes. The 16-bit
-    weights are held in memory, on the GPU if there is one; their size is printed.
+    dequantised), because this is the policy that was rewarded. The result is written to a temporary
+    folder and tested there. It replaces model/merged only if it passes. The 16-bit weights need
+    room in memory, on the GPU if there is one; their size is printed.
 
     Args:
         stage: Stage 04 of a trained run.
@@ -49,7 +49,7 @@ def merge(stage: Stage, *, force: bool = False) -> tuple[Path, Check]:
     run, config = stage.run, stage.config
     folder, adapter = run / MERGED, run / "train/adapter"
     for leftover in folder.parent.glob(f".{folder.name}.*.tmp"):
-        shutil.rmtree(leftover)  # of a killed merge; the run's lock excludes a running one
+        shutil.rmtree(leftover)  # left by a killed merge; the run's lock excludes a running one
     base, policy, adapter = trained_paths(run, config)
     names = [] if adapter is None else adapted_modules(adapter)
     _refuse_without_room(_size(policy, names), folder)
@@ -89,7 +89,7 @@ def adapted_modules(adapter: Path) -> list[str]:
 
     Raises:
         FileNotFoundError: There is no adapter in the folder.
-        ValueError: The adapter is damaged, not finite, or all zero, as LoRA initializes it.
+        ValueError: The adapter is damaged, not finite, or all zero, as after initialization.
     """
     from safetensors.torch import load_file
 
@@ -113,7 +113,7 @@ def _merged(policy: str, adapter: Path | None, quantization: str) -> "PreTrained
         return load_checkpoint(policy, adapter=None, quantization="16bit")
     with quiet(), hub_errors(policy):
         model = load_dequantized(policy, quantization)
-    from peft import PeftModel  # late, because it imports bitsandbytes, which is quiet by now
+    from peft import PeftModel  # late: bitsandbytes, which it imports, is silenced by now
 
     with hub_errors(str(adapter)):
         tuned = PeftModel.from_pretrained(model, adapter)
@@ -125,8 +125,8 @@ def _add_changes(tuned: "PreTrainedModel") -> None:
     """Add the adapter's change to the weights that it adapts, with stochastic rounding.
 
     The base's weights are bf16 numbers. Rounding to the nearest, as peft does, loses every change
-    of less than half a step: up to 90 % of a small update. Stochastic rounding is right on average,
-    so no part of the update is lost: see docs/figures.md.
+    of less than half a step: up to 90 % of a small update. Stochastic rounding is correct on
+    average, so no part of the update is lost: see docs/figures.md.
     """
     import torch
     from peft.tuners.lora import LoraLayer
@@ -136,7 +136,7 @@ def _add_changes(tuned: "PreTrainedModel") -> None:
         weight = getattr(layer.get_base_layer(), getattr(layer, "parameter_name", "weight"))
         with torch.no_grad():
             exact = weight.float() + layer.get_delta_weight("default")
-            # bf16 is fp32 without its last 16 bits: a random number in them carries into the rest.
+            # bf16 is fp32 without its last 16 bits. A random number added there may carry over.
             chance = {"dtype": torch.int32, "device": exact.device, "generator": generator}
             bits = exact.view(torch.int32) + torch.randint(2**16, exact.shape, **chance)
             weight.copy_(bits.bitwise_and_(-(2**16)).view(torch.float32))
@@ -206,7 +206,7 @@ def _size(model_path: str, modules: list[str]) -> int:
 
 
 def _refuse_without_room(size: int, folder: Path) -> None:
-    """Print how much room a merge of `size` bytes takes; refuse if memory or disk is too small."""
+    """Print how much room a merge of `size` bytes needs; refuse it if memory or disk lacks room."""
     import psutil
     import torch
 

@@ -1,9 +1,9 @@
 """Test whether the merged model is the policy that was trained: the parity gate.
 
-`weights` compares every weight of the merged files with the base's plus the adapter's change. That
-detects a merge error of any magnitude and names its kind. Then the KL divergence on prompts
-measures the loss from rounding to 16 bits, and reveals faults outside the weights, such as another
-config.json. docs/figures.md has the measurements behind the limits.
+`weights` compares every weight of the merged files with the base's plus the adapter's change. This
+detects a merge error of any magnitude and shows its kind. Then the KL divergence on prompts
+measures the loss from rounding to 16 bits, and reveals faults outside the weights, such as a
+different config.json. docs/figures.md has the measurements behind the limits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# A merge rounds by less than one step of bf16, and a policy in fp16 or fp32 has half a step of its
-# own. The second term is fp16's, for numbers next to 0.
+# A merge rounds by less than one step of bf16, and a policy in fp16 or fp32 adds half a step of its
+# own. The absolute tolerance is for fp16 numbers close to 0.
 RELATIVE, ABSOLUTE = 2 * 2**-7, 2**-23
-BEYOND = 1e-4  # the share of a tensor that may be further away; 0 in sound merges
+BEYOND = 1e-4  # the share of a tensor that may exceed the tolerance; 0 in sound merges
 # A tensor lacks too much of the adapter's change if it lacks more than this share, and more than
-# this many standard errors: sound merges had at most 4.3 of them, a layer left out 45 or more.
+# this many standard errors: sound merges had at most 4.3 of them, omitted layers 45 or more.
 LOST, SURE = 0.01, 8
 KL = 0.05  # mean per token [nats]; sound merges computed in bf16 had up to 0.007
 # The evidence and the fix for each kind of fault.
@@ -44,7 +44,7 @@ def weights(tuned: "PreTrainedModel", merged: "PreTrainedModel") -> dict[str, An
         weights (how many tensors there are), adapted (how many of them the adapter changes), kept
         (the share of the adapter's change that the merged model holds; 1 is right), and faults
         ({kind: {name of a tensor: share}}, with the kinds of FAULTS). For the kind "adapter" the
-        share is defined like kept; for the others it is a relative distance.
+        share is defined as for kept; for the others it is a relative distance.
     """
     import torch
     from peft.tuners.lora import LoraLayer
@@ -79,7 +79,7 @@ def plain_name(path: str) -> str:
 def _tensor(
     base: "Tensor", change: "Tensor | None", merged: "Tensor"
 ) -> tuple[str, float, float, float]:
-    """Compare one merged tensor with the base's plus the adapter's change, if there is one.
+    """Compare a merged tensor with the base's tensor plus the adapter's change, if there is one.
 
     Returns:
         The kind of its fault or "", its relative error (for "adapter": the share kept), and two
@@ -112,7 +112,7 @@ def compare(
     """Compare the adapter on its base with the merged model: weights, then held-out prompts.
 
     Both models score each token of the adapter's greedy completion, so that one differing token
-    counts once and does not change those after it.
+    counts once and does not affect the tokens after it.
 
     Args:
         tuned: The base with the adapter, as trained.
@@ -143,7 +143,7 @@ def compare(
 
 
 def _log_probs(model: "PreTrainedModel", inputs: "dict[str, Tensor]", tokens: int) -> "Tensor":
-    """Return log-probabilities at the completion's tokens, the last ones, [tokens, vocabulary]."""
+    """Return the log-probabilities of the completion, the last `tokens`: [tokens, vocabulary]."""
     import torch
 
     with torch.inference_mode():

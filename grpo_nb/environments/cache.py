@@ -66,12 +66,12 @@ def answer_cached(
 ) -> list[list[Sample]]:
     """Return completions of all rows; sample those that the cache lacks.
 
-    The batches and their seeds depend on the rows alone. So a call that is repeated after an
-    interruption gives the same completions as an uninterrupted one. Rows with the same key share
-    their completions.
+    The batches and their seeds do not depend on the cache. A call that is repeated after an
+    interruption therefore gives the same completions as an uninterrupted one. Rows with the same
+    key share their completions.
 
     Args:
-        cache: Where the completions are kept.
+        cache: The cache that keeps the completions.
         rows: Rows with a prompt, and the columns that the environment reads.
         environment: The environment of the task, if there is one.
         opened: Returns the engine; called only if a completion is missing.

@@ -2,7 +2,7 @@
 
     class Guess:
         \"\"\"Find the secret number.\"\"\"         # the system prompt
-        max_turns = 4                            # turns with calls in an episode
+        max_turns = 4                            # limit of turns with calls per episode
         tool_seconds = 5.0                       # time limit of a call
 
         def reset(self, low: int, secret: int) -> str | None: ...  # columns of the row
@@ -19,12 +19,12 @@ works here too: if no method is marked with `@tool`, every public method is a to
 
 | event                                  | what happens                                      |
 |----------------------------------------|---------------------------------------------------|
-| arguments that do not fit the hints    | the model reads why; counted as an error          |
+| arguments that do not fit the hints    | the model reads the reason; counted as an error   |
 | a tool raises, or calls `sys.exit`     | the model reads the message; counted as an error  |
 | a call after `done`                    | the model reads that the episode is finished      |
 | a tool takes more than `tool_seconds`  | the episode earns 0, and later calls are answered |
-|                                        | "finished"; the run goes on                       |
-| `reset` raises, `get_reward` raises, or gives no number in [0, 1] | the run stops, and says so |
+|                                        | "finished"; the run continues                     |
+| `reset` or `get_reward` raises, or the reward is not in [0, 1] | the run stops with an error   |
 
 `random`, `numpy.random` and torch are seeded from the row, so that all episodes of a group start
 alike. Their states and the working directory are restored after each call of a method.
@@ -73,8 +73,8 @@ class Played:
     """Guard an instance of the author's class, for TRL's trainer and for `play`.
 
     `reset` begins an episode; one instance serves many episodes. The attributes of the author's
-    instance can be read on the guard. The only public methods are `reset` and the tools, because
-    TRL offers every public method to the model.
+    instance can be read through the guard. The only public methods are `reset` and the tools,
+    because TRL offers every public method to the model.
     """
 
     environment: "Environment"
@@ -102,7 +102,7 @@ class Played:
         """Call a tool and return its result, as the model reads it.
 
         Raises:
-            RuntimeError: The call failed; TRL shows the message to the model and counts it.
+            RuntimeError: The call failed; TRL counts it and shows the message to the model.
         """
         over = self.hung or getattr(self._instance, "done", False)
         texts = (FINISHED, "") if over else self._execute(name, arguments)
@@ -151,7 +151,7 @@ class Played:
         )
 
     def _seeded(self) -> AbstractContextManager[None]:
-        """Seed the random number generators for the block, from row and number of calls so far."""
+        """Seed random numbers in the block, from the row and the number of calls so far."""
         return kept(f"{self._seed} {len(self.calls)}")
 
 
@@ -192,7 +192,7 @@ class Environment:
         self.factory = type(kind.__name__, (Played,), {**forwards, "environment": self})
 
     def _describe(self, methods: Mapping[str, Callable[..., Any]]) -> tuple[list, dict]:
-        """Return the tools' JSON schemas, and the methods with arguments validated."""
+        """Return the tools' JSON schemas, and the methods, which now validate their arguments."""
         from transformers.utils import get_json_schema
 
         validate = validate_call(config={"strict": True})

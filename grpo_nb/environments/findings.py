@@ -3,9 +3,9 @@
     runs.refuse(findings(environment, rows, tokenizer, max_completion_length=256))
 
 Each finding has evidence and a fix. A "stop" forbids training; the user judges a "warning". The
-oracle plays the author's `solve`. Policies without skill are compared with an honest failure, the
-better of `solve` cut short and another row's `solve`, leaving out one that earns as much as the
-oracle.
+oracle plays the author's `solve`. Policies without skill are compared with an honest failure. This
+is the better of two attempts, `solve` cut short and another row's `solve`. An attempt that earns as
+much as the oracle is left out.
 """
 
 import inspect
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 EPISODES, GROUP = 16, 8  # episodes per policy; episodes of one row that must start alike
-PATIENCE = 20.0  # [seconds], after which no further row is played
+PATIENCE = 20.0  # no further row is played after this time [s]
 TIE = 1e-6
 LUCKY, WON = 0.5, 0.75  # limits for a warning and a stop: 0 is failure, 1 is the oracle
 LEAK = 0.5  # share of rows that show their own answer, minus the share that show another's
@@ -53,11 +53,11 @@ def findings(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     max_completion_length: int = 256,
 ) -> list[Check]:
-    """Return the faults of an environment, "stop" first; none if it is sound.
+    """Return the faults of an environment, "stop" first; [] if the environment is sound.
 
     Args:
         environment: The environment under test, played by scripted policies.
-        rows: Rows to play. EPISODES of them are played, some repeatedly if there are fewer.
+        rows: Rows to play. EPISODES rows are played, some repeatedly if there are fewer.
         tokenizer: The tokenizer of the model that will play; None skips the tests of its template.
         max_completion_length: The limit of an episode, including results [tokens].
     """
@@ -74,7 +74,7 @@ def findings(
         return [_finding("episode", f"{environment.title}: {evidence}")]
     if not faults:  # otherwise rewards are not comparable
         faults = [*_rewards(environment, plays), *_leaks(rows, plays)]
-        if all(fault.state != "stop" for fault in faults):  # solve matters if skill is needed
+        if all(fault.state != "stop" for fault in faults):  # solve matters only if skill is needed
             faults += _solution([play for play in plays if "oracle" in play])
         if tokenizer:
             faults += _tokens(environment, plays, tokenizer, max_completion_length)
@@ -182,7 +182,7 @@ def _wins(play: Mapping[str, Episode], name: str) -> bool:
 
 
 def _failure(play: dict[str, Episode]) -> list[float]:
-    """Return the highest reward of an honest attempt that does not win; [] if there is none."""
+    """Return, in a list, the highest reward of an honest attempt that does not win, if any."""
     attempts = [play[name] for name in ("cut short", "another row's solution")]
     win = play["oracle"].reward
     failures = [each.reward for each in attempts if each.calls and each.reward < win - TIE]
@@ -190,7 +190,7 @@ def _failure(play: dict[str, Episode]) -> list[float]:
 
 
 def _leaks(rows: Sequence[Row], plays: Plays) -> Iterator[Check]:
-    """Check whether a row's own answer is revealed, before it is earned, more often than others."""
+    """Check whether rows reveal an unearned answer: their own more often than another row's."""
     if "oracle" not in plays[0]:
         return
     answers = list(map(_answer, plays))
@@ -210,7 +210,7 @@ def _answer(play: dict[str, Episode]) -> list[str]:
 
 
 def _texts(row: Row, play: dict[str, Episode], answer: list[str]) -> str:
-    """Return what `reset` adds to the question, and the results that policies without skill got."""
+    """Return the text that `reset` adds, with the results of calls by policies without skill."""
     calls = [call for name in WITHOUT_SKILL for call in play[name].calls]
     # Calls that name the answer are left out: their results may confirm it.
     calls = [call for call in calls if not _holds(str(call.arguments)[:1000], answer)]

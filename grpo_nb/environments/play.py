@@ -2,7 +2,7 @@
 
     [[episode]] = play(engine, environment, rows, max_completion_length=128)
 
-This is the loop of TRL's GRPOTrainer, token by token, for everything but training: baseline
+This is the loop of TRL's GRPOTrainer, token by token, for everything except training: baseline
 rollouts, validation, evaluation, chat and the Environment Lab. Everything after the prompt is the
 episode's completion. A mask excludes the environment's tokens from the loss.
 """
@@ -121,7 +121,7 @@ def check_rows(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     max_prompt_tokens: int = 0,
 ) -> list[Check]:
-    """Begin an episode with each row; return the check "environment" if there is one, else [].
+    """Begin an episode with each row; return the check "environment", [] without an environment.
 
     Stage 01 calls this function before anything is sampled.
 
@@ -132,8 +132,9 @@ def check_rows(
         max_prompt_tokens: The limit of a prompt with the text that `reset` adds [tokens].
 
     Raises:
-        ValueError: A row lacks a column of `reset` or has images, `reset` raises, `get_reward` at
-            the episode's start raises or returns no number from 0 to 1, or a prompt is too long.
+        ValueError: A row has images or lacks a column that `reset` takes; `reset` raises;
+            `get_reward`, called at the episode's start, raises or returns no number from 0 to 1; or
+            a prompt is too long.
     """
     if environment is None:
         return []

@@ -15,7 +15,7 @@ from grpo_nb.environments.contract import Environment, Played, Row
 from grpo_nb.environments.play import Episode, script
 from grpo_nb.rewards.prompts import Message
 
-Turn = str | dict[str, Any] | list[dict[str, Any]]  # a text, a call, or several
+Turn = str | dict[str, Any] | list[dict[str, Any]]  # a text, a call, or several calls
 MOST_TURNS = 64  # limit of a scripted episode, even if the environment allows more
 AGAIN = 3  # number of calls after the end
 
@@ -48,7 +48,7 @@ def perform(
         policy: The policy that chooses the turns.
         seed: The seed of the policy's random choices.
         instance: An instance to play in; None creates one.
-        beside: A row that another instance plays between the start and the first turn.
+        beside: A row to play in another instance between the start and the first turn.
     """
     episode = Episode(environment, row, instance)
     if beside is not None:

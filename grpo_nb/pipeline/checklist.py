@@ -79,7 +79,7 @@ def _reproducible(entries: list[dict[str, Any]]) -> Check:
 
 
 def report(run: Run) -> int:
-    """Print each check, with its fix on the line below; return the exit code, 1 for a "stop"."""
+    """Print each check, with its fix on the line below; return 1 if one is a "stop", else 0."""
     lines = examine(run)
     for line in lines:
         print(line["stage"], shown(**{key: line[key] for key in Check._fields}), sep="  ")

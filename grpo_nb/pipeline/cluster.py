@@ -1,8 +1,8 @@
-"""Sweeps on a running Ray cluster, with one Ray task per trial.
+"""Run sweeps on a running Ray cluster, with one Ray task per trial.
 
-Ray picks the node for each task, and retries a task up to three times if its node dies. There,
+Ray picks the node for each task, and retries a task up to three times if its node dies. On a node,
 `sweep.run_trial` starts at the first stage that is not done. All nodes share the folder of the
-runs, with their locks, under the same path.
+runs, with its locks, under the same path.
 """
 
 import logging
@@ -29,7 +29,7 @@ def run_sweep(sweep: Sweep, address: str, command: Command = sweeps.trial_comman
         command: The command of a trial, as `sweep.run_sweep` takes it.
 
     Returns:
-        The exit code, as `sweep.run_sweep` returns it. The errors of that function occur here too.
+        The exit code, as `sweep.run_sweep` returns it. That function's errors are raised here too.
 
     Raises:
         ValueError: Ray is not installed, or no cluster can be reached.

@@ -21,7 +21,7 @@ NO_GPU = "none: training runs on the CPU, with small models; transformers genera
 
 
 def examine() -> list[Check]:
-    """Return every check, in the order in which to fix them."""
+    """Return every check, in the order in which the user should fix them."""
     gpu, (sandbox, runs_code) = gpu_name(), _sandbox()
     install = f"make install GPU={int(bool(gpu))}"
     torch, versions = bool(find_spec("torch")), installed_versions()

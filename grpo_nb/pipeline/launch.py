@@ -1,9 +1,9 @@
-"""Stage 03 without its notebook, for launchers: one process, or one per GPU.
+"""Run stage 03 without its notebook, under a launcher: in one process, or in one per GPU.
 
     python -m torch.distributed.run --nproc_per_node 8 -m grpo_nb train runs/NAME --processes 8
     accelerate launch --config_file docs/launch/fsdp.yaml -m grpo_nb train runs/NAME
 
-Run file, lock, manifest, metrics, health and resumption are the same as the notebook's. Only the
+Run file, lock, manifest, metrics, health and resumption are the same as in the notebook. Only the
 first process writes files and prints. See docs/launch.md.
 """
 
@@ -21,8 +21,8 @@ from grpo_nb.runs import Run, Stage, config, start_stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
 
-# A process that has lost another waits this long before it records its error. The launcher names
-# the earliest error as the cause; it polls every 0.1 s and rounds times to seconds.
+# A process that lost the connection to another one waits this long before it records its error.
+# The launcher names the earliest error as the cause; it polls every 0.1 s and rounds to seconds.
 SECONDS_TO_BE_ENDED = 3
 
 
@@ -68,12 +68,12 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
 
 
 def _begin(trainer: Any) -> None:
-    """Print how processes share a step, then a line per step; ignore SIGTERM outside `train`."""
+    """Print the shares of a step, then a line for each step; ignore SIGTERM outside `train`."""
     print(_shares(trainer.args))
     trainer.watch(lambda update: print(_line(update), flush=True))
     if ranks.count() > 1:
         # When one process ends, the launcher sends SIGTERM to the others, which must still report
-        # what is kept. During the steps `train` handles the signal; the rest is short.
+        # what is kept. During the steps `train` handles the signal; the other work is short.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
@@ -99,7 +99,7 @@ def _refuse(settings: RunConfig) -> None:
 
 
 def _shares(args: Any) -> str:
-    """Say how the processes share a step of this GRPOConfig."""
+    """Describe how the processes share a step of this GRPOConfig."""
     rows, micro_batches = args.per_device_train_batch_size, args.gradient_accumulation_steps
     step = rows * micro_batches * ranks.count()
     return (

@@ -1,4 +1,4 @@
-"""Runs of the four notebooks: papermill executes them with the settings of a run file and `--set`.
+"""Run the four notebooks with papermill, with the settings of a run file and of `--set`.
 
 A run file:
 
@@ -8,7 +8,8 @@ A run file:
     rewards.reward_weights: "1, 0.5, 0, 0"
 
 Everything that can be checked in advance is checked before anything starts. Each notebook runs in
-its own kernel; if one ends too early, an error says why, and no stage is left as "running".
+its own kernel. If a kernel ends too early, an error gives the reason, and the stage is not left as
+"running".
 """
 
 import ast
@@ -58,7 +59,7 @@ KERNEL_ENDED = (
 
 
 class StageFailed(RuntimeError):
-    """Say where and why a notebook did not reach its end."""
+    """Report where and why a notebook did not reach its end."""
 
 
 class Stopped(StageFailed):
@@ -132,7 +133,7 @@ def resolve_run(
     settings = configs.full_names(settings or {})
     earlier = kept_settings(run, first) if first > "01" else {}
     config = resolve_stages(run, earlier | settings, first, last, profile)
-    if config.trl:  # TRL may be imported here: Unsloth must come first only in the kernels
+    if config.trl:  # TRL may be imported here: only kernels must import Unsloth before it
         from grpo_nb.training import refuse_unknown_trl
 
         refuse_unknown_trl(config)
@@ -150,7 +151,7 @@ def resolve_run(
 
 
 def refuse_unusable_inputs(config: configs.RunConfig, first: str) -> None:
-    """Refuse files and folders that are missing, and a file whose first rows do not fit.
+    """Refuse files and folders that are missing, and a file whose first rows cannot be used.
 
     Raises:
         FileNotFoundError: The model, the data or the file of attacks does not exist.
@@ -167,7 +168,7 @@ def refuse_unusable_inputs(config: configs.RunConfig, first: str) -> None:
 
 
 def kept_settings(run: Run, first: str) -> dict[str, Any]:
-    """Return what earlier calls set for the stages from `first` on."""
+    """Return the values that earlier calls set for the stages from `first` on."""
     settings = {k: v for k, v in run.settings().items() if configs.stage_of(k) >= first}
     settings.pop("train.resume", None)  # it applies to one training run only
     return settings
@@ -176,10 +177,10 @@ def kept_settings(run: Run, first: str) -> dict[str, Any]:
 def assigned(assignments: Sequence[str]) -> dict[str, Any]:
     """Convert the assignments of `--set` to settings, {"train.max_steps": "20"}.
 
-    The value of a `trl.…` name is parsed as a Python literal where it is one.
+    The value of a `trl.…` name is parsed as a Python literal if it is one.
 
     Raises:
-        ValueError: There is no `=`.
+        ValueError: An assignment has no `=`.
     """
     settings: dict[str, Any] = {}
     for assignment in assignments:
@@ -188,7 +189,7 @@ def assigned(assignments: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"--set {assignment!r}: write NAME=VALUE, such as train.beta=0.1")
         settings[name.strip()] = value
         if name.startswith("trl."):
-            with suppress(ValueError, SyntaxError):  # then it is text
+            with suppress(ValueError, SyntaxError):  # not a literal: it stays text
                 settings[name.strip()] = ast.literal_eval(value)
     return with_full_paths(settings)
 
@@ -202,9 +203,9 @@ def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _full_path(name: str, value: str) -> str:
-    """Make an existing path absolute, even inside mine.py:Guess; return anything else unchanged.
+    """Make an existing path absolute, also in "mine.py:Guess"; return anything else unchanged.
 
-    A name of a task, an environment or a preset is not taken for a folder of that name.
+    The name of a task, environment or preset is not taken for a folder of that name.
     """
     path, colon, of_file = value.partition(":") if ".py:" in value else (value, "", "")
     folder = name in FOLDERS and path not in ("", *TASKS) and Path(path).is_dir()
@@ -241,7 +242,7 @@ def run_pipeline(
         first: The first stage, "01" … "04"; the stages before it must be done.
         last: The last stage, "01" … "04".
         force: Whether to start a stage even if its inputs have changed.
-        dry_run: Whether to print what would be executed, and start nothing.
+        dry_run: Whether to start nothing, and only print what would be executed.
 
     Raises:
         ValueError: Before anything starts: a setting is unknown or does not fit, or an earlier
@@ -350,8 +351,8 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Non
     from grpo_nb.training.checkpoints import trained_steps
 
     note = f"The notebook up to there: {target}"
-    if entry != before:  # otherwise it had not started, and its earlier results are valid
-        with suppress(OSError):  # a full disk, which `why` names; the stage is then "cut off"
+    if entry != before:  # otherwise the stage did not start, and its earlier results are valid
+        with suppress(OSError):  # a full disk, as `why` reports; the stage is then "cut off"
             run.record(stage, {"status": "failed", "error": why})
     if stage == "03" and (steps := trained_steps(run / "train")):
         note += f"\nThe training is kept up to step {steps}"
@@ -359,7 +360,7 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Non
 
 
 def set_environment(run: Run) -> None:
-    """Set what child processes inherit: folders, no progress bars, no busy-waiting threads."""
+    """Set the environment of child processes: folders, no progress bars, no busy-waiting."""
     wait_passively()
     path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent)})

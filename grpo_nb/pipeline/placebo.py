@@ -18,12 +18,12 @@ TAKEN_OVER = ("01", "02")
 
 
 def run_placebo(name: str, kind: str, force: bool = False) -> Run:
-    """Train and evaluate a placebo of a run; an interrupted one continues.
+    """Train and evaluate a placebo of a run, or continue an interrupted placebo.
 
     Args:
         name: The name of a trained and evaluated run.
         kind: A name in PLACEBOS.
-        force: Whether to start the stages even if a check fails, as for a run that was forced.
+        force: Whether to start the stages even if a check fails, as when the run was forced.
 
     Returns:
         The run NAME-KIND. Stages that are done with the run's data and settings are not run again.
@@ -60,7 +60,7 @@ def resolve_placebo(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
         )
     refuse_undone(run, "05")
     stored = configs.stored(run.config())
-    stored.pop("train.resume")  # it was meant for one training run
+    stored.pop("train.resume")  # it applies to one training run only
     config = configs.resolve(run.config().profile, {"train.placebo": kind}, stored=stored)
     paid_weights(load_rewards(config.rewards), kind)
     if placebo.manifest() and placebo.config().train.placebo != kind:
@@ -69,7 +69,7 @@ def resolve_placebo(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
 
 
 def take_over(run: Run, placebo: Run, config: configs.RunConfig) -> None:
-    """Copy what stages 01 and 02 wrote, then their entries in the manifest."""
+    """Copy the files that stages 01 and 02 wrote, then their entries in the manifest."""
     entries = {stage: run.manifest()[stage] for stage in TAKEN_OVER}
     for relative in (path for entry in entries.values() for path in entry["outputs"]):
         (placebo / relative).parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Do what stages 01 to 03 do, one function each; notebooks 1 to 3 do the same, cell by cell.
+"""Run stages 01 to 03, with one function for each; notebooks 1 to 3 do the same, cell by cell.
 
     stage = runs.start_stage("01", "mine")
     stages.prepare_data(stage)
 
-The quickstart and the launcher call them. Stage 04 is notebook 4, which runs in its own process.
+The quickstart and the launcher call them. Notebook 4 is stage 04 and runs in its own process.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def prepare_data(stage: Stage, policy: models.Policy | None = None) -> Checks:
 
 
 def test_rewards(stage: Stage, policy: models.Policy | None = None) -> tuple[RewardTest, Verdict]:
-    """Test the rewards of the cell `%%rewards`, or else the run's, and finish stage 02.
+    """Test the rewards of the cell `%%rewards`, or else those of the run, and finish stage 02.
 
     Args:
         stage: Stage 02.

@@ -1,14 +1,14 @@
-"""Sweeps: many runs described in one file, each in its own process, so that kill -9 loses nothing.
+"""Run the many runs of a sweep file, each in its own process, so that kill -9 loses nothing.
 
     name: rates
     settings: {train.max_steps: 100}
     grid: {train.learning_rate: [1e-3, 3e-4], seed: [0, 1, 2]}
 
 Instead of `grid`, a file may have `list: [{train.beta: 0.01}, …]`. When the process that started a
-trial ends, the system sends the trial SIGTERM, and it saves its work. There is no state outside the
-runs: a trial's manifest tells whether it is done, its config.yaml holds its settings, and its locks
-show whether a process is working on it. So each call of `run_sweep` starts every trial that is
-neither done nor in use. `cluster` does the same on Ray.
+trial ends, the system sends SIGTERM to the trial, which then saves its work. There is no state
+outside the runs: a trial's manifest shows whether it is done, its config.yaml holds its settings,
+and its locks show whether a process is working on it. So each call of `run_sweep` starts every
+trial that is neither done nor in use. `cluster` does the same on Ray.
 """
 
 import os
@@ -32,7 +32,7 @@ KEYS = ["name", "profile", "settings", "grid", "list"]
 LOCKS = (".lock", ".pipeline.lock")
 POLL = 0.05  # time between two polls of the trials [s]
 STOPPED = "stopped"
-# Runs the command given to it, which gets SIGTERM when the thread that started it ends.
+# Runs a command, which gets SIGTERM when the thread that started this program ends.
 ENDS_WITH_STARTER = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
@@ -65,7 +65,7 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
 
     Args:
         path: The YAML file.
-        elsewhere: Whether the trials run on other machines, so that this one's GPU is irrelevant.
+        elsewhere: Whether the trials run on other machines, so that the local GPU is irrelevant.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -114,7 +114,7 @@ def plan(sweep: Sweep) -> str:
 
 
 def trial_command(sweep: Sweep, trial: Trial) -> list[str]:
-    """Return the command `grpo-nb run` from the first stage that is not done."""
+    """Return the `grpo-nb run` command that starts at the first stage that is not done."""
     command = [sys.executable, "-m", "grpo_nb", "run", f"--name={trial.name}"]
     command += [f"--profile={sweep.profile}", f"--from={Run(trial.name).undone()}"]
     return command + [f"--set={name}={value}" for name, value in trial.settings.items()]
@@ -202,13 +202,13 @@ def run_sweep(sweep: Sweep, jobs: int = 1, command: Command = trial_command) -> 
     Args:
         sweep: The sweep to run.
         jobs: The number of trials at a time; at most one per GPU, if there are GPUs.
-        command: The command of a trial, which must leave the manifest of a finished run.
+        command: Returns the command of a trial, which must write the manifest of a finished run.
 
     Returns:
-        0 if every trial is done, 1 if some failed.
+        0 if every trial is done, else 1.
 
     Raises:
-        ValueError: Before anything starts: a run exists with other settings, or too many jobs.
+        ValueError: Before anything starts: a run exists with other settings, or `jobs` is wrong.
         Stopped: SIGTERM or SIGINT was received; running trials saved their work.
     """
     free, stop = SimpleQueue(), Event()

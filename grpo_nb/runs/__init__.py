@@ -2,7 +2,7 @@
 """The run directory and its settings, which every stage reads first and writes last.
 
 `settings` defines every setting, `config` resolves their values and records where each came from,
-`profiles` holds the settings for a machine and `tasks` those for a task, `directory` is a run's
+`profiles` holds settings for machines and `tasks` settings for tasks, `directory` is a run's
 folder with its manifest, `checks` holds the results of a stage's checks, `files` reads and writes
 files safely, and `names` rejects misspelt names.
 """

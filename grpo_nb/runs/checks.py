@@ -1,4 +1,4 @@
-"""The result of one check: the same type for every stage and every tool."""
+"""Hold the results of checks, in the same type for every stage and every tool."""
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -10,7 +10,7 @@ class Check(NamedTuple):
     """Hold the result of one check.
 
     name: What was checked; unique within its stage.
-    state: "ok"; "warning" if it works but deserves attention; "stop" if continuing is pointless;
+    state: "ok"; "warning" if the result deserves attention; "stop" if continuing is pointless;
         "not yet" if the stage or run that the check needs has not been executed.
     evidence: What was observed, with its numbers.
     fix: What to change if the state is not "ok".

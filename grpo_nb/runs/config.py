@@ -1,6 +1,6 @@
 """`RunConfig`: every setting of a run, and where its value came from.
 
-Values are layered: library default < profile < task < what was set for the run. An unknown name is
+Values are layered: library default < profile < task < value set for the run. An unknown name is
 rejected before anything starts, with the nearest known name. A run's `config.yaml` stores each
 value with its source: `train.max_steps: [200, set]`.
 """
@@ -36,7 +36,7 @@ from grpo_nb.runs.settings import (
 
 
 class RunConfig(Section):
-    """Hold all settings of one run; `SECTION_STAGE` says which notebook holds which section."""
+    """Hold all settings of one run; `SECTION_STAGE` gives the stage that takes each section."""
 
     profile: str = ""
     sources: dict[str, str] = setting({}, "where each setting's value came from")
@@ -66,7 +66,8 @@ SET = "set"  # the source of a value that was set for the run
 Sourced = tuple[Any, str]  # a value and its source
 OTHER_VERSION = "choose another run_name, or move the folder away"
 DIFFICULTY = {"min_pass_rate", "max_pass_rate", "order"}  # need data.difficulty_prompts
-# The prompts ask for the answer form, so stage 01 sets it; what GRPO starts from is judged in 02.
+# Stage 01 writes the prompts, which ask for the form, so the form is its setting. Stage 02 judges
+# the model that GRPO starts from, so the SFT warm-up belongs there.
 SETTING_STAGE = {"rewards.form": "01", "rewards.opened": "01"} | dict.fromkeys(
     ("train.sft_steps", "train.sft_learning_rate", "train.sft_until", "train.sft_answers"), "02"
 )
@@ -96,7 +97,7 @@ def of_stage(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_unknown_setting(name: str) -> None:
-    """Raise ValueError with the nearest known name; TRL itself checks names under `trl.`."""
+    """Raise ValueError for an unknown setting, with the nearest name; TRL checks `trl.` names."""
     if not re.fullmatch(r"trl\.\w+", str(name)):
         refuse_unknown("setting", str(name), [*MEANINGS, *SHORT])
 
@@ -139,7 +140,7 @@ def resolve(
 
 
 def _checked(profile: str, sourced: Mapping[str, Sourced]) -> RunConfig:
-    """Build the configuration, and check its names, its values, and that these fit together."""
+    """Build the configuration; refuse unknown names, wrong values and conflicting settings."""
     sources = {name: source for name, (_, source) in sourced.items()}
     fields: dict[str, Any] = {"profile": profile, "sources": sources}
     fields |= {section: {} for section in SECTION_STAGE}
@@ -163,7 +164,7 @@ def _checked(profile: str, sourced: Mapping[str, Sourced]) -> RunConfig:
 
 
 def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
-    """Return each way in which settings can conflict: (whether they do, why and what to change)."""
+    """Return each possible conflict of settings: (whether it occurs, why and what to change)."""
     data, model, train = config.data, config.model, config.train
     group, batch = train.num_generations, config.step_completions
     need = data.max_prompt_tokens + train.max_completion_length
@@ -263,7 +264,7 @@ def refuse_few_rows(config: RunConfig, rows: int) -> None:
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
-    """Return every setting by its dotted name."""
+    """Return the value of every setting, by its dotted name."""
     values = {name: attrgetter(name)(config) for name in MEANINGS}
     return values | {f"trl.{name}": value for name, value in config.trl.items()}
 

@@ -57,7 +57,7 @@ class State(NamedTuple):
     status: "not started", "running", "done", "failed", "cut off" (its process is gone) or "stale"
         (an earlier stage was run again, or its settings were changed, after it was done).
     why: The status with its reason.
-    command: What continues the run from this stage; "" if it is done or running.
+    command: The command that continues from this stage; "" if the stage is done or running.
     """
 
     status: str
@@ -86,7 +86,7 @@ class Run:
         return self.path / relative
 
     def place(self, stage: str) -> str:
-        """Name what executes a stage: its notebook, or the cells above in the quickstart."""
+        """Name the place that executes a stage: its notebook, or cells of the quickstart."""
         return "the cells above" if self.one_page else f"{NOTEBOOKS[stage]}.ipynb"
 
     def manifest(self) -> dict[str, dict]:
@@ -104,7 +104,7 @@ class Run:
         """Take the lock, which the operating system frees when this process ends.
 
         Raises:
-            RuntimeError: Another process holds the lock, or the folder is another user's.
+            RuntimeError: Another process holds the lock, or the folder belongs to another user.
         """
         path = self / name
         # One lock per process, because widgets and cells run on different threads.
@@ -155,12 +155,12 @@ class Run:
         return next((stage for stage in NOTEBOOKS if self.state(stage).status != "done"), "")
 
     def why_undone(self) -> str:
-        """Say which stage is the first that is not done or is out of date; "" if all are done."""
+        """Describe the first stage that is not done or is out of date; "" if all are done."""
         stage = self.undone()
         return f"{NOTEBOOKS[stage]} of {self.name!r} is {self.state(stage).why}" if stage else ""
 
     def outdated(self, stage: str) -> str:
-        """Say which earlier results have changed since `stage` was done; "" if none have."""
+        """Return why `stage` is out of date: an earlier stage was run again; "" if none was."""
         manifest = self.manifest()
         inputs = manifest.get(stage, {}).get("inputs")
         for earlier in [name for name in NOTEBOOKS if inputs is not None and name < stage]:
@@ -171,7 +171,7 @@ class Run:
         return ""
 
     def _resettled(self, stage: str) -> str:
-        """Say that the settings of a done stage have changed since; "" if they have not."""
+        """Return why a done stage is out of date: its settings changed; "" if they have not."""
         recorded = self.manifest()[stage].get("settings")
         if not recorded or recorded == configs.digest(self.config(), stage):
             return ""
@@ -201,7 +201,7 @@ class Run:
             temporary.write_text(HEAD + text, encoding="utf-8")
 
     def settings(self) -> dict[str, Any]:
-        """Return what was set for the run, by dotted name."""
+        """Return the values that were set for the run, by dotted name."""
         return configs.set_values(self.config()) if (self / "config.yaml").exists() else {}
 
     def progress(self) -> str:
@@ -282,13 +282,13 @@ class Stage:
         self.run.record(self.stage, {"checks": list(by_name.values())})
 
     def change(self, settings: Mapping[str, Any]) -> None:
-        """Change settings of the run for this stage, for later stages, and for `--from`."""
+        """Change settings of the run for this stage, later stages and later calls of `--from`."""
         stored = configs.stored(self.config)
         self.config = configs.resolve(self.config.profile, settings, stored=stored)
         self.run.write_config(self.config)
 
     def finish(self, *outputs: str) -> str:
-        """Record the stage as done, release the run's lock, and say which notebook is next.
+        """Record the stage as done, release the run's lock, and return a sentence for the user.
 
         Args:
             outputs: Files and folders that this stage wrote, relative to the run.
@@ -320,14 +320,14 @@ def start_stage(
 ) -> Stage:
     """Resolve the configuration, check the earlier stages, and lock the run.
 
-    The inputs and outputs of the stage's last execution stay in the manifest until it finishes.
+    The inputs and outputs of the stage's last execution stay in the manifest until this one ends.
 
     Args:
         stage: "01" … "04".
         run_name: The name of the run, or its folder.
         settings: Dotted names to values, {"train.max_steps": 20}, for this stage.
         profile: The run's profile, or "auto"; used by stage 01 only.
-        task: The run's task; used by stage 01 only, unless `settings` has one.
+        task: The run's task, used by stage 01 only; a task in `settings` overrides it.
         force: Whether to start even if an earlier stage is not done or has changed.
         all_stages: Whether the notebook holds every stage. If so, `settings` may belong to any
             stage, and those of this stage and later ones apply.
@@ -343,7 +343,7 @@ def start_stage(
         if (owner := configs.stage_of(name)) != stage and not all_stages:
             raise ValueError(f"{name} belongs to {NOTEBOOKS[owner]}: set it there, not here")
     settings = {name: v for name, v in settings.items() if configs.stage_of(name) >= stage}
-    if stage == "01" and task != "math":  # which is the default
+    if stage == "01" and task != "math":  # the default is "math"
         settings = {"task": task} | settings
     config = resolve_stages(run, settings, stage, "04" if all_stages else stage, profile)
     if not force:
@@ -366,7 +366,7 @@ def resolve_stages(
 
     Earlier stages keep the run's settings, and so do later stages that are done, because their
     results came from those settings. Of the other later stages, only values that were set are kept.
-    If the settings of later stages do not fit the new ones, they are dropped.
+    If the settings of later stages do not fit the new ones, all of them are dropped.
 
     Raises:
         ValueError: A setting is wrong, or stage 03 would run with too few rows for a step.
@@ -396,7 +396,7 @@ def resolve_stages(
 
 
 def _train_rows(run: Run, config: configs.RunConfig, first: str) -> int | None:
-    """Return the number of training rows, or before stage 01 its upper limit; None if unknown."""
+    """Return the number of training rows, or an upper limit before stage 01; None if unknown."""
     if first > "01":
         report = run / "data/report.json"
         return read_json(report).get("train_rows") if report.exists() else None

@@ -1,4 +1,4 @@
-"""Atomic file writes, files of JSON lines, and strict readers for JSON and YAML."""
+"""Write files atomically, append and read JSON lines, and read JSON and YAML strictly."""
 
 import errno
 import hashlib
@@ -52,7 +52,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         before = path.with_name(f".{path.name}.{os.getpid()}.old")
-        if path.is_dir():  # if killed from here on, one of the two folders is left complete
+        if path.is_dir():  # a kill from here on leaves one of the two folders complete
             path.replace(before)
         temporary.replace(path)
         shutil.rmtree(before, ignore_errors=True)
@@ -89,7 +89,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def append_line(path: Path, content: dict[str, Any]) -> None:
-    """Append one JSON line, on its own line even after an incomplete one; NaN becomes null."""
+    """Append JSON as a new line, even after an incomplete line; NaN and infinity become null."""
     finite = {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in content.items()
@@ -103,7 +103,7 @@ def append_line(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read every whole line; a process that was killed may have left incomplete lines."""
+    """Return the JSON of every whole line; a killed process may have left incomplete lines."""
     contents = []
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""YAML files of settings: a profile suits a machine, and a task says what the model is to learn.
+"""Read YAML files of settings: a profile suits a machine; a task sets what the model learns.
 
 A profile's file also states how much memory the GPU must have (`memory_gib`). None of the GPU
 profiles has been measured on its GPU: tests/runs/test_config.py estimates their memory, and the
@@ -26,8 +26,8 @@ TINY, REAL = "tiny-cpu", "smollm2-cpu"  # the profiles that need no GPU
 def detect_profile(model: Any = "") -> str:
     """Return the largest profile that fits this machine's first GPU.
 
-    Between profiles of equal memory the GPU's name decides. Without a GPU, or with one that has
-    less than 14 GiB or is too old for CUDA 13, it returns `tiny-cpu`, whose model trains anywhere.
+    Between profiles of equal memory the GPU's name decides. Without a GPU that has at
+    least 14 GiB and supports CUDA 13, the result is `tiny-cpu`, whose model trains anywhere.
 
     Args:
         model: The `model.model_path` that is set, if any. If it is set and no GPU fits, the result

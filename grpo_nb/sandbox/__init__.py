@@ -1,7 +1,7 @@
 """Run generated Python against tests in a sandbox, where it can do no harm and cannot cheat.
 
-Each program has its own sandbox: bubblewrap with resource limits, or, where that cannot
-work (inside default Docker, say), pydantic-monty, an interpreter of a subset of Python.
+Each program has its own sandbox: bubblewrap with resource limits, or, where that does not
+work (for example in default Docker), pydantic-monty, which interprets a subset of Python.
 The program never judges itself: inputs go in, plain values come out, and this process
 compares them. No expected value enters the sandbox, so no program can know or forge one.
 `run_tests` returns a `Verdict`; `run_program` runs one program for its output.
@@ -27,7 +27,7 @@ from grpo_nb.sandbox.values import DEFAULT_LIMITS, Limits, Outcome, Verdict, rea
 def run_tests(
     code: str, tests: Any, *, limits: Limits = DEFAULT_LIMITS, backend: str = "auto"
 ) -> Verdict:
-    """Run one program against its tests.
+    """Run one program against its tests and return the verdict.
 
     Args:
         code: The program.
@@ -78,7 +78,7 @@ def _run(code: str, asks: list[Any], limits: Limits, backend: str) -> Outcome:
 
 
 def choose_backend(backend: str = "auto") -> str:
-    """Return the backend that will run: "bubblewrap" or "monty", and nothing that isolates less."""
+    """Return the backend that will run: "bubblewrap" or "monty", never one that isolates less."""
     if backend not in ("auto", "bubblewrap", "monty"):
         raise ValueError(f"backend {backend!r}: use 'auto', 'bubblewrap' or 'monty'")
     if backend != "monty" and not (problem := bubblewrap_problem()):

@@ -26,7 +26,7 @@ def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:
     """Return the command that starts bubblewrap, as an ordinary user.
 
     Limits on processes do not apply to root, so root becomes another user first. That user cannot
-    read an interpreter below /root, so it is then mounted at /mnt, for this process tree only.
+    read an interpreter below /root, so this is mounted at /mnt, for this process tree only.
     """
     prefix = Path(sys.base_prefix).resolve()
     python = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
@@ -40,7 +40,7 @@ def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:
         before += nobody
     sandbox = "--unshare-all --unshare-user --disable-userns --die-with-parent --new-session"
     sandbox += " --as-pid-1 --uid 65534 --gid 65534 --hostname sandbox --clearenv"
-    sandbox += " --setenv PYTHONHASHSEED 0"  # sets come in the same order each time
+    sandbox += " --setenv PYTHONHASHSEED 0"  # so that sets have the same order each time
     sandbox += f" --block-fd {gate_fd} --info-fd {info_fd}"
     for path in ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache"):
         sandbox += f" --ro-bind-try {path} {path}"
@@ -154,7 +154,7 @@ def _collect(
 
 
 def _read(line: bytes, most_bytes: int) -> tuple[str, Any]:
-    """Read one answer, which the program may have forged; return a verdict for any bytes."""
+    """Return the answer in a line, whatever its bytes: the program may have forged the line."""
     try:
         if len(line) > most_bytes:  # a set of many numbers with equal hashes would take forever
             raise ValueError

@@ -1,4 +1,4 @@
-"""Split tests: a program is asked inside the sandbox, and its answer is judged outside."""
+"""Split each test: the program is asked inside the sandbox, its answer is judged outside."""
 
 import ast
 import builtins
@@ -17,7 +17,7 @@ SHAPES = (
 
 
 def parse_tests(tests: Any) -> list[ProgramTest]:
-    """Parse tests of any shape."""
+    """Parse tests in any of the three shapes."""
     try:
         shape = json.loads(tests) if isinstance(tests, str) else tests
         parsed = _parse_cases(shape) if isinstance(shape, dict) else []
@@ -62,11 +62,11 @@ _CONSTRUCTORS = {kind.__name__: kind for kind in (set, frozenset, tuple, list, d
 
 
 def parse_assert(text: str) -> ProgramTest:
-    """Split an assert into what the program is asked and how its answer is judged here.
+    """Split an assert into a call for the program and a judgement of its answer, made here.
 
     The assert may be `f(2)` or `not f(2)`, judged by truth; `f(2) == 4` or `f(2) != 4`, with a
-    literal on either side; or `f(2) is` True, False or None. Others, such as
-    `all(f(i) == i for i in range(9))` or `abs(f(2) - 4) < 0.1`, let the program judge itself.
+    literal on either side; or `f(2) is` True, False or None. Others are refused: in
+    `all(f(i) == i for i in range(9))` or `abs(f(2) - 4) < 0.1` the program would judge itself.
     """
     try:
         (statement,) = ast.parse(text.strip()).body
@@ -84,7 +84,7 @@ def parse_assert(text: str) -> ProgramTest:
 
 
 def _split(test: ast.expr) -> tuple[ast.expr, Callable[[Any], bool], str]:
-    """Return (expression to evaluate inside, judgement outside, what is expected)."""
+    """Return (expression to evaluate inside, judgement outside, text of the expected value)."""
     expected = f"a value such that {ast.unparse(test)}"
     if not isinstance(test, ast.Compare):
         negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)

@@ -1,4 +1,4 @@
-"""Define limits and verdicts of programs, and say which Python values are plain, or equal."""
+"""Define limits and verdicts of programs, and decide which Python values are plain or equal."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ class Limits(NamedTuple):
     Attributes:
         seconds: Wall-clock time of all its tests together, from the start of its code.
         memory_mib: Address space of each of its processes, not of all together.
-        output_bytes: How much it may print (per test with stdin_stdout), and return from one test.
+        output_bytes: How much it may print (per test with stdin_stdout), or return in one test.
         processes: Processes and threads at one time; monty always has one.
     """
 
@@ -31,8 +31,8 @@ class Verdict(NamedTuple):
 
     Attributes:
         reasons: One per test, such as "wrong value: got 5, expected 4"; "" if it passed.
-        failure: Why the sandbox itself could not judge, else "". The program is not to blame, so a
-            reward gives None.
+        failure: Why the sandbox itself failed; "" if it did not. The program is not to blame for
+            such a failure, so a reward gives None.
     """
 
     passed: int
@@ -94,7 +94,7 @@ def same(expected: Any, got: Any) -> bool:
 
 
 def exact(value: Any) -> Any:
-    """Return a hashable stand-in that differs where types do: {1} and {True} are not the same."""
+    """Return a hashable key that differs where types differ: {1} and {True} get different keys."""
     if type(value) is tuple:
         return tuple, tuple(map(exact, value))
     if isinstance(value, set | frozenset):
@@ -103,7 +103,7 @@ def exact(value: Any) -> Any:
 
 
 def decode(item: Any) -> Any:
-    """Decode what the harness's `encode` wrote; a program may have forged it, so this may raise."""
+    """Decode a value that the harness's `encode` wrote; a value forged by a program may raise."""
     if isinstance(item, list):
         return [decode(part) for part in item]
     if not isinstance(item, dict):

@@ -109,7 +109,7 @@ def same_number(expected: Answer, answer: Answer) -> bool:
 
 
 def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare values if the names match or only one answer is an equation; else the equations."""
+    """Compare values if the names match or one answer is no equation; else compare equations."""
     if answer.kind != "equation" and not (expected.name or len(expected.parts) > 2):
         # The reference |AB| = 1 accepts 1, but 2x + 3y = 6 does not accept 6.
         return _symbolic(expected.text, answer.text, seconds)

@@ -107,7 +107,7 @@ class MathWorker:
 
 
 class _Pool:
-    """Hold at most one worker per core, and cache verdicts: answers repeat within a group."""
+    """Hold at most one worker per core, and cache verdicts, since answers repeat within a group."""
 
     def __init__(self) -> None:
         self.workers = [MathWorker() for _ in range(min(4, os.cpu_count() or 1))]

@@ -38,13 +38,13 @@ Batch = list[tuple[int, Row | str]]
 
 
 def read(config: DataConfig) -> Iterator[Batch]:
-    """Yield batches of rows, numbered from 1; in JSON Lines, a row has the number of its line.
+    """Yield batches of rows with their numbers, from 1; in JSON Lines these are line numbers.
 
     `data.source` names a built-in set, a local file (READERS), a folder, or a hub dataset.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: The source cannot be read; the message says what to do.
+        ValueError: The source cannot be read; the message gives the remedy.
     """
     numbered = ((n, row) for n, row in enumerate(_open(config), start=1) if row is not None)
     numbered = islice(numbered, config.max_rows or None)

@@ -55,7 +55,7 @@ class Cause(NamedTuple):
 
 
 def caused(run: Run) -> Checks:
-    """Check whether the reward caused the run's gain, once for each placebo beside the run.
+    """Check whether the reward caused the run's gain, once for each placebo of the run.
 
     Args:
         run: A trained and evaluated run.
@@ -97,9 +97,9 @@ def compare(run: Run, placebo: Run) -> Cause:
     """Compare a run with its placebo by their greedy answers to the same held-out prompts.
 
     Raises:
-        ValueError: One of them is not trained or not evaluated; the second is not a placebo, or
+        ValueError: One of the runs is not trained or evaluated; the second is not a placebo, or
             differs in more than its rewards; or the two answered different prompts.
-        FileNotFoundError: The file of the run's rewards is gone.
+        FileNotFoundError: The file of the run's rewards no longer exists.
     """
     _refuse(run, placebo)
     preset, seed = load_rewards(run.config().rewards), run.config().seed

@@ -37,7 +37,7 @@ EPISODES, GROUP = 16, 8  # episodes per policy; episodes of one row that must st
 PATIENCE = 20.0  # no further row is played after this time [s]
 TIE = 1e-6
 LUCKY, WON = 0.5, 0.75  # limits for a warning and a stop: 0 is failure, 1 is the oracle
-LEAK = 0.5  # share of rows that show their own answer, minus the share that show another's
+LEAK = 0.5  # limit of: share of rows that show their own answer, minus share that show another's
 SOME = 0.1  # share of the rows above which a warning becomes a stop
 FIXES = read_yaml(Path(__file__).with_name("findings.yaml"))  # {finding: what to do}
 ATTEMPTS = {  # policies that should not win
@@ -68,7 +68,7 @@ def findings(
     try:
         with redirect_stdout(io.StringIO()) as output:
             plays, faults = _play_all(environment, rows)
-    except Exception as error:  # an author's class may raise anything, and that is the finding
+    except Exception as error:  # an author's class may raise anything, and the error is the finding
         at = traceback.extract_tb(error.__traceback__)[-1]
         evidence = f"{type(error).__name__}: {error} (line {at.lineno} of {at.name})"
         return [_finding("episode", f"{environment.title}: {evidence}")]

@@ -121,7 +121,7 @@ def check_rows(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     max_prompt_tokens: int = 0,
 ) -> list[Check]:
-    """Begin an episode with each row; return the check "environment", [] without an environment.
+    """Begin an episode with each row; return a list of one check, or [] without an environment.
 
     Stage 01 calls this function before anything is sampled.
 
@@ -129,7 +129,7 @@ def check_rows(
         environment: The environment of the task, if there is one.
         rows: Prepared rows.
         tokenizer: The model's tokenizer; None leaves prompts unmeasured.
-        max_prompt_tokens: The limit of a prompt with the text that `reset` adds [tokens].
+        max_prompt_tokens: The limit of a prompt, including the text that `reset` adds [tokens].
 
     Raises:
         ValueError: A row has images or lacks a column that `reset` takes; `reset` raises;

@@ -2,7 +2,7 @@
 
     episode = perform(environment, row, policies(environment, row, other)["random calls"])
 
-A policy reads what a model would read: the prompt, the tools' schemas and the results so far. Its
+A policy gets the same input as a model: the prompt, the tools' schemas and the results so far. Its
 turn is a text, which ends the episode, or a call, as in an author's `solve`.
 """
 
@@ -21,7 +21,7 @@ AGAIN = 3  # number of calls after the end
 
 
 class PlayerView(NamedTuple):
-    """Hold what a policy knows when it chooses its next turn."""
+    """Hold the information from which a policy chooses its next turn."""
 
     environment: Environment
     messages: Sequence[Message]

@@ -68,7 +68,7 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
 
 
 def _begin(trainer: Any) -> None:
-    """Print the shares of a step, then a line for each step; ignore SIGTERM outside `train`."""
+    """Print how processes share a step, then a line per step; ignore SIGTERM outside `train`."""
     print(_shares(trainer.args))
     trainer.watch(lambda update: print(_line(update), flush=True))
     if ranks.count() > 1:

@@ -22,7 +22,7 @@ def prepare_data(stage: Stage, policy: models.Policy | None = None) -> Checks:
 
     Args:
         stage: Stage 01.
-        policy: A loaded policy, which measures the difficulty of prompts; None loads the base.
+        policy: A loaded policy, for measuring the difficulty of prompts; None loads the base.
 
     Returns:
         The checks, which are also in the manifest.

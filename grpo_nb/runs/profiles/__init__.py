@@ -26,8 +26,8 @@ TINY, REAL = "tiny-cpu", "smollm2-cpu"  # the profiles that need no GPU
 def detect_profile(model: Any = "") -> str:
     """Return the largest profile that fits this machine's first GPU.
 
-    Between profiles of equal memory the GPU's name decides. Without a GPU that has at
-    least 14 GiB and supports CUDA 13, the result is `tiny-cpu`, whose model trains anywhere.
+    Between profiles of equal memory the GPU's name decides. Without a GPU that has at least 14 GiB
+    and supports CUDA 13, the result is `tiny-cpu`, whose model trains anywhere.
 
     Args:
         model: The `model.model_path` that is set, if any. If it is set and no GPU fits, the result

@@ -37,7 +37,7 @@ def run_tests(
 
     Raises:
         ValueError: Tests have an unknown shape, or an assert cannot be judged from outside.
-        RuntimeError: The backend does not work here; the message says what to install.
+        RuntimeError: The backend does not work here; the message names what to install.
     """
     parsed = parse_tests(tests)
     outcome = _run(code, [test.ask for test in parsed], limits, backend)

@@ -26,7 +26,7 @@ def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:
     """Return the command that starts bubblewrap, as an ordinary user.
 
     Limits on processes do not apply to root, so root becomes another user first. That user cannot
-    read an interpreter below /root, so this is mounted at /mnt, for this process tree only.
+    read an interpreter below /root, so it is mounted at /mnt as well, for this process tree only.
     """
     prefix = Path(sys.base_prefix).resolve()
     python = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"

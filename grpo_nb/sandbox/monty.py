@@ -80,8 +80,8 @@ def _feed(
     """Return one answer of a monty session.
 
     Raises:
-        TimeoutError: The program timed out or crashed monty; the message says which.
-        NotImplementedError: The program needs what monty lacks.
+        TimeoutError: The program timed out, or crashed monty, as the message states.
+        NotImplementedError: The program needs a feature that monty lacks.
     """
     import pydantic_monty as monty
 

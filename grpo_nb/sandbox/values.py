@@ -27,7 +27,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class Verdict(NamedTuple):
-    """Describe how a program did in its tests.
+    """Describe the results of a program in its tests.
 
     Attributes:
         reasons: One per test, such as "wrong value: got 5, expected 4"; "" if it passed.

@@ -113,7 +113,7 @@ def _merged(policy: str, adapter: Path | None, quantization: str) -> "PreTrained
         return load_checkpoint(policy, adapter=None, quantization="16bit")
     with quiet(), hub_errors(policy):
         model = load_dequantized(policy, quantization)
-    from peft import PeftModel  # late: bitsandbytes, which it imports, is silenced by now
+    from peft import PeftModel  # late: it imports bitsandbytes, whose messages are off by now
 
     with hub_errors(str(adapter)):
         tuned = PeftModel.from_pretrained(model, adapter)

@@ -42,7 +42,7 @@ def weights(tuned: "PreTrainedModel", merged: "PreTrainedModel") -> dict[str, An
 
     Returns:
         weights (how many tensors there are), adapted (how many of them the adapter changes), kept
-        (the share of the adapter's change that the merged model holds; 1 is right), and faults
+        (the share of the adapter's change that is in the merged model; 1 is right), and faults
         ({kind: {name of a tensor: share}}, with the kinds of FAULTS). For the kind "adapter" the
         share is defined as for kept; for the others it is a relative distance.
     """
@@ -143,7 +143,7 @@ def compare(
 
 
 def _log_probs(model: "PreTrainedModel", inputs: "dict[str, Tensor]", tokens: int) -> "Tensor":
-    """Return the log-probabilities of the completion, the last `tokens`: [tokens, vocabulary]."""
+    """Return log-probabilities at the completion's tokens, the last ones: [tokens, vocabulary]."""
     import torch
 
     with torch.inference_mode():

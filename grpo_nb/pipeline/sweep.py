@@ -1,4 +1,4 @@
-"""Run the many runs of a sweep file, each in its own process, so that kill -9 loses nothing.
+"""Execute the many runs of a sweep file, each in its own process, so that kill -9 loses nothing.
 
     name: rates
     settings: {train.max_steps: 100}

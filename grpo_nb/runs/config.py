@@ -1,8 +1,8 @@
 """`RunConfig`: every setting of a run, and where its value came from.
 
 Values are layered: library default < profile < task < value set for the run. An unknown name is
-rejected before anything starts, with the nearest known name. A run's `config.yaml` stores each
-value with its source: `train.max_steps: [200, set]`.
+rejected before anything starts, and the error suggests the nearest known name. A run's
+`config.yaml` stores each value with its source: `train.max_steps: [200, set]`.
 """
 
 import hashlib
@@ -112,7 +112,7 @@ def resolve(
         layers: Dotted names to values that are set, {"train.max_steps": 20}, applied in order over
             all other values. Text is converted to the setting's type.
         stored: Values with their sources, from a configuration that was resolved before. A value
-            that differs from what its source gives counts as set, because somebody edited it.
+            that differs from the value of its source counts as set, because somebody edited it.
 
     Raises:
         ValueError: The profile, task or setting is unknown (the message gives the nearest name), a

@@ -320,7 +320,7 @@ def start_stage(
 ) -> Stage:
     """Resolve the configuration, check the earlier stages, and lock the run.
 
-    The inputs and outputs of the stage's last execution stay in the manifest until this one ends.
+    The manifest keeps the inputs and outputs of the stage's last execution until this one is done.
 
     Args:
         stage: "01" … "04".
@@ -418,7 +418,7 @@ def refuse_undone(run: Run, stage: str) -> None:
 
 
 def refuse_changed(run: Run, stage: str, otherwise: str) -> None:
-    """Raise ValueError if a file that the stage wrote differs from what the manifest records."""
+    """Raise ValueError if a file that the stage wrote differs from its record in the manifest."""
     for relative, digest in run.manifest().get(stage, {}).get("outputs", {}).items():
         path = run / relative
         if not path.exists() or sha256(path) != digest:

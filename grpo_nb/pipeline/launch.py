@@ -22,7 +22,7 @@ from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import ranks
 
 # A process that lost the connection to another one waits this long before it records its error.
-# The launcher, which polls every 0.1 s and rounds times to seconds, names the earliest error.
+# The launcher names the earliest error as the cause. It polls every 0.1 s, and rounds to seconds.
 SECONDS_TO_BE_ENDED = 3
 
 

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from grpo_nb import data, environments
 from grpo_nb.data import sources
 from grpo_nb.data.validate import LONG, MISSING, Fault, prompt_tokens, row_to_ask
-from grpo_nb.evaluation.comparison import score_rows
+from grpo_nb.evaluation.answering import score_rows
 from grpo_nb.export import refuse_incomplete, trained_paths
 from grpo_nb.models import open_engine
 from grpo_nb.models.hub import load_tokenizer

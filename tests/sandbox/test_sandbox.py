@@ -224,7 +224,7 @@ def as_ordinary_user(programs: list) -> list[sandbox.Verdict]:
 @pytest.fixture(scope="module", params=["as root", "as an ordinary user"])
 def verdicts(request, server):
     """{name: verdict}; both ways are the same where the tests themselves are not run as root."""
-    if problem := sandbox.bubblewrap_problem():
+    if problem := sandbox.bubblewrap.bubblewrap_problem():
         pytest.skip(f"bubblewrap does not work here: {problem}")
     programs = all_programs(server)
     if request.param == "as an ordinary user" and os.geteuid() == 0:
@@ -378,7 +378,9 @@ def mutated_lines(draw):
     return line[:start] + part + line[end:]
 
 
-JUDGES = sandbox.parse_tests(["assert f(2) == {(1, 2.0): {3j}}", "assert not f(2)", "assert f(2)"])
+JUDGES = sandbox.program_tests.parse_tests(
+    ["assert f(2) == {(1, 2.0): {3j}}", "assert not f(2)", "assert f(2)"]
+)
 
 
 @settings(max_examples=500)
@@ -388,7 +390,7 @@ JUDGES = sandbox.parse_tests(["assert f(2) == {(1, 2.0): {3j}}", "assert not f(2
 def test_whatever_a_sandbox_sends_back_ends_in_a_verdict(line):
     kind, payload = sandbox.bubblewrap._read(line, 10**6)
     assert kind == "value" or (kind == "failed" and isinstance(payload, str))
-    assert all(isinstance(sandbox.reason_of(test, (kind, payload)), str) for test in JUDGES)
+    assert all(isinstance(sandbox.values.reason_of(test, (kind, payload)), str) for test in JUDGES)
 
 
 def test_one_line_is_no_longer_than_one_answer_may_be():
@@ -499,10 +501,10 @@ def test_tests_of_another_shape_are_refused_with_the_shapes_that_are_not(tests):
 
 @pytest.fixture
 def no_bubblewrap(monkeypatch):
-    sandbox.bubblewrap_problem.cache_clear()
+    sandbox.bubblewrap.bubblewrap_problem.cache_clear()
     monkeypatch.setenv("PATH", "/nonexistent")
     yield
-    sandbox.bubblewrap_problem.cache_clear()
+    sandbox.bubblewrap.bubblewrap_problem.cache_clear()
 
 
 def test_auto_takes_monty_only_where_bubblewrap_does_not_work(request):

@@ -1,10 +1,7 @@
-"""Prepare rows for training: read any source, validate, measure, and split without leakage.
-
-    report = data.prepare(run, config.data, config.seed, count_tokens)
-    rows = data.load(run, "train")
+"""Prepare the rows of a run: read, validate, drop repeated and leaked rows, and split.
 
 A million rows can be prepared. They are read in batches, and only the JSON of each row, a few
-hashes and its images as PNG files stay in memory. `load` decodes the images of the rows it returns.
+hashes and its images as PNG files stay in memory.
 """
 
 import json
@@ -19,22 +16,13 @@ from tqdm import tqdm
 
 from grpo_nb.data import duplicates, sources
 from grpo_nb.data.references import printable
-from grpo_nb.data.report import LEAKS, REPEATED, Drops, checks, figures
+from grpo_nb.data.report import LEAKS, REPEATED, Drops, figures
 from grpo_nb.data.sources import Batch
-from grpo_nb.data.store import Row, load, pack, replace_train, write_rows
-from grpo_nb.data.validate import (
-    CONTRADICTORY,
-    CountTokens,
-    extra_columns,
-    refuse_unusable_rows,
-    validate_rows,
-)
+from grpo_nb.data.store import Row, pack, write_rows
+from grpo_nb.data.validate import CONTRADICTORY, CountTokens, extra_columns, validate_rows
 from grpo_nb.rewards import PRESETS, RewardSet
 from grpo_nb.runs import Run, atomic_path, write_json
 from grpo_nb.runs.config import DataConfig
-
-__all__ = ["CONTRADICTORY", "LEAKS", "REPEATED", "checks", "load", "prepare", "replace_train"]
-__all__ += ["refuse_unusable_rows"]
 
 
 def prepare(

@@ -1,6 +1,6 @@
 """GRPO notebook workbench: teach a language model a verifiable skill, and prove the gain.
 
-The four notebooks call the modules of this package; README.md says how to start.
+The notebooks call the modules of this package; README.md says how to start.
 """
 
 __version__ = "0.1.0"

@@ -59,7 +59,7 @@ def compare_answers(
 
 
 def unusable(expected: Answer, seconds: float = 0.5) -> str:
-    """Return why only an answer written like the reference can match it; "" if others can, too."""
+    """Return why the reference can match only its own text; "" if it can match other texts."""
     nameless = expected.kind == "equation" and not expected.name
     if nameless or expected.kind in ("expression", "inequality"):
         parsed = equal_latex(_latex(expected.text), "", seconds) is not None
@@ -109,7 +109,7 @@ def same_number(expected: Answer, answer: Answer) -> bool:
 
 
 def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare values if the names match or one answer is no equation; else compare equations."""
+    """Compare values where names or kinds allow it; else let math-verify compare the texts."""
     if answer.kind != "equation" and not (expected.name or len(expected.parts) > 2):
         # The reference |AB| = 1 accepts 1, but 2x + 3y = 6 does not accept 6.
         return _symbolic(expected.text, answer.text, seconds)
@@ -122,7 +122,7 @@ def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | N
 
 
 def _same_parts(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare sets in any order, but tuples and differently named values in the given order."""
+    """Compare sets in any order; compare tuples, and values without their names, in order."""
     left, right = expected.parts, list(answer.parts)
     several = len({part.name for part in left if part.name}) > 1  # k = 45, n = 2
     brackets = [one.kind == "set" or one.shape for one in (expected, answer)]

@@ -87,10 +87,11 @@ HEDGE = re.compile(
 def find_answer(text: str) -> str | None:
     r"""Return the part of a completion that states its answer; None if there is none.
 
-    This is the content of the last answer tag. Without a tag, only the text after `</think>` and
-    "**Final answer**" counts. The answer is then the contents of all boxes, or the text after the
-    last "the answer is", "Answer:" or `####`. Without these, it is the last sentence that begins
-    with "Therefore", "Thus", "Hence" or "So", or else the whole text.
+    This is the content of the last answer tag. Without a tag, only the text after `</think>`,
+    "**Final answer**" and the last "the answer is", "Answer:" or `####` counts. After `####`, all
+    of it is the answer; otherwise, the contents of its boxes are, or else its first sentence.
+    Without heading, marker and boxes, the answer is the last sentence that begins with "Therefore",
+    "Thus", "Hence" or "So", or else the whole text.
 
     >>> texts = "<answer>18</answer>", r"so \boxed{18}.", "The answer is 18. I hope so"
     >>> [find_answer(text) for text in texts]

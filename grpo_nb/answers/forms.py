@@ -102,7 +102,8 @@ class Form(NamedTuple):
         """Write a completion in this form.
 
         Args:
-            reasoning: The reasoning; None omits it and its marks. Some forms always omit them.
+            reasoning: The reasoning; None omits it and its marks, but still closes a tag that the
+                template opened. Some forms always omit them.
             answer: The final answer.
             answer_first: Whether to put the answer before the reasoning, which is the wrong order.
 
@@ -131,7 +132,7 @@ class Form(NamedTuple):
         return text.partition(self._end_of_thought)[2] if self.opened else text
 
     def _last_part(self, text: str) -> str:
-        """Return the text after `</think>`, where the answer may be; "" if `<think>` is open."""
+        """Return the text where the answer may be: in "think+boxed", only after `</think>`."""
         text = self._whole(text)
         if self.kind != "think+boxed":
             return text

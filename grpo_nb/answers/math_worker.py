@@ -38,9 +38,9 @@ def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bo
     Args:
         reference: The LaTeX of the reference answer.
         answer: The LaTeX to compare with it; "" only tests whether the reference can be parsed.
-        timeout_seconds: CPU time for an answer, in seconds. Each time-out multiplies the limit of
-            later answers by 0.6, and each answer in time raises it again, at most to this value.
-            This bounds the time of a batch.
+        timeout_seconds: CPU time for a comparison, in seconds. Each time-out multiplies the limit
+            of later comparisons by 0.6; each one that finishes raises the limit again, at most to
+            this value. This bounds the time of a batch.
 
     Returns:
         True if they are equal; False if not, or if the answer cannot be parsed or takes too long;

@@ -100,7 +100,7 @@ def _words(key: str) -> list[str]:
 
 
 def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
-    """Return which rows share an image with a held-out row, or are near-duplicates of such a row.
+    """Return which rows share an image with a held-out row, or are near-duplicates of one.
 
     If held-out rows have images, only images are compared, as rows often ask the same question.
 

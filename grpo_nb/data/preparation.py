@@ -85,7 +85,7 @@ def with_system_prompt(config: DataConfig, preset: RewardSet) -> DataConfig:
 
 
 def shortest(texts: Sequence[str], share: float) -> np.ndarray:
-    """Return, for each row as JSON, whether it is among the shortest `share` of the rows."""
+    """Return whether each row, given as JSON, is among the shortest `share` of the rows."""
     lengths = np.array(list(map(len, texts)))
     return lengths <= np.quantile(lengths, share)
 
@@ -117,7 +117,7 @@ def _columns(names: Sequence[str], config: DataConfig) -> dict[str, Any]:
 def _read(
     drops: Drops, batches: Iterable[Batch], config: DataConfig, count_tokens: CountTokens
 ) -> tuple[pd.DataFrame, list[int]]:
-    """Return a table of the usable rows, and the number of tokens of every prompt.
+    """Return a table of the usable rows, and the number of tokens of every measured prompt.
 
     The table has one line per row: its fingerprints, and the columns "packed" (the row) and "kind".
     """

@@ -101,7 +101,7 @@ def mathematics(answer: str) -> tuple[str, Any]:
     (('interval', '(1,2\\pi]'), ('number', Fraction(-18, 1)))
 
     Raises:
-        ValueError: No answer can match the reference; the message gives the reason.
+        ValueError: The reference could match only its own text; the message gives the reason.
     """
     reference = answers.read_reference(answer)
     if fault := answers.unusable(reference):

@@ -45,7 +45,7 @@ class Drops(dict[str, dict[str, Any]]):
 
 
 def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
-    """Return the share of parsed answers, the prompt lengths, and a cap for 99 % of the prompts."""
+    """Return the share of parsed answers, the prompt lengths, and a cap that 99 % of them fit."""
     failures = drops.get(KIND, {"count": 0})["count"]
     p50, p95, p99 = (int(np.percentile(tokens, p, method="higher")) for p in (50, 95, 99))
     lengths = {"p50": p50, "p95": p95, "p99": p99, "max": max(tokens)}

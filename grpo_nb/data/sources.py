@@ -178,8 +178,9 @@ def _records(path: Path, file: IO[str], mark: str) -> Iterator[list[str]]:
 def _refuse_stray_quotes(cells: list[str], mark: str, columns: int) -> None:
     """Refuse a record if most of its lines could be rows, which stray quotes may have joined.
 
-    A separator before a space or at the end of a line counts as prose. Stray quotes can only be in
-    the first and the last line. These two must therefore have enough separators, prose or not.
+    A separator before a space or at the end of a line counts as prose. Stray quotes would be in
+    the first and last lines, so a record is refused only if both have enough separators, prose or
+    not.
 
     Raises:
         csv.Error: Most lines of the record could be rows.

@@ -49,7 +49,7 @@ class ValidRow(NamedTuple):
 def validate_rows(
     batch: Batch, config: DataConfig, count_tokens: CountTokens
 ) -> tuple[list[ValidRow], list[Fault], list[int]]:
-    """Return the rows that can be used, the faults of the others, and the lengths of all prompts.
+    """Return the usable rows, the faults of the others, and the lengths of the measured prompts.
 
     Args:
         batch: Rows with their numbers.

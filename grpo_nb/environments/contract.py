@@ -61,7 +61,7 @@ def tool(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Call(NamedTuple):
-    """Hold a call of a tool with its result or error."""
+    """Hold a tool call with its result or error."""
 
     name: str
     arguments: dict[str, Any]

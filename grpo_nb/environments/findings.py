@@ -37,7 +37,7 @@ EPISODES, GROUP = 16, 8  # episodes per policy; episodes of one row that must st
 PATIENCE = 20.0  # no further row is played after this time [s]
 TIE = 1e-6
 LUCKY, WON = 0.5, 0.75  # limits for a warning and a stop: 0 is failure, 1 is the oracle
-LEAK = 0.5  # limit of: share of rows that show their own answer, minus share that show another's
+LEAK = 0.5  # limit of (share of rows that show their own answer) - (share that show another's)
 SOME = 0.1  # share of the rows above which a warning becomes a stop
 FIXES = read_yaml(Path(__file__).with_name("findings.yaml"))  # {finding: what to do}
 ATTEMPTS = {  # policies that should not win
@@ -190,7 +190,7 @@ def _failure(play: dict[str, Episode]) -> list[float]:
 
 
 def _leaks(rows: Sequence[Row], plays: Plays) -> Iterator[Check]:
-    """Check whether rows reveal an unearned answer: their own more often than another row's."""
+    """Check whether play without skill reveals a row's own answer more often than another row's."""
     if "oracle" not in plays[0]:
         return
     answers = list(map(_answer, plays))

@@ -1,5 +1,5 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
-"""Evaluate whether a model is better than another on held-out prompts, how surely, and why.
+"""Evaluate whether one model beats another on held-out prompts, with what certainty, and why.
 
 `answering` answers every prompt with each model, `report` compares the models with intervals,
 `placebos` tests whether the reward caused the gain, and `leaderboard` ranks runs. `answer_file`

@@ -1,4 +1,4 @@
-"""Compare models on the same held-out prompts and seeds: is one better, and how surely?"""
+"""Answer the same held-out prompts with each model, with the same seeds, and score the answers."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -193,7 +193,7 @@ def evaluate_model(
 def score_rows(
     rows: Sequence[dict], groups: Sequence[Sequence[Sample]], bench: Bench
 ) -> pd.DataFrame:
-    """Score the completions of rows that have a reference answer.
+    """Tabulate the completions, and score those of rows that have a reference answer.
 
     Args:
         rows: Rows with a question, and with the reference answer if it is known.

@@ -166,7 +166,7 @@ def _difference(line: Any) -> str:
 
 
 def show(board: Board) -> None:
-    """Print every table that is not empty."""
+    """Print every table that is not empty, and the number of real differences in any case."""
     real = board.pairs[board.pairs["verdict"] == "real"]
     largest = real.drop(columns=["p", "verdict"]).sort_values("difference", ascending=False)[:10]
     tables = {

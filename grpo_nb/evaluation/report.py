@@ -46,8 +46,8 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
         preset: The run's rewards.
 
     Returns:
-        accuracy, format, reward, each reward, tokens and truncated (means over the samples of
-        the prompt), the counts of episodes, and pass@1 … pass@k.
+        Means over the prompt's samples of accuracy, format, reward, each reward, tokens, truncated
+        and, for episodes, the counts in EPISODE; then pass@1 … pass@k.
     """
     names = ["accuracy", "format", "reward", *preset.names, "tokens", "truncated"]
     names += [name for name in EPISODE if name in lines]
@@ -95,7 +95,7 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
         report[decoding] = {
             label: _summary(per_model, preset, config.seed) for label, per_model in figures.items()
         }
-    pairs = combinations(figures.items(), 2)  # `figures` is of greedy answers, the last decoding
+    pairs = combinations(figures.items(), 2)  # `figures` now holds the greedy answers
     return report | {"comparisons": [compare_pair(*pair, preset, config.seed) for pair in pairs]}
 
 
@@ -230,7 +230,7 @@ def table(report: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def before_after(samples: Samples, count: int) -> pd.DataFrame:
-    """List greedy answers of the first and last model: worsened ones, improved ones, the rest."""
+    """List the first and last model's greedy answers: the worsened, the improved, then the rest."""
     lines = [list(samples.values())[place] for place in (0, -1)]
     before, after = (each.query("decoding == 'greedy'").set_index("row") for each in lines)
     table = before.join(after[["completion", "correct", "accuracy"]], rsuffix=" after")

@@ -152,7 +152,7 @@ def _write(model: "PreTrainedModel", config: RunConfig, folder: Path) -> None:
 
 
 def _compare(run: Run, config: RunConfig, base: str, folder: Path) -> dict[str, Any]:
-    """Compare the adapter on its base with the merged files: weights, then answers."""
+    """Compare the adapter on its base with the merged files, in weights and on prompts."""
     merged_path = str(folder.resolve())
     prompts = [row["prompt"] for row in data.load(run, "eval")[: config.export.parity_prompts]]
     sampling = {"max_completion_length": config.train.max_completion_length}

@@ -1,8 +1,8 @@
 """Test whether the merged model is the policy that was trained: the parity gate.
 
 `weights` compares every weight of the merged files with the base's plus the adapter's change. This
-detects a merge error of any magnitude and shows its kind. Then the KL divergence on prompts
-measures the loss from rounding to 16 bits, and reveals faults outside the weights, such as a
+detects a merge error of any magnitude and shows its kind. The KL divergence on prompts measures
+the loss from rounding to 16 bits, and reveals faults outside the weights, such as a
 different config.json. docs/figures.md has the measurements behind the limits.
 """
 
@@ -109,7 +109,7 @@ def compare(
     prompts: Sequence[list[Message]],
     sampling: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Compare the adapter on its base with the merged model: weights, then held-out prompts.
+    """Compare the adapter on its base with the merged model, in weights and on held-out prompts.
 
     Both models score each token of the adapter's greedy completion, so that one differing token
     counts once and does not affect the tokens after it.
@@ -143,7 +143,7 @@ def compare(
 
 
 def _log_probs(model: "PreTrainedModel", inputs: "dict[str, Tensor]", tokens: int) -> "Tensor":
-    """Return log-probabilities at the completion's tokens, the last ones: [tokens, vocabulary]."""
+    """Return the log-probabilities at the completion's tokens, [tokens, vocabulary]."""
     import torch
 
     with torch.inference_mode():

@@ -228,7 +228,7 @@ class Meter:
         self.start_time = self.report_time = time.monotonic()
 
     def add(self, tokens: int, ended: int) -> None:
-        """Count new tokens of a batch, and report how many of its completions have ended."""
+        """Count a batch's new tokens and report progress; `ended` of its completions have ended."""
         self.tokens += tokens
         now = time.monotonic()
         if self.report and (now - self.report_time >= 1 or self.done == self.total):

@@ -18,7 +18,7 @@ DEFAULTS = re.compile(r"(?:{% if (\w+) is not defined %}{% set \1 = .*?%}{% endi
 
 
 def add_defaults(template: str, values: Mapping[str, Any]) -> str:
-    """Return the template with defaults for variables before it, unless it begins with them.
+    """Put defaults for variables before the template, unless it already begins with them.
 
     >>> add_defaults("Hi", {"thinking": False})
     '{% if thinking is not defined %}{% set thinking = False %}{% endif %}Hi'
@@ -33,8 +33,8 @@ def add_defaults(template: str, values: Mapping[str, Any]) -> str:
 def fold_system(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> list[Message]:
     """Move the system prompt to the start of the user's turn if the template has no system role.
 
-    For that role, the templates of Gemma 2 and of the first Mistral models raise an error; others
-    ignore it.
+    For that role, the templates of Gemma 2 and of the first Mistral models raise an error; some
+    templates ignore it.
     """
     roles = [turn["role"] for turn in prompt[:2]]
     if roles != ["system", "user"] or _takes_system(tokenizer):

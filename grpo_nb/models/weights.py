@@ -54,7 +54,7 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
 
     Args:
         model_path: Folder or hub name.
-        quantization: "4bit", or "16bit" for the model as it is on disk.
+        quantization: "4bit", or "16bit" for no quantization beyond that of the checkpoint.
         changes: Arguments of from_pretrained that replace ours, such as dtype.
     """
     from transformers import BitsAndBytesConfig

@@ -38,10 +38,10 @@ def train(
         force: Whether to start even if an earlier stage has changed, or a check fails.
 
     Raises:
-        ValueError: Before anything starts: the number of processes or a setting is wrong, a stage
-            is missing, or several processes cannot train the policy.
-        RuntimeError: The run is in use, a check failed, or training failed, here or in another
-            process, whose error the launcher prints.
+        ValueError: Before the first step: the number of processes or a setting is wrong, a stage is
+            missing, several processes cannot train the policy, or a check failed.
+        RuntimeError: The run is in use, or training failed, here or in another process, whose error
+            the launcher prints.
         KeyboardInterrupt: A signal stopped training; a checkpoint is kept.
     """
     os.environ.update(QUIET | {"GRPO_NB_RUNS": str(run.path.parent)})
@@ -68,7 +68,10 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
 
 
 def _begin(trainer: Any) -> None:
-    """Print how processes share a step, then a line per step; ignore SIGTERM outside `train`."""
+    """Print how the processes share a step, then a line per step.
+
+    With several processes, also ignore SIGTERM except while `Trainer.train` handles it.
+    """
     print(_shares(trainer.args))
     trainer.watch(lambda update: print(_line(update), flush=True))
     if ranks.count() > 1:

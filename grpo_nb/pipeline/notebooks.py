@@ -40,7 +40,7 @@ from grpo_nb.runs.files import disk_error, read_json, read_yaml
 from grpo_nb.runs.profiles import TASKS
 from grpo_nb.runs.signals import signals
 
-FOLDERS = ("data.source", "model.model_path")  # or files
+FOLDERS = ("data.source", "model.model_path")  # these may also be files
 PATHS = (*FOLDERS, "data.environment", "rewards.preset", "rewards.cases")
 QUIET = {
     "TQDM_DISABLE": "1",

@@ -43,7 +43,7 @@ def resolve_placebo(name: str, kind: str) -> tuple[Run, Run, configs.RunConfig]:
     """Return the run, its placebo, and the configuration of the placebo; write nothing.
 
     Raises:
-        ValueError: There is no such kind of placebo; the run is not done, was changed since, or
+        ValueError: There is no such kind of placebo; the run is not done, has changed since, or
             is a placebo itself; its rewards do not allow this kind; or another run has the
             placebo's name.
     """

@@ -32,7 +32,7 @@ from grpo_nb.rewards.prompts import question_key
 from grpo_nb.runs import Check
 
 PROBED_ROWS = 16
-PARTLY = 0.25  # tolerated first score of a hollow attack: a share of the way from wrong to right
+PARTLY = 0.25  # how far from wrong to right the first reward may score a hollow attack [share]
 WON_SHARE = 0.1  # the verdict fails if an attack wins on a larger share of rows
 FIX = "pay less for it, or gate it by correctness: docs/troubleshooting.md#verdicts-on-the-rewards"
 CONNECTIVES = "first because so therefore thus hence then next finally since "
@@ -88,7 +88,7 @@ WITH_REASONING = [
 
 
 def _attacks(preset: RewardSet, row: Row, other: str, users: Sequence[Attack]) -> list[Attack]:
-    """Return the reference, then every attack on one row, then the user's own attacks."""
+    """Return the reference, then all attacks on one row, including the user's own."""
     answer, reference, form = str(row["answer"]), preset.reference(row), preset.form
     values = {"answer": answer, "other": other, "question": row["question"]}
     values |= {"reference": reference, "wrong": preset.reference({**row, "answer": other})}

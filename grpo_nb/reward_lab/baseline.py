@@ -3,9 +3,8 @@
     test = open_test(stage, rewards.load_rewards(stage.config.rewards))
     verdict = reward_lab.judge(test)
 
-`rewards/baseline.parquet` stores one line per completion, with the sampling settings.
-With the same settings, later sampling reads this file, and samples only the prompts that the file
-lacks.
+`rewards/baseline.parquet` stores one line per completion, with the sampling settings. A later call
+with the same settings reads this file, and samples only for prompts that are not in it.
 """
 
 import math
@@ -115,7 +114,7 @@ def sample(
             an SFT warm-up; None loads the model.
         progress: A function of the number of completions done, their total, and a note.
         warmed: Whether to use the weights after the SFT warm-up, if there was one.
-        unseen: Whether to sample each row that has images with swapped and blank images, too.
+        unseen: Whether to sample again with swapped and with blank images, if the rows have any.
     """
     others, count = variants(rows) if unseen else {}, len(rows)
     folder = warm_folder(run, config) if warmed else None

@@ -66,7 +66,7 @@ def record(test: RewardTest, findings: Sequence[Check]) -> dict[str, Any]:
 def difference(bench: Bench, results: dict[str, Any], run: Run) -> str:
     """Describe the first completion whose score differs from the recorded one; "" if none does.
 
-    Any exception of a reward or a tool counts as a difference.
+    Any exception that a reward or a tool raises counts as a difference.
 
     Args:
         bench: The rewards, as they are now.

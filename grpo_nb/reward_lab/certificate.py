@@ -113,7 +113,7 @@ def _groups(test: RewardTest) -> list[Group]:
 
 
 def _columns(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """Return the arguments of a call of the judge on these groups."""
+    """Return the arguments for calling the judge on these groups."""
     pairs = [(group.row, text) for group in groups for text in group.texts]
     return {
         "prompts": [row["prompt"] for row, _ in pairs],
@@ -123,7 +123,7 @@ def _columns(groups: Sequence[Group]) -> dict[str, list[Any]]:
 
 
 def _grades(judge: LLMJudge, groups: Sequence[Group]) -> list[Grades]:
-    """Return the grades of each group, all from one call of the judge."""
+    """Return the grades of each group, all from one call to the judge."""
     scores = call(judge, **_columns(groups))
     remaining = (math.nan if score is None else score for score in scores)
     return [{text: next(remaining) for text in group.texts} for group in groups]

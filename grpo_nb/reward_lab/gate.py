@@ -32,8 +32,9 @@ SCORES = "rewards/scores.json"
 class Verdict(NamedTuple):
     """Hold the result of stage 02 for a reward set.
 
-    checks: "rewards" first, then the checks of the linter, of references and attacks, and of a
-        judge; then "base model", "completion length" and, with images, whether they are needed.
+    checks: "rewards" first, then the checks of the references or the environment, of the linter, of
+        attacks and of judges; then "base model", "completion length" and, with images, whether they
+        are needed.
     probes: The table of attacks that `probe` returned; None if no attacks were scored.
     baseline: Figures of the baseline rollouts.
     signal: The `signal_table`, one line per reward.

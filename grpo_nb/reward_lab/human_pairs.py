@@ -45,7 +45,7 @@ class Pair(NamedTuple):
 
 
 def pairs(run: Run, judge: LLMJudge, table: pd.DataFrame) -> list[Pair]:
-    """Return the pairs that a person has judged, then pairs to which the judge gave unequal scores.
+    """Return the pairs that a person has judged, then pairs whose two scores from the judge differ.
 
     The pairs are taken from each prompt in turn. The order of a prompt's pairs, and the
     choice of the left completion, depend only on the texts.

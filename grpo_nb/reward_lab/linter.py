@@ -1,4 +1,4 @@
-"""Find faults of rewards on a sample of completions, each with evidence and a fix.
+"""Find faults in rewards on a sample of completions, each with evidence and a fix.
 
 A "stop" makes the verdict fail; a "warning" is for the user to judge. Rewards are called as in TRL,
 and more than once: twice on the same rows, and once on the rows in another order.
@@ -31,7 +31,7 @@ Finding = tuple[str, str, bool]  # rule, evidence, whether the state is "stop"
 
 
 def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[Check]:
-    """Return a check "REWARD: RULE" for each fault on a sample; those with "stop" come first.
+    """Return a check "REWARD: RULE" for each fault that is found, those with "stop" first.
 
     Args:
         bench: The rewards under test.
@@ -63,7 +63,7 @@ def usable(findings: Sequence[Check]) -> bool:
 def _findings(
     func: Callable, bench: Bench, rows: Sequence[Row], completions: Sequence, sample: dict
 ) -> Iterator[Finding]:
-    """Yield the faults of one reward; if it cannot run on the sample, yield only this fault."""
+    """Yield the faults of one reward; if it cannot run on the sample, stop at that fault."""
     if absent := [column for column in columns_read(func) if column not in rows[0]]:
         needs = not set(absent).isdisjoint(columns_read(func, required=True))
         yield "missing column", f"it reads {absent}, and the data has {sorted(rows[0])}", needs
@@ -71,7 +71,7 @@ def _findings(
             return
     try:
         results = explain(func, sample)
-    except Exception as error:  # a user's reward may raise anything: it is a finding
+    except Exception as error:  # a user's reward may raise anything; that is a finding
         last = traceback.extract_tb(error.__traceback__)[-1]
         evidence = f"{type(error).__name__}: {error} (line {last.lineno} of {last.name})"
         yield "raises", evidence, True

@@ -1,4 +1,4 @@
-"""Measure whether the base needs the images, by sampling also with swapped and blank images.
+"""Measure whether the base needs the images, by also sampling with swapped and blank images.
 
 A model that answers without looking is right just as often with another row's image. GRPO then
 teaches it to guess, however high its reward is.
@@ -55,7 +55,7 @@ def _rates(bench: Bench, baseline: Baseline) -> np.ndarray:
 
 
 def checks(lines: dict[str, Any]) -> list[Check]:
-    """Return a check that warns if the interval of NEEDED reaches down to 0."""
+    """Return a check that warns if right answers may not need the images; [] without images."""
     if not lines:
         return []
     parts = []

@@ -223,7 +223,7 @@ def _keep(stage: Stage, text: str, about: dict[str, Any], weights: str) -> Rewar
 
 
 def _declare_ranges(test: RewardTest) -> dict[str, tuple[float, float]]:
-    """Set the range of each reward without one whose scores leave [0, 1]; return {reward: range}.
+    """Set a range for rewards that declare none and score outside [0, 1]; return {reward: range}.
 
     The first reward gets a range even within [0, 1], because its highest score means "correct".
 

@@ -42,7 +42,7 @@ class Bench(NamedTuple):
     def arguments(self, rows: Sequence[Row], completions: Sequence[Completion]) -> dict[str, Any]:
         """Return the keyword arguments with which TRL would call a reward.
 
-        Every call of a reward outside training uses these arguments.
+        Every call to a reward outside training uses these arguments.
 
         Args:
             rows: One dataset row for each completion (repeated per generation).

@@ -1,5 +1,5 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
-"""Rewards in TRL's shape: they take a batch of completions and return one `float | None` each."""
+"""Rewards in TRL's shape: they take a batch of completions and return a `float | None` for each."""
 
 from grpo_nb.answers.forms import FORMS, TAGS, Form
 from grpo_nb.rewards.code import code_execution_reward, code_generation_reward

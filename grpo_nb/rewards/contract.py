@@ -244,7 +244,7 @@ def call(reward_func: Callable[..., Any], /, **columns: Any) -> Scores:
     Random states and other shared state are restored afterwards (`kept`). A user's reward has a
     time limit per completion (`rewards.seconds`), which is multiplied by the size of the batch.
     """
-    func = getattr(reward_func, "__self__", reward_func)  # the Reward of a method `explain`
+    func = getattr(reward_func, "__self__", reward_func)  # it may be a Reward's method `explain`
     name = getattr(func, "__name__", repr(func))
     # A Reward limits each completion itself.
     limit = 0.0 if isinstance(func, Reward) else getattr(func, LIMIT, 0.0)

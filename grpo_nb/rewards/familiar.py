@@ -1,4 +1,4 @@
-"""Define names that are known from guides to GRPO, for rewards and sets with other names here.
+"""Define further names, known from guides to GRPO, for rewards and sets of this package.
 
 The lists hold functions in TRL's shape: `GRPOTrainer(reward_funcs=MATH_REASONING_REWARDS, …)`.
 Their weights are `PRESETS[…].reward_weights`, for `GRPOConfig(reward_weights=…)`.

@@ -101,7 +101,7 @@ class LLMJudge:
 
     @property
     def file(self) -> Path:
-        """Return the path of the cached verdicts, one JSON line each, without API key or texts."""
+        """Return the path of the cached verdicts, JSON lines without API key or request texts."""
         parts = [self.base_url, self.model, self.rubric, self.criteria, self.options]
         return runs_root() / ".judges" / f"{self.name}-{_sha256(parts)[:12]}.jsonl"
 

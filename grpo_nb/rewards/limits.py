@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-LIMIT = "seconds_per_completion"  # the attribute of a user's reward with its time limit
+LIMIT = "seconds_per_completion"  # the attribute that holds the time limit of a user's reward
 LOOK = 0.1  # seconds between two readings of the clock, and between two interruptions
 stop: ContextVar[threading.Event] = ContextVar("stop", default=threading.Event())  # noqa: B039
 
@@ -18,7 +18,7 @@ class TookTooLong(RuntimeError):
 
 
 class Stopped(BaseException):
-    """Name the reward that ran when `stop` was set; `except Exception` does not catch this."""
+    """Name the reward that `stop` ended; `except Exception` does not catch this."""
 
 
 class _Overdue(BaseException):

@@ -82,9 +82,10 @@ def load_python(
 
     The file may define `reward_funcs` and `reward_weights`. Otherwise every reward that it defines
     is used, with weight 1. Its variable `form` is the name of a form, or of a preset whose form is
-    used; the default is tags. If its variable `extends` is the name of a preset, the set begins
-    with the rewards of the preset, and the file's rewards replace those of the same name. If the
-    file defines `reference(row)` or `extract(text)`, that function replaces the one of the form.
+    used; the default is the form in the notes, else that of `extends`, else tags. If its variable
+    `extends` is the name of a preset, the set begins with the rewards of the preset, and the file's
+    rewards replace those of the same name. If the file defines `reference(row)` or `extract(text)`,
+    that function replaces the one of the form.
 
     Args:
         path: The file.

@@ -22,7 +22,7 @@ class RewardSet(NamedTuple):
     reward_weights: One weight for each reward.
     form: How completions are written. `reference(row)` writes a completion that has to earn every
         reward in full; `extract(text)` returns the answer in a completion.
-    result: A sentence that describes the result. `in_form` adds it to the system prompt of
+    result: A sentence on what an answer must be. `in_form` adds it to the system prompt of
         another form.
     own: The functions `reference` and `extract` of a file, which replace those of the form.
     """
@@ -34,7 +34,7 @@ class RewardSet(NamedTuple):
     own: Mapping[str, Callable[..., Any]] | None = None
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """Return a completion for the row that has to earn every reward in full."""
+        """Return, for a row, a completion that has to earn every reward in full."""
         return (self.own or {}).get("reference", self.form.reference)(row)
 
     def extract(self, text: str) -> str | None:
@@ -113,7 +113,7 @@ def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[...
 
 
 def give_name(func: Callable[..., Any], name: str = "") -> None:
-    """Name a reward without a name: a partial by its function, others by `name` or their class."""
+    """Give a nameless reward a name: a partial its function's, any other `name` or its class's."""
     inner = func
     while isinstance(inner, partial):
         inner = inner.func

@@ -1,5 +1,5 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
-"""The run directory and its settings, which every stage reads first and writes last.
+"""Hold the run directory and its settings, with which every stage begins and ends.
 
 `settings` defines every setting, `config` resolves their values and records where each came from,
 `profiles` holds settings for machines and `tasks` settings for tasks, `directory` is a run's

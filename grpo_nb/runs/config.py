@@ -109,10 +109,10 @@ def resolve(
 
     Args:
         profile: A name in PROFILES, or "auto" for the one that fits this machine.
-        layers: Dotted names to values that are set, {"train.max_steps": 20}, applied in order over
-            all other values. Text is converted to the setting's type.
+        layers: Values that are set, by dotted name, such as {"train.max_steps": 20}; applied in
+            order over all other values. Text is converted to the setting's type.
         stored: Values with their sources, from a configuration that was resolved before. A value
-            that differs from the value of its source counts as set, because somebody edited it.
+            that differs from what its source gives counts as set, because somebody edited it.
 
     Raises:
         ValueError: The profile, task or setting is unknown (the message gives the nearest name), a
@@ -313,7 +313,7 @@ def _read(path: Path, _: bytes) -> RunConfig:
 
 
 def describe(config: RunConfig, *sections: str) -> list[dict[str, Any]]:
-    """Return table rows: setting, value, where the value came from, meaning."""
+    """Return table rows of these sections: setting, value, where the value came from, meaning."""
     return [
         {"setting": name, "value": value, "from": source}
         | {"meaning": MEANINGS.get(name, "an argument of TRL's GRPOConfig")}

@@ -55,7 +55,7 @@ class State(NamedTuple):
     """Describe the status of a stage.
 
     status: "not started", "running", "done", "failed", "cut off" (its process is gone) or "stale"
-        (an earlier stage was run again, or its settings were changed, after it was done).
+        (after it was done, its settings were changed or an earlier stage was run again).
     why: The status with its reason.
     command: The command that continues from this stage; "" if the stage is done or running.
     """
@@ -160,7 +160,7 @@ class Run:
         return f"{NOTEBOOKS[stage]} of {self.name!r} is {self.state(stage).why}" if stage else ""
 
     def outdated(self, stage: str) -> str:
-        """Return why `stage` is out of date: an earlier stage was run again; "" if none was."""
+        """Return a sentence if an earlier stage was run again after `stage`; "" if none was."""
         manifest = self.manifest()
         inputs = manifest.get(stage, {}).get("inputs")
         for earlier in [name for name in NOTEBOOKS if inputs is not None and name < stage]:
@@ -171,7 +171,7 @@ class Run:
         return ""
 
     def _resettled(self, stage: str) -> str:
-        """Return why a done stage is out of date: its settings changed; "" if they have not."""
+        """Return a sentence if a done stage's settings have changed since it ran; "" if not."""
         recorded = self.manifest()[stage].get("settings")
         if not recorded or recorded == configs.digest(self.config(), stage):
             return ""
@@ -250,7 +250,7 @@ class Stage:
         self._part = (0, 0, 0.0)  # steps done and in total when the part began, and its start time
 
     def settings(self, *sections: str) -> list[dict[str, Any]]:
-        """Return table rows of every effective value: setting, value, source, meaning."""
+        """Return table rows of the values in these sections: setting, value, source, meaning."""
         return configs.describe(self.config, *sections)
 
     def progress(self, done: int, total: int, note: str = "") -> None:
@@ -282,7 +282,7 @@ class Stage:
         self.run.record(self.stage, {"checks": list(by_name.values())})
 
     def change(self, settings: Mapping[str, Any]) -> None:
-        """Change settings of the run for this stage, later stages and later calls of `--from`."""
+        """Change settings of the run for this stage, later stages and later runs with `--from`."""
         stored = configs.stored(self.config)
         self.config = configs.resolve(self.config.profile, settings, stored=stored)
         self.run.write_config(self.config)
@@ -325,7 +325,7 @@ def start_stage(
     Args:
         stage: "01" … "04".
         run_name: The name of the run, or its folder.
-        settings: Dotted names to values, {"train.max_steps": 20}, for this stage.
+        settings: Values for this stage, by dotted name, such as {"train.max_steps": 20}.
         profile: The run's profile, or "auto"; used by stage 01 only.
         task: The run's task, used by stage 01 only; a task in `settings` overrides it.
         force: Whether to start even if an earlier stage is not done or has changed.

@@ -19,7 +19,7 @@ CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 def disk_error(path: Path | str, error: OSError, state: str = "") -> str:
-    """Explain an error of a full or write-protected disk; return the text of any other error."""
+    """Explain an error due to a full or write-protected disk; return the text of any other."""
     if error.errno in DISK_FULL:
         return (
             f"no room to write {path} ({error}){state}: free some space, or point GRPO_NB_RUNS at "
@@ -163,7 +163,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: It is not YAML, has a duplicate key, or holds no keys; the message names the
-            file and the line.
+            file and, where possible, the line.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")

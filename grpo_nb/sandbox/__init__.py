@@ -14,7 +14,8 @@ Tests come in three shapes, as Python objects or as JSON text:
 
 Type and value must be equal: True is not 1, [1] is not (1,), and an instance of a subclass
 of int is not an int. There are three exceptions: an expected float accepts an equal int, NaN
-equals NaN, and a subclass of dict counts as a dict. Programs can import the standard library.
+equals NaN, and a subclass of dict counts as a dict. In bubblewrap, programs can import the
+standard library.
 """
 
 from grpo_nb.sandbox.run import choose_backend, run_program, run_tests

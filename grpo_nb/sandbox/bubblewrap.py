@@ -120,7 +120,7 @@ def _started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
         finally:
             if first_fd is None:
                 process.kill()
-            else:  # when the first process ends, all others end, and bubblewrap waits
+            else:  # when the first process ends, all others end, and then bubblewrap
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(first_fd, signal.SIGKILL)
                 os.close(first_fd)

@@ -46,7 +46,7 @@ def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
 
 
 class _Console:
-    """Collect what a program in monty prints, up to a limit, and answer its calls of `input`."""
+    """Collect what a program in monty prints, up to a limit, and answer its calls to `input`."""
 
     def __init__(self, stdin: str, output_bytes: int) -> None:
         self.printed, self.lines = io.StringIO(), io.StringIO(stdin)
@@ -77,10 +77,10 @@ def _feed(
     inputs: dict[str, Any] | None = None,
     stdin: str | None = None,
 ) -> tuple[str, Any]:
-    """Return one answer of a monty session.
+    """Run code in a monty session, and return its value, or with `stdin` its output, as an answer.
 
     Raises:
-        TimeoutError: The program timed out, or crashed monty, as the message states.
+        TimeoutError: The program timed out or crashed monty; the message says which.
         NotImplementedError: The program needs a feature that monty lacks.
     """
     import pydantic_monty as monty

@@ -1,4 +1,4 @@
-"""Split each test: the program is asked inside the sandbox, its answer is judged outside."""
+"""Split each test: the program is asked inside the sandbox, and its answer is judged outside."""
 
 import ast
 import builtins
@@ -17,7 +17,7 @@ SHAPES = (
 
 
 def parse_tests(tests: Any) -> list[ProgramTest]:
-    """Parse tests in any of the three shapes."""
+    """Parse tests in any of the three SHAPES."""
     try:
         shape = json.loads(tests) if isinstance(tests, str) else tests
         parsed = _parse_cases(shape) if isinstance(shape, dict) else []

@@ -15,7 +15,7 @@ def run_tests(
 
     Args:
         code: The program.
-        tests: Its tests, in one of the three shapes above.
+        tests: Its tests, in one of the three shapes that `grpo_nb.sandbox` describes.
         limits: What the program may use.
         backend: "bubblewrap", "monty", or "auto" for the first of them that works here.
 
@@ -46,7 +46,7 @@ def run_program(
         Whether the program succeeded, and what it printed or why it failed.
 
     Raises:
-        RuntimeError: No backend works here, or it could not run this program.
+        RuntimeError: No backend works here, or the one that ran could not handle this program.
     """
     outcome = _run(code, [stdin], limits, backend)
     if outcome.failure:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-START_SECONDS = 20.0  # how long an idle sandbox may take to start on a busy machine
+START_SECONDS = 20.0  # how long a sandbox may take to start, even on a busy machine
 FILE_BYTES = 1 << 20  # largest file a program may write; its /tmp holds 16 of them
 
 
@@ -80,7 +80,10 @@ def plain(value: Any) -> Any:
 
 
 def same(expected: Any, got: Any) -> bool:
-    """Return whether two values are equal in type and value, all the way down."""
+    """Return whether types and values are equal, at every level.
+
+    An expected float also accepts an equal int, and NaN equals NaN.
+    """
     if type(expected) is float and type(got) in (int, float):
         return got == expected or (got != got and expected != expected)
     if type(expected) is not type(got):

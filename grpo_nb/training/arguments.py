@@ -230,7 +230,7 @@ def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str
         "shuffle_dataset": config.data.order == "shuffled",
         "reward_weights": paid_weights(rewards, train.placebo),
         "chat_template_kwargs": config.model.chat_template_kwargs or None,
-        "router_aux_loss_coef": 0.0,  # as Unsloth's; routers are not trained
+        "router_aux_loss_coef": 0.0,  # as in Unsloth; routers are not trained
         "disable_dropout": True,  # with dropout the loss would be another policy's
         "log_completions": True,
         "num_completions_to_print": 0,
@@ -292,7 +292,7 @@ def default_of(field: Field) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a reader would write it: an enum's member as text, an array as a list."""
+    """Convert an enum's member to its value, and an array to a list; return others unchanged."""
     return value.tolist() if hasattr(value, "tolist") else getattr(value, "value", value)
 
 

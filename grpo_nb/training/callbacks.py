@@ -70,7 +70,8 @@ class StepCallback(TrainerCallback):
         """Skip an update whose gradient is not finite, or whose completions have no score.
 
         An infinite or NaN gradient would ruin every weight; without scores, nothing is learnt.
-        After BAD_STEPS such updates in a row, training ends.
+        After BAD_STEPS such updates in a row, training ends. Overflows that only lower the loss
+        scale of fp16 do not count.
         """
         model, step = self.trainer.model, state.global_step + 1
         self.trainer.policy.model.updated_in = self.folder

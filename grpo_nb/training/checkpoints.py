@@ -1,8 +1,8 @@
 """Mark checkpoints that are complete, and resume training only from such a checkpoint.
 
 transformers writes a checkpoint to the folder train/checkpoint-<step>. When it is complete, `seal`
-adds sealed.json, with the SHA-256 of each file. A folder without sealed.json does not count. If its
-files differ from sealed.json, a folder is renamed and not used.
+adds sealed.json, with the SHA-256 of each file. A folder without sealed.json does not count. One
+whose files differ from sealed.json is renamed and not used.
 """
 
 import itertools
@@ -78,7 +78,11 @@ class Resumption:
         return self._begins or not trained_steps(self.folder)
 
     def begin(self) -> Path | None:
-        """Move earlier training away, or remove later steps; return the newest whole checkpoint."""
+        """Make train/ ready, and return the newest whole checkpoint to continue from, or None.
+
+        If training starts anew, earlier training is moved away, or deleted if it left no weights.
+        Otherwise, what was written after the checkpoint is removed.
+        """
         if self._begins:
             if place := place_of_old(self.folder):
                 self.folder.rename(place)
@@ -180,7 +184,7 @@ def trained_steps(folder: Path) -> int:
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint, or None; remove or rename newer ones, and print this."""
+    """Return the newest whole checkpoint, or None; remove or rename broken ones, and say so."""
     for step in reversed(steps_of(folder)):
         checkpoint = folder / f"checkpoint-{step}"
         if not (checkpoint / SEAL).exists():

@@ -1,8 +1,9 @@
 """Provide the fast paths for a CPU, which halve the time of a step and change no result.
 
 Completions are sampled by `models.dense`. The update runs each prompt once for its group: all
-groups are one row [prompt | c1 | … | c8 | next prompt | …], and only attention copies a prompt to
-its completions. With groups of eight, seven of eight prompts and all padding are thus left out.
+groups are packed into one row [prompt | c1 | … | c8 | next prompt | …], and only attention copies a
+prompt to its completions. A group of eight thus runs one copy of its prompt instead of eight, and
+no padding. With policy.backend = 'transformers', a GPU shares prompts in the same way.
 """
 
 import inspect
@@ -49,7 +50,7 @@ def log_probabilities(
     """Compute the results of TRL's `_get_per_token_logps_and_entropies`, but run each prompt once.
 
     Args:
-        trainer: The trainer, which has the policy; `model` may be a wrapper without a config.
+        trainer: The trainer, whose autocast setting is used.
         plain: TRL's method, which is called if the inputs include more than text.
     """
     import torch

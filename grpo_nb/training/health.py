@@ -123,7 +123,7 @@ class Watch:
         return rise / error
 
     def flat(self, key: str, full: float) -> str:
-        """Return the evidence that a curve does not rise; "" if noise may hide a rise."""
+        """Return evidence that a curve does not rise; "" if it does, or if noise may hide it."""
         for span in (self.limits.patience << double for double in range(12)):
             rise, error = self.rise(key, span // 2, span // 2)
             least = self.limits.flat * (full - self.mean(key)) * span / self.limits.patience

@@ -13,11 +13,11 @@ from grpo_nb.rewards.judge import question
 if TYPE_CHECKING:
     from grpo_nb.training.trainer import Trainer
 
-DRIFT_STEPS = 10  # steps after which the judge scores completions of step 1 again
+DRIFT_STEPS = 10  # every so many steps, the judge scores completions of step 1 again
 DRIFT_GROUPS = 4  # groups of step 1 that the judge scores again
 MARKUP = r"[#*_`|<>\[\]]"
 TINY = 1e-6  # a smaller spread is a rounding error
-REASONS = 200  # number of the latest reasons, whose words are taken for the judge's style
+REASONS = 200  # how many of the latest reasons supply the words that define the judge's style
 
 
 def figures(trainer: "Trainer", step: int, completions: list[dict[str, Any]]) -> dict[str, float]:

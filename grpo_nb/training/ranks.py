@@ -22,7 +22,7 @@ def start(expected: int | None) -> None:
     """Join the other processes.
 
     Args:
-        expected: The expected number of processes; None stands for the launcher's number.
+        expected: The expected number of processes; None for as many as the launcher started.
 
     Raises:
         ValueError: The number of processes is not the expected one: the launcher started a single

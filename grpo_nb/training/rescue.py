@@ -94,7 +94,7 @@ def rescue_base(test: RewardTest) -> Rescue:
 
 
 def adopted(run: Run) -> dict[str, Any]:
-    """Return the settings that a rescue adopted; {} if none, or if a reward test passed since."""
+    """Return the settings that a rescue adopted; {} if none, or if a later reward test passed."""
     if run.config().rescue.mode != "auto" or read_json(run / "rewards/report.json")["passed"]:
         return {}
     rungs = read_json(run / REPORT)["rungs"] if (run / REPORT).exists() else [{"suffices": False}]

@@ -1,4 +1,4 @@
-"""Fine-tune the policy for a few steps, so that it learns to write the completions of rows.
+"""Fine-tune the policy for a few steps, so that it learns to write the completions of given rows.
 
 TRL's SFTTrainer does this. `Watch` measures the policy every few steps, and may end training.
 """

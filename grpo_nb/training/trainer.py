@@ -12,7 +12,8 @@ The parts of one step, in order, with the methods of this class and of `callback
     environment, TRL runs the tool calls and masks their results from the loss (its `tool_mask`).
     vLLM's log-probabilities are compared with the policy's: `_generate_and_score_completions`.
  2. The rewards score the completions: `_timed`, `_calculate_rewards`. TRL computes the advantages.
- 3. Forward and backward of each micro-batch: `training_step`, `_get_per_token_logps_and_entropies`.
+ 3. The forward and backward pass of each micro-batch: `training_step`,
+    `_get_per_token_logps_and_entropies`.
  4. An update that is not finite, or has no scores to learn from, is skipped:
     `on_pre_optimizer_step`.
  5. The optimizer updates the weights. A checkpoint or a stop may be due: `on_step_end`.
@@ -349,7 +350,7 @@ class Trainer(GRPOTrainer):
         self._metrics["train" if self.model.training else "eval"][name].append(value)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        """Run each prompt once for its group on a CPU; Unsloth's forward pass on a GPU cannot."""
+        """Run each prompt once for its group where possible (not with Unsloth on a GPU)."""
         plain = super()._get_per_token_logps_and_entropies
         if self.share_prompts:
             return fast_cpu.log_probabilities(self, plain, *args, **kwargs)

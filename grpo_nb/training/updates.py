@@ -22,7 +22,7 @@ class Update(NamedTuple):
     line: The line of train/metrics.jsonl. After a step, its keys are TRL's (reward,
         rewards/<name>/mean and /std, frac_reward_zero_std, completions/mean_length and
         /clipped_ratio, entropy, kl, clip_ratio/…, grad_norm, learning_rate, step_time), "step",
-        and ours: seconds/generation, seconds/reward, seconds/update, tokens_per_second,
+        and ours, among them seconds/generation, seconds/reward, seconds/update, tokens_per_second,
         memory_gib, groups/reward_p10, _p50, _p90 (of the groups' mean rewards),
         groups/reward_std (mean spread within a group), rewards/<name>/group_std and /seconds.
         After a validation, the keys are "step", eval/accuracy, eval/exact, eval/format,

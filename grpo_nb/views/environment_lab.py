@@ -27,7 +27,7 @@ text in quotes, which ends the episode."""
 
 
 class EnvironmentLab(View):
-    """Show an environment's findings, and episodes of the base model, scripts and the user.
+    """Show an environment's findings, and episodes by the base model, scripts and the user.
 
     Args:
         test: The test, with an environment; its baseline rollouts are episodes.
@@ -97,7 +97,7 @@ class EnvironmentLab(View):
         self._perform(partial(follow, turns))
 
     def _perform(self, policy: Policy) -> None:
-        """Show an episode of the policy, scored as an additional member of the group."""
+        """Play an episode with the policy; show it, scored as an additional member of the group."""
         self.view.value = ""
         episode = perform(self.bench.environment, self.row, policy, self.number.value)
         scores = self.bench.table([self.row], [[episode.messages]])

@@ -13,7 +13,7 @@ from grpo_nb.views import tables
 from grpo_nb.views.widgets import View
 
 LABELS = {"left": "Left is better", "equal": "Equal", "right": "Right is better"}
-WORST = 5  # maximum number of pairs shown on which judge and person disagree
+WORST = 5  # at most so many of the pairs that judge and person disagree on are shown
 
 
 class HumanPairs(View):

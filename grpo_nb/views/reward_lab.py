@@ -115,9 +115,9 @@ class RewardLab(View):
     def _busy(self, action: Callable[[], None], is_edit: bool = False) -> None:
         """Run the action with *Stop* enabled and, unless it is an edit, *Run* and *Adopt* disabled.
 
-        While the kernel handles a change of an input, the front end delays the input's next change.
-        A click would therefore arrive before text that was typed in the meantime. After an edit,
-        the earlier status line is shown again.
+        They are disabled because the front end holds back an input's next change while the kernel
+        handles an earlier one: a click would overtake text that was typed in the meantime. After an
+        edit, the earlier status line is shown again.
         """
         if not turn.acquire(blocking=False):  # a reward would rewind the trainer's random numbers
             raise RuntimeError("wait until the training or the other lab in this kernel has ended")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MARKS = re.compile(r"&lt;/?\w+&gt;|```\w*|####|\\boxed")  # tags and marks of all answer forms
 SHOWN_CHARACTERS = 2_000
-SHOWN_IMAGES = 3  # per prompt; also completions with images per table, as notebooks store images
+SHOWN_IMAGES = 3  # images per prompt, and completions per table with images: notebooks store them
 IMAGE_SIDE, IMAGE_COLORS = 128, 64  # of a thumbnail: at most about 16 kB
 WHOLE = 16  # a cell with at most this many characters, such as an interval, is never wrapped
 VERBATIM = "tex2jax_ignore mathjax_ignore"  # CSS classes that keep notebooks from typesetting $…$

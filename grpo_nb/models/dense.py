@@ -245,6 +245,7 @@ class FixedLayer:
         self.keys, self.values = self.keys[index], self.values[index]
 
 
+@torch.inference_mode()
 def sample(
     model: "PreTrainedModel",
     prompts: Sequence[Sequence[int]],

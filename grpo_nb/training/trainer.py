@@ -286,18 +286,15 @@ class Trainer(GRPOTrainer):
 
     def _sample_densely(self, prompt_ids: list[list[int]]) -> list[list[int]]:
         """Return the token ids of the completions, as TRL's method for text does."""
-        import torch
-
         self._dense = self._dense or dense.DenseModel(self.accelerator.unwrap_model(self.model))
-        with torch.no_grad():
-            return dense.sample(
-                self._dense.renew(),
-                prompt_ids,
-                max_completion_length=self.max_completion_length,
-                stops=self.eos_token_ids,
-                pad=self._tokenizer.pad_token_id,
-                temperature=self.temperature,
-            )
+        return dense.sample(
+            self._dense.renew(),
+            prompt_ids,
+            max_completion_length=self.max_completion_length,
+            stops=self.eos_token_ids,
+            pad=self._tokenizer.pad_token_id,
+            temperature=self.temperature,
+        )
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *args: Any

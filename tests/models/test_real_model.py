@@ -116,18 +116,15 @@ def test_the_preflights_memory_is_near_the_peak(trained):
     assert "memory" in trained["checks"]
 
 
-# One fault of the weights, one of the sampling; the others are left to the tiny model's tests.
-@pytest.mark.parametrize("name", ["adapter", "top_k"])
-def test_samples_that_are_not_the_policys_are_found(trained, monkeypatch, name):
-    trainer, (fault, words) = trained["trainer"], FAULTS[name]
+# A look takes 15 s here; the other faults are left to the tiny model's tests.
+def test_samples_that_are_not_the_policys_are_found(trained, monkeypatch):
+    trainer, (fault, words) = trained["trainer"], FAULTS["adapter"]
     trainer.samples_densely, trainer._dense = True, None
     torch.manual_seed(0)
     with torch.no_grad():
         fault(trainer, monkeypatch)
-        # A look has at most 640 tokens, so that a weak fault may take several.
         with pytest.raises(RuntimeError, match=words):
-            for _ in range(8):
-                trainer.steps.guard()
+            trainer.steps.guard()
     trainer.samples_densely = True
 
 

@@ -222,6 +222,8 @@ def test_a_base_that_earns_nothing_is_rescued_once_and_then_trained_and_so_is_it
     runs_dir, forks, capsys
 ):
     settings = {**TINY_SETTINGS, "rewards.form": "boxed", "rescue": "auto", "train.max_steps": 2}
+    settings |= {"train.guard_steps": 0, "train.eval_prompts": 4, "export.parity_prompts": 2}
+    settings |= {"evaluate.samples": 1, "data.eval_rows": 12}
     run = pipeline.run_pipeline("rescued", "tiny-cpu", settings)
     printed = capsys.readouterr().out
     assert "the base earns nothing: starting again with rewards.form = 'tags'" in printed

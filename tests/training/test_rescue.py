@@ -18,6 +18,7 @@ from grpo_nb.training.pass_rate import PASS
 from grpo_nb.training.sft import LOOK_STEPS, PATIENCE, reason_to_end
 
 BACKWARDS = {"data.answer_kind": "text", "train.sft_learning_rate": 3e-3, "data.max_rows": 400}
+BACKWARDS["train.max_completion_length"] = 24  # an answer in any form needs 20
 
 
 def prepared(name, settings):

@@ -177,7 +177,10 @@ def test_the_readme_begins_with_what_a_reader_gets_and_says_why_not_unsloths_not
     text = (PROJECT_ROOT / "README.md").read_text(encoding="utf-8")
     before_table = " ".join(text.partition("\n| ")[0].split())
     assert text.split("\n\n")[1].count("You get ") == 1
-    assert "It trains; this also tests the reward before, and proves the gain" in before_table
+    assert (
+        "It only trains; this workbench also tests the rewards first, and measures the gain"
+        in before_table
+    )
     assert "subpackage" not in text.partition("## The package")[0]
 
 

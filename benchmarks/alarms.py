@@ -140,7 +140,8 @@ def sampled(policy: Any, config: Any, rows: list[dict], generations: int) -> lis
 def before_training(policy: Any, config: Any, rows: list[dict], sets: Any) -> dict[str, float]:
     """The baseline's figures by the run's rewards, and how often the samples are truly right."""
     from grpo_nb.reward_lab import bench_of
-    from grpo_nb.reward_lab.baseline import Baseline, summary
+    from grpo_nb.reward_lab.base_model import summary
+    from grpo_nb.reward_lab.baseline import Baseline
 
     tried = Baseline(rows[:32], sampled(policy, config, rows[:32], 8))
     found = {}

@@ -26,7 +26,7 @@ from grpo_nb.models import (
 from grpo_nb.models.hub import find_model
 from grpo_nb.models.tool_calls import opens_call
 from grpo_nb.reward_lab import Bench, bench_of
-from grpo_nb.reward_lab.baseline import passed
+from grpo_nb.reward_lab.table import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.runs import Run

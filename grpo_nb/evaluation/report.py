@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from grpo_nb.reward_lab.baseline import pass_at_k
-from grpo_nb.reward_lab.statistics import bootstrap, mcnemar
+from grpo_nb.reward_lab.statistics import bootstrap, mcnemar, pass_at_k
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Check, Checks, Run, atomic_path, write_json
 from grpo_nb.runs.config import RunConfig

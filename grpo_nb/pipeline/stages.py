@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_nb import data, environments, models, reward_lab, rewards, training
 from grpo_nb.models import template
-from grpo_nb.reward_lab import RewardTest, Verdict, baseline
+from grpo_nb.reward_lab import RewardTest, Verdict, difficulty
 from grpo_nb.runs import Checks, Stage
 from grpo_nb.training import ranks
 
@@ -34,7 +34,7 @@ def prepare_data(stage: Stage, policy: models.Policy | None = None) -> Checks:
     config = stage.config.data
     count = partial(template.count_tokens, tokenizer, tools=tools)
     report = data.prepare(stage.run, config, stage.config.seed, count, preset)
-    report = baseline.by_difficulty(stage, preset, report, policy and policy.engine)
+    report = difficulty.by_difficulty(stage, preset, report, policy and policy.engine)
     rows = data.load(stage.run, "train", max_rows=1000)  # enough for these checks
     checks = data.checks(report, config)
     checks.append(template.check_template(tokenizer, rows[0]["prompt"]))

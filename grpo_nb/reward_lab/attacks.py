@@ -25,8 +25,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb.answers.forms import STEP, Form
-from grpo_nb.reward_lab.baseline import passed
-from grpo_nb.reward_lab.table import TIE, Bench, Row
+from grpo_nb.reward_lab.table import TIE, Bench, Row, passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import question_key
 from grpo_nb.runs import Check

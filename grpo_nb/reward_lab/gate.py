@@ -10,10 +10,9 @@ import pandas as pd
 
 from grpo_nb import environments
 from grpo_nb.environments.findings import findings
-from grpo_nb.reward_lab import baseline as baselines
-from grpo_nb.reward_lab import behavior, human_pairs, looking
+from grpo_nb.reward_lab import base_model, behavior, human_pairs, looking
 from grpo_nb.reward_lab.attacks import attack_checks, probe, read_attacks, references
-from grpo_nb.reward_lab.baseline import REFERENCE_ROWS, RewardTest
+from grpo_nb.reward_lab.baseline import REFERENCE_ROWS, RewardTest, warm_folder
 from grpo_nb.reward_lab.certificate import certify, cost, judges
 from grpo_nb.reward_lab.linter import lint, usable
 from grpo_nb.reward_lab.table import bench_of, signal_table
@@ -60,7 +59,7 @@ class Verdict(NamedTuple):
     def only_the_base_fails(self) -> bool:
         """Return whether only the base fails, and is not always right (see `training.rescue`)."""
         blamed = [check.name for check in self.checks if check.state == "stop"]
-        return blamed == [baselines.BASE] and self.baseline["pass@1"] < 1
+        return blamed == [base_model.BASE] and self.baseline["pass@1"] < 1
 
     def advised(self, remedy: str) -> "Verdict":
         """Return the verdict with `remedy` as the fix of the base's check; "" changes nothing.
@@ -69,7 +68,7 @@ class Verdict(NamedTuple):
             remedy: The advice of `training.rescue_base`.
         """
         checks = [
-            c._replace(fix=remedy or c.fix) if c.name == baselines.BASE else c for c in self.checks
+            c._replace(fix=remedy or c.fix) if c.name == base_model.BASE else c for c in self.checks
         ]
         return self._replace(checks=Checks(checks))
 
@@ -119,10 +118,10 @@ def judge(test: RewardTest) -> Verdict:
             evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
             fix = "give such text the lowest score, or use @reward(on_error='skip')"
             problems.append(Check("a reward raises on an attack", "stop", evidence, fix))
-    warmed = baselines.warm_folder(stage.run, config) is not None
-    figures = baselines.summary(baseline, table, bench.preset, config)
+    warmed = warm_folder(stage.run, config) is not None
+    figures = base_model.summary(baseline, table, bench.preset, config)
     needs = looking.figures(bench, baseline)
-    last = [*baselines.checks(figures, warmed), *looking.checks(needs)]
+    last = [*base_model.checks(figures, warmed), *looking.checks(needs)]
     checks, figures = Checks([_summary(problems), *problems, *last]), figures | needs
     return Verdict(checks, probes, figures, signal_table(bench.preset, table), scores)
 
@@ -141,7 +140,7 @@ def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> 
 def _reason(checks: Sequence[Check]) -> str:
     """Return the reason why a verdict failed and, if only the base fails, its fix."""
     first = next(check for check in checks if check.state == "stop")
-    if first.name == baselines.BASE:  # checks of the rewards come earlier, so none failed
+    if first.name == base_model.BASE:  # checks of the rewards come earlier, so none failed
         return f"the rewards are fine; {first.evidence}. What helps: {first.fix}"
     return f"{first.name}: {first.evidence}"
 

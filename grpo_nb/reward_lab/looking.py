@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from grpo_nb.reward_lab.baseline import Baseline, passed
+from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.statistics import bootstrap
-from grpo_nb.reward_lab.table import Bench
+from grpo_nb.reward_lab.table import Bench, passed
 from grpo_nb.runs import Check
 
 NEEDED = "pass@1 that needs the images"

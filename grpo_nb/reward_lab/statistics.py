@@ -1,4 +1,4 @@
-"""Measure the uncertainty of figures: intervals over prompts, McNemar's test, Holm's correction."""
+"""Estimate figures and their uncertainty: pass@k, intervals, McNemar's test, Holm's correction."""
 
 import math
 import warnings
@@ -59,6 +59,23 @@ def wilson(right: int, count: int) -> tuple[float, float]:
     middle = (right + square / 2) / (count + square)
     half = 1.96 * math.sqrt(right * (count - right) / count + square / 4) / (count + square)
     return middle - half, middle + half
+
+
+def pass_at_k(passed_P_G: np.ndarray, k: int) -> np.ndarray:
+    """Estimate the probability that at least one of k samples is correct, for each prompt.
+
+    Args:
+        passed_P_G: Whether each completion is correct, [prompts, group].
+        k: Number of samples, at most the group size.
+
+    Source: Chen et al. 2021, https://arxiv.org/abs/2107.03374, equation 1 (unbiased).
+
+    >>> pass_at_k(np.array([[True, False, False, False]]), 2)
+    array([0.5])
+    """
+    group = passed_P_G.shape[1]
+    chances = [1 - math.comb(wrong, k) / math.comb(group, k) for wrong in range(group + 1)]
+    return np.array(chances)[group - passed_P_G.sum(axis=1)]
 
 
 def mcnemar(gained: int, lost: int) -> float:

@@ -177,3 +177,8 @@ def signal_table(preset: RewardSet, table: pd.DataFrame) -> pd.DataFrame:
         "share None": scores.isna().mean(),
     }
     return pd.DataFrame(lines).rename_axis("reward").reset_index()
+
+
+def passed(table: pd.DataFrame, preset: RewardSet) -> np.ndarray:
+    """Return whether completions earn the first reward (correctness) in full, [completions]."""
+    return np.isclose(table[preset.names[0]], preset.full)

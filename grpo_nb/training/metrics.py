@@ -15,7 +15,7 @@ import psutil
 
 from grpo_nb import data, environments
 from grpo_nb.models import cuda_available, tool_calls
-from grpo_nb.reward_lab.baseline import passed
+from grpo_nb.reward_lab.table import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Message, digest, message_text, transcript
 from grpo_nb.runs import Run, atomic_path

@@ -16,8 +16,7 @@ from grpo_nb.models import Engine
 from grpo_nb.models.hub import find_model
 from grpo_nb.models.template import count_tokens
 from grpo_nb.reward_lab import Bench
-from grpo_nb.reward_lab.baseline import passed
-from grpo_nb.reward_lab.table import Row
+from grpo_nb.reward_lab.table import Row, passed
 from grpo_nb.runs import Stage
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import digests

@@ -15,7 +15,7 @@ from grpo_nb import environments
 from grpo_nb.answers import parse_number
 from grpo_nb.models import Policy
 from grpo_nb.reward_lab import bench_of
-from grpo_nb.reward_lab.baseline import passed
+from grpo_nb.reward_lab.table import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.correctness import normalize
 from grpo_nb.rewards.prompts import completion_text

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from grpo_nb import data, models
 from grpo_nb.models import Policy
 from grpo_nb.reward_lab import Bench, bench_of
-from grpo_nb.reward_lab.baseline import WARMED, passed
-from grpo_nb.reward_lab.table import Row
+from grpo_nb.reward_lab.baseline import WARMED
+from grpo_nb.reward_lab.table import Row, passed
 from grpo_nb.rewards import load_rewards
 from grpo_nb.rewards.prompts import json_key, question_key
 from grpo_nb.runs import Run, Stage, atomic_path, write_json

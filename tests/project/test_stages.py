@@ -13,7 +13,7 @@ from grpo_nb.pipeline import launch, stages
 from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT
 
 FUNCTIONS = {"01": stages.prepare_data, "02": stages.test_rewards, "03": stages.train_grpo}
-UNFOLDED = {"open_test": reward_lab.open_test, "_test_on": reward_lab.baseline._test_on}
+UNFOLDED = {"open_test": reward_lab.open_test, "reward_test": reward_lab.baseline.reward_test}
 SAME = {"warm_up_base": "warm_up", "begin": "watch"}
 ONLY_IN_NOTEBOOKS = {  # what starts a stage, and what shows something without changing it
     "01": "start_stage settings show_tables show_tokens",

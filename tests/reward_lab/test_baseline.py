@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from grpo_nb import data, models
 from grpo_nb.models import Sample, hub, template
-from grpo_nb.reward_lab import Bench, baseline
+from grpo_nb.reward_lab import Bench, base_model, baseline, difficulty, statistics
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, Stage
@@ -70,18 +70,18 @@ def test_the_tiny_base_samples_really_and_once(runs_dir, monkeypatch):
 @given(st.lists(st.tuples(*[st.booleans()] * 6), min_size=1, max_size=4), st.integers(1, 6))
 def test_pass_at_k_is_the_share_of_all_draws_that_hold_a_right_one(right, k):
     drawn = [[any(draw) for draw in combinations(group, k)] for group in right]
-    assert baseline.pass_at_k(np.array(right), k).mean() == pytest.approx(np.mean(drawn))
+    assert statistics.pass_at_k(np.array(right), k).mean() == pytest.approx(np.mean(drawn))
 
 
 def test_the_summary_says_what_training_will_meet():
     samples = [Sample("", 16, i < 6) for i in range(100)]  # more than 5 % are cut at 48
-    assert baseline.recommended_length(samples, 48)[0] == 96
-    assert baseline.recommended_length(samples[2:], 48)[0] == 24  # a quarter above, in eights
+    assert base_model.recommended_length(samples, 48)[0] == 96
+    assert base_model.recommended_length(samples[2:], 48)[0] == 24  # a quarter above, in eights
     texts = [["1", "1"], ["2", "3"], ["0", ""]]  # always, once and never right
     samples = [[Sample(text, 4, not text) for text in group] for group in texts]
     tried, preset = baseline.Baseline(ROWS[:3], samples), load_preset("math")
     table = Bench(preset).table(tried.rows, texts)
-    figures = baseline.summary(tried, table, preset, CONFIG)
+    figures = base_model.summary(tried, table, preset, CONFIG)
     assert figures.pop("because") == "17% of the completions were cut at 8 tokens"
     expected = {f"prompts {kind}": 1 for kind in ("never solved", "always solved", "to keep")}
     expected |= {"prompts": 3, "completions per prompt": 2, "pass@1": 0.5, "pass@2": 2 / 3}
@@ -106,7 +106,7 @@ def test_the_summary_says_what_training_will_meet():
 def test_the_checks_of_base_and_length(figures, states):
     known = {"pass@1": 0.5, "share of zero-advantage groups": 0.5, "max_completion_length": 32}
     known |= {"recommended max_completion_length": 32, "share truncated": 0.1}
-    checks = baseline.checks(known | {"completion tokens, p95": 24.0} | figures)
+    checks = base_model.checks(known | {"completion tokens, p95": 24.0} | figures)
     assert [check.name for check in checks] == ["base model", "completion length"]
     assert [check.state for check in checks] == states
     assert [bool(check.fix) for check in checks] == [state != "ok" for state in states]
@@ -135,7 +135,7 @@ def test_prompts_that_teach_nothing_are_dropped_and_the_others_come_easy_first(
     math = load_preset("math")
     stage, report = prepare(difficulty_prompts=12, order="easy_to_hard")
     before = data.load(stage.run, "train")
-    report = baseline.by_difficulty(stage, math, report)
+    report = difficulty.by_difficulty(stage, math, report)
     after = data.load(stage.run, "train")
     found = report["difficulty"]
     assert found["judged"] == 12
@@ -144,21 +144,21 @@ def test_prompts_that_teach_nothing_are_dropped_and_the_others_come_easy_first(
     monkeypatch.setattr(models, "open_engine", None)  # nothing is sampled again
     judged = [row for row in after if row in before[:12]]
     tried = baseline.sample(stage.run, judged, stage.config)
-    rates = baseline.pass_rates(tried, Bench(math).table(judged, tried.completions_P_G), math)
+    rates = difficulty.pass_rates(tried, Bench(math).table(judged, tried.completions_P_G), math)
     assert len(judged) > 0 and rates["keep"].all(), "always and never solved ones are gone"
     assert rates["pass_rate"].is_monotonic_decreasing
 
 
 def test_the_band_and_the_order(prepare):
     stage, report = prepare()  # no prompts to try
-    assert baseline.by_difficulty(stage, load_preset("math"), report) is report
+    assert difficulty.by_difficulty(stage, load_preset("math"), report) is report
     rows = [{"question": f"Question {i}?"} for i in range(5)]
     rates = {f"Question {i}?": rate for i, rate in enumerate([0.0, 0.25, 1.0, 0.75])}
-    kept, report = baseline.keep_band(rows, rates, DataConfig())
+    kept, report = difficulty.keep_band(rows, rates, DataConfig())
     assert kept == [rows[1], rows[3], rows[4]], "what was not sampled is kept"
     assert report == {"judged": 4, "too_hard": 1, "too_easy": 1, "kept": 3}
-    ordered, _ = baseline.keep_band(rows, rates, DataConfig(order="easy_to_hard"))
+    ordered, _ = difficulty.keep_band(rows, rates, DataConfig(order="easy_to_hard"))
     assert ordered == [rows[3], rows[4], rows[1]]
     band = DataConfig(min_pass_rate=0.99, max_pass_rate=0.995)
     with pytest.raises(ValueError, match=r"no prompt has a pass rate between 0\.99 and 0\.995"):
-        baseline.keep_band(rows[:1], rates, band)
+        difficulty.keep_band(rows[:1], rates, band)

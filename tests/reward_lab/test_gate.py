@@ -19,7 +19,7 @@ from hackable import lifted
 
 from grpo_nb import data, environments, reward_lab
 from grpo_nb.models import Sample
-from grpo_nb.reward_lab import RewardTest, baseline, behavior, bench_of
+from grpo_nb.reward_lab import RewardTest, base_model, baseline, behavior, bench_of
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.rewards.identity import describe
 from grpo_nb.runs import Run, Stage, directory, project_path, start_stage
@@ -106,9 +106,9 @@ def test_a_base_that_is_never_right_passes_only_if_its_scores_differ_within_grou
     states = {}
     for silent in (0.1, 0.94, 1.0):
         silence = {"share of zero-advantage groups": silent}
-        states[silent] = baseline.checks(figures | silence)[0].state
+        states[silent] = base_model.checks(figures | silence)[0].state
     assert states == {0.1: "warning", 0.94: "stop", 1.0: "stop"}
-    solved = baseline.checks(figures | {"pass@1": 1.0, "share of zero-advantage groups": 1.0})
+    solved = base_model.checks(figures | {"pass@1": 1.0, "share of zero-advantage groups": 1.0})
     assert solved[0].state == "stop" and "harder rows" in solved[0].fix
 
 

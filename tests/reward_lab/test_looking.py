@@ -10,7 +10,8 @@ from pictures import COLORS, ROWS, SYSTEM, Looker, blind, half_seen, picture, ro
 from grpo_nb import data, reward_lab
 from grpo_nb.data import images
 from grpo_nb.reward_lab import Bench, lint, looking
-from grpo_nb.reward_lab.baseline import KEPT_AT, by_difficulty
+from grpo_nb.reward_lab.baseline import KEPT_AT
+from grpo_nb.reward_lab.difficulty import by_difficulty
 from grpo_nb.rewards import load_preset, reward, reward_set
 from grpo_nb.rewards.prompts import as_text, digest
 from grpo_nb.runs import Stage, start_stage

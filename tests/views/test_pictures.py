@@ -12,7 +12,8 @@ from PIL import Image
 
 from grpo_nb.models import Sample
 from grpo_nb.reward_lab import Bench, RewardTest
-from grpo_nb.reward_lab.baseline import Baseline, flagged
+from grpo_nb.reward_lab.base_model import flagged
+from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve

@@ -8,7 +8,7 @@ import pytest
 
 from grpo_nb import data
 from grpo_nb.data.faults import REMEDIES
-from grpo_nb.reward_lab import attacks, base_model, baseline, behavior, difficulty, gate, linter
+from grpo_nb.reward_lab import attacks, base_model, behavior, gate, linter
 from grpo_nb.runs import PROJECT_ROOT
 from grpo_nb.training import health, preflight
 
@@ -67,9 +67,8 @@ def test_the_checks_before_a_training_are_those_that_can_fail():
 
 
 def test_the_verdicts_on_rewards_are_those_of_the_gate():
-    source = "".join(
-        map(inspect.getsource, (attacks, gate, baseline, base_model, difficulty, behavior))
-    )
+    modules = (attacks, gate, base_model, behavior)
+    source = "".join(map(inspect.getsource, modules))
     heads = CHAPTERS["Verdicts on the rewards"]
     assert probe_reasons() <= set(heads)
     assert [head for head in heads if head not in source] == []

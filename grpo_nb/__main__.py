@@ -78,7 +78,7 @@ def card(run: Any) -> str:
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse a command line; `do`, a function or "module:function", takes the other values."""
+    """Parse a command line into `do` (a function or "module:function") and its arguments."""
     parser = argparse.ArgumentParser(
         prog="grpo-nb", description="Teach a language model a verifiable skill by GRPO."
     )

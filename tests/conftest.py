@@ -30,16 +30,13 @@ TINY_SETTINGS = {
 }
 # In this order: while the first makes `demo_run`, the next do without it.
 LONGEST = (
-    *(
-        "test_unsloth_with_vllm",
-        "test_pipeline",
-        "test_models",
-        "test_resume",
-        "test_recipes",
-        "test_ranks",
-        "test_export",
-    ),
-    *("test_notebooks", "test_skill", "test_unsloths_gpu_trainer", "test_math_verify"),
+    *("test_unsloth_with_vllm", "test_pipeline", "test_real_model", "test_resume", "test_ranks"),
+    *("test_recipes", "test_unsloths_gpu_trainer", "test_families", "test_rescue", "test_export"),
+    *("test_notebooks", "test_skill", "test_cluster", "test_guard", "test_reward_lab"),
+    *("test_math_verify", "test_gate", "test_preflight", "test_models", "test_vision_training"),
+    *("test_certificate", "test_sandbox", "test_environment_findings", "test_the_gpus_cases"),
+    *("test_training", "test_run", "test_bases", "test_limits", "test_judge_in_training"),
+    *("test_views", "test_environment_lab_page", "test_placebos"),
 )
 # Importing these patches torch and TRL for good.
 collect_ignore = ["gpu_on_cpu/scenarios.py", "gpu_on_cpu/vllm_scenarios.py"]

@@ -2,7 +2,7 @@
 """Find answers in completions, parse them into values, and compare them.
 
 A `Form` describes how completions are written (`find_form`, `FORMS`). `find_answer` returns the
-part of a completion that states its answer. `read_answer` and `read_reference` parse such a text
+part of a completion that states its answer. `read_answer` and `read_reference` parse such a part
 into an `Answer`. `compare_answers` returns whether an answer equals the reference, and the reason.
 Rewards, validation, evaluation and the preparation of reference answers all use these functions.
 """

@@ -31,7 +31,7 @@ def compare_answers(
     r"""Return whether an answer means the same as the reference answer, and the reason.
 
     Args:
-        reference: The reference answer, a text with LaTeX, as `find_answer` returns it.
+        reference: The reference answer as text, possibly with LaTeX, as `find_answer` returns it.
         answer: The answer in the same form; None if the completion has none.
         seconds: CPU time for one symbolic comparison.
 
@@ -109,7 +109,7 @@ def same_number(expected: Answer, answer: Answer) -> bool:
 
 
 def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare values where names or kinds allow it; else let math-verify compare the texts."""
+    """Compare values if names match or only one side is an equation, else texts by math-verify."""
     if answer.kind != "equation" and not (expected.name or len(expected.parts) > 2):
         # The reference |AB| = 1 accepts 1, but 2x + 3y = 6 does not accept 6.
         return _symbolic(expected.text, answer.text, seconds)
@@ -122,7 +122,7 @@ def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | N
 
 
 def _same_parts(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare sets in any order; compare tuples, and values without their names, in order."""
+    """Compare sets in any order, but tuples, intervals and answers that omit the names in order."""
     left, right = expected.parts, list(answer.parts)
     several = len({part.name for part in left if part.name}) > 1  # k = 45, n = 2
     brackets = [one.kind == "set" or one.shape for one in (expected, answer)]

@@ -89,7 +89,7 @@ def find_answer(text: str) -> str | None:
 
     This is the content of the last answer tag. Without a tag, only the text after `</think>`,
     "**Final answer**" and the last "the answer is", "Answer:" or `####` counts. After `####`, all
-    of it is the answer; otherwise, the contents of its boxes are, or else its first sentence.
+    of that text is the answer; otherwise, the contents of its boxes, or its first sentence.
     Without heading, marker and boxes, the answer is the last sentence that begins with "Therefore",
     "Thus", "Hence" or "So", or else the whole text.
 

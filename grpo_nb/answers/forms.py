@@ -11,7 +11,7 @@ rows and attacks are written in it.
     code         the answer in a block of ```python
     plain        2
 
-Reading a text takes time linear in its length.
+Reading takes time linear in the length of the text.
 """
 
 import re
@@ -120,7 +120,7 @@ class Form(NamedTuple):
         return thought + "".join(parts[::-1] if answer_first else parts)
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """Write a completion that should earn every reward: a correct step and the row's answer."""
+        """Write the row's reference completion: a correct step as reasoning, then the answer."""
         return self.write(STEP, str(row["answer"]))
 
     # -- reading

@@ -1,4 +1,4 @@
-r"""Ask math-verify, in a worker that can be killed, whether two expressions are equal.
+r"""Let math-verify compare two expressions, in a worker that can be killed.
 
 math-verify limits its own time with SIGALRM, which works in the main thread only and replaces the
 caller's alarm. Here math-verify runs in another process, with limits on time and memory.
@@ -97,7 +97,7 @@ class MathWorker:
             raise RuntimeError(f"the math-verify worker did not start: run `{check}` to see why")
 
     def close(self, kill: bool = True) -> None:
-        """End the worker and its children, or with `kill=False` only forget them."""
+        """End the worker and its children; if `kill` is false, only forget them."""
         if self.process is not None:
             self.socket.close()
             if kill and self.process.poll() is None:

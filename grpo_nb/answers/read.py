@@ -144,7 +144,7 @@ _AND = re.compile(r"[\s,;.]*(?:\b(?:and|or)\b)?[\s,;.]*")
 
 
 def _without_words(text: str) -> str:
-    """Return the value after the last "is" or ":" in a text without boxes or math delimiters."""
+    """Return the value after the last "is" or ":" in text without boxes or math delimiters."""
     value, words = text, ""
     while copula := _COPULA.fullmatch(value):
         value, words = copula[2], words + copula[1]

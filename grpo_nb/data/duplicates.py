@@ -45,8 +45,9 @@ def fingerprints(rows: Sequence[ValidRow], columns: bool = False) -> pd.DataFram
         columns: Whether extra columns count as part of the question, as with an environment.
 
     Returns:
-        A table with one line per row: row (its number in the source); hashes of question (with its
-        images), answer, and numbers; the MinHashes 0, 1, …; and images (a tuple of hashes).
+        A table with the fingerprints of each row: row (its number in the source); hashes of
+        question (with its images), answer, and numbers; the MinHashes 0, 1, …; and images (a tuple
+        of hashes).
     """
     from rensa import RMinHash
 

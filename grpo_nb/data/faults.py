@@ -17,7 +17,7 @@ class Fault(Exception):
 
     @property
     def evidence(self) -> str:
-        """Return a text that names the row, the column, the reason and the value."""
+        """Return a message that names the row, the column, the reason and the value."""
         where = f"row {self.row}" + (f", column {self.column!r}" if self.column else "")
         return f"{where}: {self.reason}: {self.value}"
 

@@ -35,8 +35,8 @@ def prepare(
     """Read, validate and split the rows; write the run's data folder, whole or not at all.
 
     Args:
-        run: The run, which gets data/train.parquet, data/eval.parquet, data/report.json and, with
-            `data.sft_rows`, data/sft.parquet.
+        run: The run, which gets data/train.parquet, data/eval.parquet, data/report.json, and
+            data/sft.parquet if `data.sft_rows` is set.
         config: The source, its columns, and limits.
         seed: The seed of the split.
         count_tokens: Counts the tokens of each prompt as the model's chat template renders it.
@@ -85,7 +85,7 @@ def with_system_prompt(config: DataConfig, preset: RewardSet) -> DataConfig:
 
 
 def shortest(texts: Sequence[str], share: float) -> np.ndarray:
-    """Return whether each row, given as JSON, is among the shortest `share` of the rows."""
+    """Return which of these rows, as JSON, are among the shortest `share` of them."""
     lengths = np.array(list(map(len, texts)))
     return lengths <= np.quantile(lengths, share)
 
@@ -119,7 +119,7 @@ def _read(
 ) -> tuple[pd.DataFrame, list[int]]:
     """Return a table of the usable rows, and the number of tokens of every measured prompt.
 
-    The table has one line per row: its fingerprints, and the columns "packed" (the row) and "kind".
+    The table holds each row's fingerprints, and the columns "packed" (the row) and "kind".
     """
     packed, kinds, tokens, tables = [], [], [], [duplicates.fingerprints([])]
     for batch in tqdm(batches, unit=" rows", unit_scale=sources.BATCH, delay=2):

@@ -69,7 +69,7 @@ def letter_of(cell: Any, text: str, choices: Sequence[Any], labels: Sequence[Any
 
     If the answer is a label, the letter of that choice is returned. Otherwise it may be a letter,
     the text of a choice, or a position, counted from 0. A number is always a position if all
-    choices are texts.
+    choices are strings.
 
     >>> [letter_of(cell, str(cell), ["4", "1", "red"]) for cell in (1, "1", "c", "red", "2", 9)]
     ['B', 'B', 'C', 'C', 'C', '']

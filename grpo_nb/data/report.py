@@ -19,7 +19,7 @@ class Drops(dict[str, dict[str, Any]]):
     """Map each reason for leaving out rows to its report entry: count, first rows, an example."""
 
     def add(self, reason: str, rows: Sequence[int], example: str = "") -> None:
-        """Count rows, given by their numbers in the source, as left out for this reason."""
+        """Count rows (their numbers in the source) as left out for this reason."""
         if len(rows):
             empty = {"reason": reason, "count": 0, "rows": [], "example": example}
             entry = self.setdefault(reason, empty)
@@ -45,7 +45,7 @@ class Drops(dict[str, dict[str, Any]]):
 
 
 def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
-    """Return the share of parsed answers, the prompt lengths, and a cap that 99 % of them fit."""
+    """Return the share of answers parsed, prompt lengths, and a cap that fits 99 % of prompts."""
     failures = drops.get(KIND, {"count": 0})["count"]
     p50, p95, p99 = (int(np.percentile(tokens, p, method="higher")) for p in (50, 95, 99))
     lengths = {"p50": p50, "p95": p95, "p99": p99, "max": max(tokens)}

@@ -1,7 +1,7 @@
 """Read rows from every kind of source, in batches, and find their columns.
 
 A row is {"question": "What is 47 + 38?", "answer": "85"}, with all columns of the source. A line
-that cannot be read is replaced by a text with the reason, so that it can be reported.
+that cannot be read is replaced by a string with the reason, so that it can be reported.
 """
 
 import csv
@@ -98,7 +98,7 @@ def folder_of(config: DataConfig) -> Path | None:
 
 
 def _places(config: DataConfig) -> list[Path]:
-    """Return the paths that a source may mean; those that exist come first."""
+    """Return the paths that a source may refer to, existing ones first."""
     name = BUILT_IN.get(config.source, config.source)
     # A notebook's kernel runs in the notebook's folder, so commands look for files there too.
     folders = (Path.cwd(), project_path("notebooks"), project_path(""))

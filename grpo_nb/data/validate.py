@@ -5,7 +5,7 @@ the columns for the rewards. A raw row has a question and an answer, under any n
 may be a chat (a list of {"role", "content"}), whose turns are not changed. The row may also have:
 
 - `choices`: listed below the question as A, B, C…; the answer becomes a letter;
-- `context` (a text) and `sources` (a list): put above the question, sources numbered [1], [2]…;
+- `context` (a string) and `sources` (a list): put above the question, sources numbered [1], [2]…;
 - `tests`: passed on to code rewards;
 - images (`data.image_column`): the prepared row has a list of PIL images under "images", and the
   content of the last turn of its prompt is a list of parts: the images, then the text.

@@ -19,7 +19,7 @@ FIRST = 200  # characters of the first completion that are shown while the other
 class Cache(NamedTuple):
     """Keep completions in a file.
 
-    path: The Parquet file, with one line per completion; None keeps nothing.
+    path: The Parquet file, with one record per completion; None to keep nothing.
     settings: Everything that the completions depend on, except the prompts, as JSON types. A file
         that was written with other settings is not read.
     """

@@ -27,7 +27,7 @@ works here too: if no method is marked with `@tool`, every public method is a to
 | `reset` or `get_reward` raises, or the reward is not in [0, 1] | the run stops with an error   |
 
 `random`, `numpy.random` and torch are seeded from the row, so that all episodes of a group start
-alike. Their states and the working directory are restored after each call of a method.
+alike. Their states and the working directory are restored after each call to a method.
 """
 
 import functools

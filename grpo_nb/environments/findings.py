@@ -182,7 +182,7 @@ def _wins(play: Mapping[str, Episode], name: str) -> bool:
 
 
 def _failure(play: dict[str, Episode]) -> list[float]:
-    """Return, in a list, the highest reward of an honest attempt that does not win, if any."""
+    """Return a list of the highest reward of an honest attempt that fails; [] if none fails."""
     attempts = [play[name] for name in ("cut short", "another row's solution")]
     win = play["oracle"].reward
     failures = [each.reward for each in attempts if each.calls and each.reward < win - TIE]
@@ -204,7 +204,7 @@ def _leaks(rows: Sequence[Row], plays: Plays) -> Iterator[Check]:
 
 
 def _answer(play: dict[str, Episode]) -> list[str]:
-    """Return the arguments of the call that wins, as texts."""
+    """Return the arguments of the call that wins, as strings."""
     calls = [call.arguments for call in play["oracle"].calls if call.arguments]
     return [str(value) for value in calls[-1].values()] if calls else []
 

@@ -133,8 +133,8 @@ def check_rows(
 
     Raises:
         ValueError: A row has images or lacks a column that `reset` takes; `reset` raises;
-            `get_reward`, called at the episode's start, raises or returns no number from 0 to 1; or
-            a prompt is too long.
+            `get_reward` raises at the episode's start, or returns no number from 0 to 1; or a
+            prompt is too long.
     """
     if environment is None:
         return []
@@ -215,7 +215,7 @@ def answer(
 def replay(environment: Environment, row: Row, messages: Sequence[Message]) -> Played:
     """Run an episode's calls again and return the instance in its final state.
 
-    As in the episode itself, calls of turns beyond the limit are not run.
+    As in the episode itself, calls in turns beyond the limit are not run.
     """
     episode = Episode(environment, row)
     for message in messages:
@@ -227,7 +227,7 @@ def replay(environment: Environment, row: Row, messages: Sequence[Message]) -> P
 def script(turns: Sequence[Any]) -> list[Message]:
     """Convert the turns of an author's `solve` to messages.
 
-    A turn is a text, a call {"name": …, "arguments": …}, or a list of calls.
+    A turn is a string, a call {"name": …, "arguments": …}, or a list of calls.
 
     Raises:
         ValueError: A turn is none of these; the message quotes it.

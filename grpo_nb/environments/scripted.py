@@ -3,7 +3,7 @@
     episode = perform(environment, row, policies(environment, row, other)["random calls"])
 
 A policy gets the same input as a model: the prompt, the tools' schemas and the results so far. Its
-turn is a text, which ends the episode, or a call, as in an author's `solve`.
+turn is text, which ends the episode, or a call, as in an author's `solve`.
 """
 
 import random
@@ -15,7 +15,7 @@ from grpo_nb.environments.contract import Environment, Played, Row
 from grpo_nb.environments.play import Episode, script
 from grpo_nb.rewards.prompts import Message
 
-Turn = str | dict[str, Any] | list[dict[str, Any]]  # a text, a call, or several calls
+Turn = str | dict[str, Any] | list[dict[str, Any]]  # text, a call, or several calls
 MOST_TURNS = 64  # limit of a scripted episode, even if the environment allows more
 AGAIN = 3  # number of calls after the end
 
@@ -78,7 +78,7 @@ def policies(environment: Environment, row: Row, other: Row) -> dict[str, Policy
     calls, others = ([t for t in turns if not isinstance(t, str)] for turns in (solution, wrong))
     scripts = {
         "oracle": solution,
-        "calls after the end": [*calls, *calls[-1:] * AGAIN],  # a text would end the episode
+        "calls after the end": [*calls, *calls[-1:] * AGAIN],  # text would end the episode
         "cut short": calls[:-1],
         "another row's solution": wrong,
         "another row's last call": [*calls[:-1], *others[-1:]],
@@ -109,7 +109,7 @@ def _draw(
 
 
 def _malformed(view: PlayerView) -> Turn:
-    """Return a malformed call: in turn, a wrong tool, parameter or type, or text as arguments."""
+    """Return a malformed call; the fault (tool, parameter, type, arguments) changes each turn."""
     call = _draw(view, view.turn)
     valid = call["arguments"]
     faults = [

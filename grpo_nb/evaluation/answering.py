@@ -39,7 +39,7 @@ class Candidate(NamedTuple):
 
     label: The model's name in tables and charts.
     model: A folder or hub name.
-    adapter: The folder of a LoRA adapter to add to the model; None for none.
+    adapter: The folder of a LoRA adapter to add to the model; None for no adapter.
     quantization: The precision of the loaded weights, "4bit" or "16bit".
     """
 
@@ -69,7 +69,7 @@ def run(
         progress: Called with the number of completions done, their total, and the candidate with
             its speed.
         run: The run in whose folder completions are kept until `save`, so that an interrupted
-            evaluation can resume; None keeps nothing. Scores are always computed anew.
+            evaluation can resume; None to keep nothing. Scores are always computed anew.
 
     Raises:
         ValueError: There are no rows or no candidates, or two candidates share a label.
@@ -114,9 +114,9 @@ def _open(candidate: Candidate, config: RunConfig, stack: ExitStack) -> Engine:
 def _caches(
     run: Run | None, candidate: Candidate, rows: Sequence[dict], config: RunConfig
 ) -> dict[str, Cache]:
-    """Return a cache per decoding; {} without a run.
+    """Return {decoding mode: cache}; {} if there is no run.
 
-    The settings of a cache are all that its completions depend on.
+    A cache's settings hold everything that its completions depend on.
     """
     if run is None:
         return {}
@@ -157,11 +157,11 @@ def evaluate_model(
         bench: The run's rewards; the first one decides what counts as correct.
         config: The run's configuration: seed, lengths, samples per prompt.
         progress: Called with the number of completions done, this model's total, and its speed.
-        caches: The caches that keep the completions, by decoding.
+        caches: {decoding mode: cache of the completions}; None for no caches.
         show: What to print before the first completion; "" prints nothing.
 
     Returns:
-        One line per completion: row (index in `rows`), question, reference, decoding, completion,
+        One record per completion: row (index in `rows`), question, reference, decoding, completion,
         answer (as extracted), tokens, truncated, each reward, reward (their weighted total),
         correct (whether the first reward is earned in full), accuracy (the first reward) and
         format (the first format reward).
@@ -201,7 +201,7 @@ def score_rows(
         bench: The rewards, with the environment.
 
     Returns:
-        One line per completion: row (index in `rows`), question, reference, completion, answer
+        One record per completion: row (index in `rows`), question, reference, completion, answer
         (as extracted), tokens, truncated, each reward, and reward (their weighted total); for
         episodes also `environments.figures`.
     """

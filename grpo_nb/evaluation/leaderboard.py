@@ -110,7 +110,7 @@ def _varied(configurations: dict[str, configs.RunConfig]) -> pd.DataFrame:
 
 
 def _pairs(scores: pd.DataFrame) -> pd.DataFrame:
-    """Compare every pair of runs; `scores`: best run first, NaN for prompts not held out."""
+    """Compare every pair of runs; `scores` has the best run first, NaN for prompts not held out."""
     lines = []
     for better, worse in combinations(scores, 2):
         gain = (scores[better] - scores[worse]).dropna().to_numpy()

@@ -31,22 +31,22 @@ Samples = Mapping[str, pd.DataFrame]
 
 
 class Evaluation(NamedTuple):
-    """Hold the completions of each model, {label: lines}, and the report on them."""
+    """Hold the completions of each model, {label: table}, and the report on them."""
 
     samples: dict[str, pd.DataFrame]
     report: dict[str, Any]
 
 
 def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
-    """Return the figures of each prompt, [prompts, figures], for one model and one decoding.
+    """Return the figures of each prompt, [prompts, figures], for one model in one decoding mode.
 
     Args:
-        lines: The lines of one decoding from `evaluate_model`.
+        lines: The lines that `evaluate_model` returned for this mode.
         preset: The run's rewards.
 
     Returns:
-        Means over the prompt's samples of accuracy, format, reward, each reward, tokens, truncated
-        and, for episodes, the counts in EPISODE; then pass@1 … pass@k.
+        Means over the prompt's samples of accuracy, format, reward, each reward, tokens, truncated,
+        and the counts in EPISODE if the samples are episodes; then pass@1 … pass@k.
     """
     names = ["accuracy", "format", "reward", *preset.names, "tokens", "truncated"]
     names += [name for name in EPISODE if name in lines]
@@ -68,7 +68,7 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
     """Return the report, made of JSON types.
 
     Args:
-        samples: {label: lines from `evaluate_model`}; the first label is the baseline.
+        samples: {label: table from `evaluate_model`}; the first label is the baseline.
         preset: The run's rewards, which decide what is correct and the range of each figure.
         config: The run's configuration; seed, samples and lengths are copied into the report.
 
@@ -213,7 +213,7 @@ def _sentence(pair: Mapping[str, Any], before: float, after: float) -> str:
 
 
 def table(report: Mapping[str, Any]) -> pd.DataFrame:
-    """Tabulate the figures, one line per decoding and model; `95 %` is the accuracy's interval.
+    """Tabulate the figures by decoding mode and model; `95 %` is the accuracy's interval.
 
     Columns that duplicate another are dropped, such as the first reward, which equals accuracy.
     """
@@ -229,7 +229,7 @@ def table(report: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def before_after(samples: Samples, count: int) -> pd.DataFrame:
-    """List the first and last model's greedy answers: the worsened, the improved, then the rest."""
+    """List the first and last model's greedy answers: worse first, then better, then the rest."""
     lines = [list(samples.values())[place] for place in (0, -1)]
     before, after = (each.query("decoding == 'greedy'").set_index("row") for each in lines)
     table = before.join(after[["completion", "correct", "accuracy"]], rsuffix=" after")
@@ -256,7 +256,7 @@ def save(run: Run, evaluation: Evaluation) -> dict[str, Any]:
 
 
 def greedy_answers(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the greedy lines of eval/samples.parquet, for the first and for the last model."""
+    """Return the greedy completions of the first and the last model from eval/samples.parquet."""
     models = list(read_json(run / "eval/report.json")["greedy"])
     lines = pd.read_parquet(run / "eval/samples.parquet").query("decoding == 'greedy'")
     return lines[lines["model"] == models[0]], lines[lines["model"] == models[-1]]

@@ -82,8 +82,8 @@ def _tensor(
     """Compare a merged tensor with the base's tensor plus the adapter's change, if there is one.
 
     Returns:
-        The kind of its fault or "", its relative error (for "adapter": the share kept), and two
-        sums, from which `weights` computes `kept`: error times change, and change squared.
+        The kind of the tensor's fault or "", its relative error (for "adapter": the share kept),
+        and two sums, from which `weights` computes `kept`: error times change, and change squared.
     """
     # Without a change, the weights keep their dtype: an embedding in fp32 would take gigabytes.
     right = base if change is None else base.float() + change.float()

@@ -237,7 +237,7 @@ class Meter:
             self.report(self.done + ended, self.total, f"{speed:.0f} tokens/s")
 
     def end(self, done: int) -> None:
-        """Set the number of completions that are done after a batch has ended."""
+        """Set the number of completions done so far; call this at the end of each batch."""
         self.done = done
         self.add(0, 0)
 

@@ -38,8 +38,8 @@ def find_model(model_path: str) -> str:
 def quiet() -> Iterator[None]:
     """Hide banners, progress bars and warnings of the libraries.
 
-    They are printed after an exception, unless it is a ValueError or a FileNotFoundError. Our own
-    errors have these types and explain themselves.
+    After an exception other than ValueError and FileNotFoundError, what was hidden is printed.
+    Our own errors have these types and explain themselves.
     """
     text = io.StringIO()
     text.fileno = lambda: 1  # vLLM calls sys.stdout.fileno() while it loads

@@ -272,11 +272,11 @@ def _load_transformers(config: ModelConfig, seed: int, policy: PolicyConfig) -> 
 
 
 def load_weights(policy: Policy, folder: Path) -> None:
-    """Overwrite the policy's weights, in place, with a saved adapter or a saved full model.
+    """Overwrite the policy's weights in place with a saved adapter or a saved full model.
 
     Args:
         policy: The policy. If it has an adapter, only the adapter changes.
-        folder: A folder with safetensors and, for an adapter, its adapter_config.json.
+        folder: A folder with safetensors, and with adapter_config.json if they are an adapter's.
 
     Raises:
         FileNotFoundError: The folder contains no safetensors.

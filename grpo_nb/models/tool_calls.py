@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def with_tools(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
-    """Prepare the tokenizer's template, in place, for turns with tool calls and results.
+    """Prepare the tokenizer's template in place for turns with tool calls and results.
 
     TRL has parsers for the calls of many templates, and variants of these templates that never
     rewrite earlier turns. Both are added to the tokenizer, so that rollouts and training render
@@ -72,7 +72,7 @@ def _turns_with_call(name: str) -> list[Message]:
 def tool_turn(tokenizer: "PreTrainedTokenizerBase", results: list[Message]) -> list[int]:
     """Return the token ids after a call's stop token, up to the start of the model's next turn.
 
-    They contain the results of the calls, as the template renders them. TRL builds the same ids.
+    These ids contain the results of the calls, as the template renders them. TRL builds the same.
     """
     turns, options = _turns_with_call(results[0]["name"]), {"tokenize": True, "return_dict": False}
     before = tokenizer.apply_chat_template(turns, **options)

@@ -39,7 +39,7 @@ def train(
 
     Raises:
         ValueError: Before the first step: the number of processes or a setting is wrong, a stage is
-            missing, several processes cannot train the policy, or a check failed.
+            missing, the policy cannot be trained by several processes, or a check failed.
         RuntimeError: The run is in use, or training failed, here or in another process, whose error
             the launcher prints.
         KeyboardInterrupt: A signal stopped training; a checkpoint is kept.

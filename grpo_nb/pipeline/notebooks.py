@@ -59,7 +59,7 @@ KERNEL_ENDED = (
 
 
 class StageFailed(RuntimeError):
-    """Report where and why a notebook did not reach its end."""
+    """Report where and why a notebook did not finish."""
 
 
 class Stopped(StageFailed):
@@ -248,7 +248,7 @@ def run_pipeline(
         ValueError: Before anything starts: a setting is unknown or does not fit, or an earlier
             stage is missing.
         RuntimeError: Another process is using the run.
-        StageFailed: A notebook did not reach its end; its executed part is kept.
+        StageFailed: A notebook did not finish; its executed part is kept.
         Stopped: SIGTERM or SIGINT was received; training saved a checkpoint first.
     """
     from grpo_nb import training
@@ -376,7 +376,7 @@ def _papermill() -> Any:
 
 
 def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
-    """Execute a notebook; return why it did not reach its end, or "" if it did."""
+    """Execute a notebook; return why it did not finish, or "" if it did."""
     papermill = _papermill()
     from nbclient.exceptions import DeadKernelError
 

@@ -3,7 +3,8 @@
     stage = runs.start_stage("01", "mine")
     stages.prepare_data(stage)
 
-The quickstart and the launcher call them. Notebook 4 is stage 04 and runs in its own process.
+The quickstart and the launcher call these functions. Notebook 4 is stage 04, which runs in a
+process of its own.
 """
 
 from collections.abc import Callable

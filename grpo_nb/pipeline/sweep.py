@@ -7,7 +7,7 @@
 Instead of `grid`, a file may have `list: [{train.beta: 0.01}, …]`. When the process that started a
 trial ends, the system sends SIGTERM to the trial, which then saves its work. There is no state
 outside the runs: a trial's manifest shows whether it is done, its config.yaml holds its settings,
-and its locks show whether a process is working on it. So each call of `run_sweep` starts every
+and its locks show whether a process is working on it. So each call to `run_sweep` starts every
 trial that is neither done nor in use. `cluster` does the same on Ray.
 """
 
@@ -121,7 +121,7 @@ def trial_command(sweep: Sweep, trial: Trial) -> list[str]:
 
 
 def in_use(trial: Trial) -> bool:
-    """Return whether a process is working on the run, such as a trial that is saving its work."""
+    """Return whether a process is using the run, even if it is only saving the trial's work."""
     return Run(trial.name).in_use(*LOCKS)
 
 

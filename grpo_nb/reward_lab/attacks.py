@@ -172,8 +172,8 @@ def probe(bench: Bench, rows: Sequence[Row], own: Sequence[Attack] = ()) -> pd.D
         own: The user's own attacks, as `read_attacks` returns them.
 
     Returns:
-        A table with one line per attack: attack, kind, the mean of each reward, total, won (share
-        of rows), because, and completion (its start, on the first row).
+        A table with one line per attack: attack, kind, the means of each reward and of the total,
+        won (share of rows), because (why it wins), and completion (its start, on the first row).
 
     Raises:
         ValueError: All reference answers are equal, so there is no wrong answer.
@@ -205,7 +205,7 @@ def _other_answer(rows: Sequence[Row], row: Row) -> str:
 
 
 def _verdicts(bench: Bench, table: pd.DataFrame) -> list[str]:
-    """Return the reason why the attack in each line wins; "" if it loses, as it should."""
+    """Return the reason why each attack in the table wins; "" if it loses, as it should."""
     first = table[bench.preset.names[0]].fillna(0.0)
     others = table["total"] - bench.preset.reward_weights[0] * first
     lines = table[["row", "attack", "kind", "total"]].assign(first=first, others=others)
@@ -220,8 +220,8 @@ def _verdicts(bench: Bench, table: pd.DataFrame) -> list[str]:
 def _because(line: Any, reference: Any, wrong: Any, empty: Any, format_pays: bool) -> str:
     """Explain why an attack wins against the three honest completions; "" if it loses.
 
-    Each line has the weighted `total`, the score of the `first` reward, and the weighted sum of
-    the `others`.
+    The first four arguments have the weighted `total`, the score of the `first` reward, and the
+    weighted sum of the `others`.
     """
     kind, correct = line.kind, line.first > reference.first - TIE
     if kind == "reference":

@@ -3,7 +3,7 @@
     test = open_test(stage, rewards.load_rewards(stage.config.rewards))
     verdict = reward_lab.judge(test)
 
-`rewards/baseline.parquet` stores one line per completion, with the sampling settings. A later call
+`rewards/baseline.parquet` stores the completions and the sampling settings. A later call
 with the same settings reads this file, and samples only for prompts that are not in it.
 """
 
@@ -92,7 +92,7 @@ def sample(
     warmed: bool = True,
     unseen: bool = True,
 ) -> Baseline:
-    """Return completions of the model that training starts from, from the cache if possible.
+    """Return completions of the model that training starts with, from the cache if possible.
 
     The cache is written after each batch, so an interruption loses only the last batch.
 

@@ -1,7 +1,7 @@
 """Record the behavior of rewards and an environment in stage 02, and compare it in stage 03.
 
 Scores may depend on things that no hash of the sources covers, such as a file, a library or a
-server. So before it trains, stage 03 scores the same completions and replays the episodes again.
+server. So stage 03 scores the same completions and replays the episodes again before it trains.
 """
 
 import json

@@ -32,8 +32,8 @@ class Verdict(NamedTuple):
     """Hold the result of stage 02 for a reward set.
 
     checks: "rewards" first, then the checks of the references or the environment, of the linter, of
-        attacks and of judges; then "base model", "completion length" and, with images, whether they
-        are needed.
+        attacks and of judges; then "base model", "completion length", and whether images are needed
+        (if there are any).
     probes: The table of attacks that `probe` returned; None if no attacks were scored.
     baseline: Figures of the baseline rollouts.
     signal: The `signal_table`, one line per reward.
@@ -57,7 +57,10 @@ class Verdict(NamedTuple):
 
     @property
     def only_the_base_fails(self) -> bool:
-        """Return whether only the base fails, and is not always right (see `training.rescue`)."""
+        """Return whether only the base's check failed, and not because the base is always right.
+
+        `training.rescue` may help in this case.
+        """
         blamed = [check.name for check in self.checks if check.state == "stop"]
         return blamed == [base_model.BASE] and self.baseline["pass@1"] < 1
 
@@ -82,7 +85,7 @@ class Verdict(NamedTuple):
 
 
 def judge(test: RewardTest) -> Verdict:
-    """Judge rewards by the linter, and by references and attacks or an environment's tests.
+    """Judge rewards by the linter, and by either references and attacks or an environment's tests.
 
     The setting `rewards.cases` names the file of the user's own attacks. The references of up to
     REFERENCE_ROWS rows are scored. If a reward is itself a judge, it is certified too, and an
@@ -100,7 +103,7 @@ def judge(test: RewardTest) -> Verdict:
             return Verdict(Checks([_summary(problems), *problems]), None, {}, pd.DataFrame())
         table = test.table()
         try:
-            if bench.environment:  # its attacks are scripted policies, not texts
+            if bench.environment:  # its attacks are scripted policies, not completions
                 cap = config.train.max_completion_length
                 problems = [*findings(bench.environment, rows, bench.tokenizer, cap), *problems]
             else:
@@ -138,7 +141,7 @@ def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> 
 
 
 def _reason(checks: Sequence[Check]) -> str:
-    """Return the reason why a verdict failed and, if only the base fails, its fix."""
+    """Return the reason why a verdict failed, with the fix if only the base's check failed."""
     first = next(check for check in checks if check.state == "stop")
     if first.name == base_model.BASE:  # checks of the rewards come earlier, so none failed
         return f"the rewards are fine; {first.evidence}. What helps: {first.fix}"

@@ -1,6 +1,6 @@
 """Store and load a run's own rewards, from the `%%rewards` cell or from the Reward Lab.
 
-rewards/mine.py contains the text unchanged, so that an error names the line that the user sees. A
+rewards/mine.py contains the source unchanged, so that an error names the line that the user sees. A
 second file contains notes: the preset whose form the rewards use, and the score ranges measured in
 stage 02.
 """
@@ -94,7 +94,7 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
 
     Args:
         test: The test. The setting `rewards.preset` of its stage is set to the path of that file.
-        source: Python text to use instead of the cell's.
+        source: Python source to use instead of the cell's.
 
     Raises:
         ValueError: The cell does not run on its own, its list of rewards or weights is wrong, or
@@ -120,24 +120,24 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
 
 
 def try_out(test: RewardTest, source: str) -> RewardTest:
-    """Return the test with the rewards of a text, loaded as in `hand_on`; write nothing.
+    """Return the test with the rewards in a source, loaded as in `hand_on`; write nothing.
 
-    Arguments and errors are those of `adopt`. If the text defines nothing, the preset is used.
+    Arguments and errors are those of `adopt`. If the source defines nothing, the preset is used.
     """
     return test.using(_compose(test, source)[1])
 
 
 def hand_on(test: RewardTest, source: str, weights: Sequence[float] = ()) -> Verdict:
-    """Adopt a text, judge its rewards, and finish stage 02, as notebook 2 does cell by cell.
+    """Judge and adopt the rewards in a source, and finish stage 02, as notebook 2's cells do.
 
     Args:
-        test: The test, whose rewards are ignored. Its stage need not be started. The stage's
+        test: The test, whose rewards are ignored. Its stage need not have started. The stage's
             configuration is updated.
-        source: Python text that defines rewards; if it defines none, stage 03 uses the preset.
-        weights: One weight per reward, to replace those of the text or the preset.
+        source: Python source that defines rewards; if it defines none, stage 03 uses the preset.
+        weights: One weight per reward, to replace those of the source or the preset.
 
     Raises:
-        ValueError: The text cannot be used, or stage 01 is not done.
+        ValueError: The source cannot be used, or stage 01 is not done.
         RuntimeError: Another process is using the run.
     """
     stage, (about, rewards) = test.stage, _compose(test, source)
@@ -154,7 +154,7 @@ def hand_on(test: RewardTest, source: str, weights: Sequence[float] = ()) -> Ver
 
 
 def source_of(stage: Stage) -> str:
-    """Return the user's text in rewards/mine.py; "" if the stage uses other rewards."""
+    """Return the user's source in rewards/mine.py; "" if the stage uses other rewards."""
     path = stage.run / OWN
     if stage.config.rewards.preset != str(path):
         return ""
@@ -162,11 +162,11 @@ def source_of(stage: Stage) -> str:
 
 
 def fault(error: Exception, source: str) -> str:
-    """Return a message that explains an error in the source of rewards and names its line.
+    """Return a message that explains an error in the rewards' source and names the line.
 
-    For an error of ours, such as a score out of range, the message names the reward.
+    If this package raises the error, as for a score out of range, the message names the reward.
     """
-    cause = error.__cause__ or error  # the exception in the text, if our error wraps one
+    cause = error.__cause__ or error  # the exception in the source, if ours wraps one
     message = explained(cause, OWN, source)
     return re.sub(rf"\S*{OWN}\b(: )?", lambda path: "" if path[1] else "the text", message)
 
@@ -196,7 +196,7 @@ def _preset(stage: Stage) -> str:
 
 
 def _compose(test: RewardTest, source: str) -> tuple[dict[str, Any], RewardSet]:
-    """Return a text's notes and rewards; if it defines nothing, {} and the preset's rewards."""
+    """Return a source's (notes, rewards); if it defines nothing, ({}, the preset's rewards)."""
     stage = test.stage
     preset, config = _preset(stage), stage.config.rewards
     if _defines_nothing(source):

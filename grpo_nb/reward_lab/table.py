@@ -133,7 +133,7 @@ class Bench(NamedTuple):
 
 
 def bench_of(config: RunConfig, preset: RewardSet, tokenizer: Any = None) -> Bench:
-    """Return the bench of a run, with the conditions of its training."""
+    """Return a bench with these rewards and the training conditions of a run."""
     return Bench(preset, config.train, tokenizer, cuda_available(), of(config))
 
 

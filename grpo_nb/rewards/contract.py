@@ -239,7 +239,7 @@ def columns_read(reward_func: Callable[..., Any], required: bool = False) -> lis
 
 
 def call(reward_func: Callable[..., Any], /, **columns: Any) -> Scores:
-    """Call any reward in TRL's shape, even an async one in a notebook, and return its scores.
+    """Return the scores of any reward in TRL's shape, even of an async one in a notebook.
 
     Random states and other shared state are restored afterwards (`kept`). A user's reward has a
     time limit per completion (`rewards.seconds`), which is multiplied by the size of the batch.

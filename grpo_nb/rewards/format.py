@@ -63,7 +63,7 @@ def no_syntax_error_reward(response: str, *, form: Form = TAGS) -> Scored:
 
 
 def parse_json(text: str) -> Any:
-    """Parse a text that is one JSON value, with or without a Markdown fence.
+    """Parse text that is one JSON value, with or without a Markdown fence.
 
     Raises:
         ValueError: The text is not JSON, or contains NaN or Infinity, which JSON lacks.

@@ -1,6 +1,6 @@
 """Describe the source and the options of a reward or an environment, to detect changes.
 
-The description covers the file, the options and, for a dataclass, the fields. A change elsewhere,
+The description covers the file, the options, and the fields of a dataclass. A change elsewhere,
 such as in an imported module, shows only in the behavior, which `reward_lab.behavior` compares.
 """
 

@@ -27,7 +27,7 @@ TOKENS_PER_GRADE = 20  # length of a grade in the reply; the reason counts as te
 class LLMJudge:
     """Score a completion by a chat model's grade from 0 to 10, divided by 10; this reward is async.
 
-    The request quotes the question, the completion and, if the dataset has it, the column `answer`.
+    The request quotes the question, the completion, and the column `answer` if the dataset has it.
     With `criteria`, the judge answers each criterion with yes or no, and the score is the weighted
     share of yes. If a reply lacks a grade or has one out of range, the request is repeated once.
     The openai client retries a request after 429, 5xx, a broken connection or a time-out. If the

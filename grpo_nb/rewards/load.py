@@ -120,7 +120,10 @@ def about_path(path: Path) -> Path:
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Return a file's notes {"form": preset, "ranges": {reward: [low, high]}}; {} without notes."""
+    """Return a file's notes; {} if there are none.
+
+    They are {"form": the preset whose form is used, "ranges": {reward: [low, high]}}.
+    """
     return read_json(about_path(path)) if about_path(path).is_file() else {}
 
 
@@ -152,7 +155,7 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
 
 
 def explained(error: BaseException, path: Path | str, text: str) -> str:
-    """Return an error's message, with the line of a file's text that raised it, if there is one."""
+    """Return an error's message, with the line of the source that raised it, if there is one."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame.lineno for frame in frames if frame.filename.endswith(str(path))]
     message = ", ".join([str(error), *getattr(error, "__notes__", [])])

@@ -20,8 +20,8 @@ class RewardSet(NamedTuple):
 
     reward_funcs: The rewards; the first one decides what is correct.
     reward_weights: One weight for each reward.
-    form: How completions are written. `reference(row)` writes a completion that has to earn every
-        reward in full; `extract(text)` returns the answer in a completion.
+    form: How completions are written. `reference(row)` writes a completion that must earn the
+        first reward in full; `extract(text)` returns the answer in a completion.
     result: A sentence on what an answer must be. `in_form` adds it to the system prompt of
         another form.
     own: The functions `reference` and `extract` of a file, which replace those of the form.
@@ -34,7 +34,7 @@ class RewardSet(NamedTuple):
     own: Mapping[str, Callable[..., Any]] | None = None
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """Return, for a row, a completion that has to earn every reward in full."""
+        """Return the row's reference completion, which must earn the first reward in full."""
         return (self.own or {}).get("reference", self.form.reference)(row)
 
     def extract(self, text: str) -> str | None:
@@ -65,7 +65,7 @@ class RewardSet(NamedTuple):
         return reward_set(pairs, self._replace(form=form))
 
     def limited(self, seconds: float) -> "RewardSet":
-        """Limit each of the user's rewards, unless async, to this many seconds per completion."""
+        """Limit the user's synchronous rewards to this many seconds per completion."""
         for func in self.reward_funcs:
             ours = isinstance(func, Reward) and func.__module__.startswith("grpo_nb.")
             if not ours and not is_async(func):
@@ -94,7 +94,7 @@ class RewardSet(NamedTuple):
 
     @property
     def format_name(self) -> str:
-        """Return the name of the first format reward, reported as "well-formed"; "" without one."""
+        """Return the name of the first format reward, reported as "well-formed"; "" if none."""
         return next((name for name in self.names if "_format_" in name), "")
 
 
@@ -113,7 +113,7 @@ def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[...
 
 
 def give_name(func: Callable[..., Any], name: str = "") -> None:
-    """Give a nameless reward a name: a partial its function's, any other `name` or its class's."""
+    """Name a nameless reward: after a partial's function, else `name`, else after its class."""
     inner = func
     while isinstance(inner, partial):
         inner = inner.func

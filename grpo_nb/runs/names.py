@@ -4,7 +4,7 @@ import difflib
 
 
 def refuse_unknown(what: str, name: str, names: list[str]) -> None:
-    """Raise ValueError, suggesting the nearest known name, if `name` is unknown."""
+    """Raise ValueError if `name` is unknown, and suggest the nearest known name."""
     if name in names:
         return
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)

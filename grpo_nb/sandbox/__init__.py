@@ -1,8 +1,8 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
 """Run generated Python against tests in a sandbox, where it can do no harm and cannot cheat.
 
-Each program has its own sandbox: bubblewrap with resource limits, or, where that does not
-work (for example in default Docker), pydantic-monty, which interprets a subset of Python.
+Each program has its own sandbox: bubblewrap with resource limits, or else pydantic-monty,
+which interprets a subset of Python (for example in default Docker, where bubblewrap fails).
 The program never judges itself: inputs go in, plain values come out, and this process
 compares them. No expected value enters the sandbox, so no program can know or forge one.
 `run_tests` returns a `Verdict`; `run_program` runs one program for its output.

@@ -130,7 +130,7 @@ def _started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
 def _collect(
     process: subprocess.Popen, channel: io.FileIO, limits: Limits, most_bytes: int
 ) -> tuple[bytes, bytes, str]:
-    """Return (result channel, stderr, why the program was stopped, or "" if it was not)."""
+    """Return (result channel, stderr, why the program was stopped; "" if it was not)."""
     output = {channel: bytearray(), process.stdout: bytearray(), process.stderr: bytearray()}
     deadline, runs = time.monotonic() + START_SECONDS, False
     with selectors.DefaultSelector() as selector:
@@ -155,7 +155,7 @@ def _collect(
 
 
 def _read(line: bytes, most_bytes: int) -> tuple[str, Any]:
-    """Return the answer in a line, whatever its bytes: the program may have forged the line."""
+    """Parse the answer in a line; never raise, because the program may have forged the line."""
     try:
         if len(line) > most_bytes:  # a set of many numbers with equal hashes would take forever
             raise ValueError

@@ -12,7 +12,8 @@ class Limits(NamedTuple):
     Attributes:
         seconds: Wall-clock time of all its tests together, from the start of its code.
         memory_mib: Address space of each of its processes, not of all together.
-        output_bytes: How much it may print (per test with stdin_stdout), or return in one test.
+        output_bytes: How much it may return in one test, and how much it may print: in one test
+            with stdin_stdout or in monty, otherwise in all tests together.
         processes: Processes and threads at one time; monty always has one.
     """
 

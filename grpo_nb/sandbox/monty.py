@@ -78,7 +78,7 @@ def _feed(
     inputs: dict[str, Any] | None = None,
     stdin: str | None = None,
 ) -> tuple[str, Any]:
-    """Run code in a monty session, and return its value, or with `stdin` its output, as an answer.
+    """Run code in a session; return its value (its output if `stdin` is given) as an answer.
 
     Raises:
         TimeoutError: The program timed out or crashed monty; the message says which.

@@ -84,7 +84,7 @@ def exact(value: Any) -> Any:
 
 
 def decode(item: Any) -> Any:
-    """Decode a value that the harness's `encode` wrote; a value forged by a program may raise."""
+    """Decode a value that the harness's `encode` wrote; this may raise if a program forged it."""
     if isinstance(item, list):
         return [decode(part) for part in item]
     if not isinstance(item, dict):

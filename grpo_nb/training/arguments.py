@@ -1,4 +1,4 @@
-"""Turn our settings into the GRPOConfig of TRL, and show who decided each of its arguments.
+"""Turn our settings into TRL's GRPOConfig, and show where each argument's value comes from.
 
 `grpo_config` builds the config; `effective` compares the values we passed with its final values. On
 a GPU, Unsloth replaces GRPOConfig with its own class. That class only warns about unknown
@@ -114,7 +114,7 @@ def refuse_unknown_trl(config: RunConfig) -> None:
 
     Raises:
         ValueError: GRPOConfig has no such argument (the message names the nearest), one of our
-            settings decides the argument, other stages rely on it, or its value has a wrong type.
+            settings determines it, other stages rely on it, or its value has a wrong type.
     """
     hints = typing.get_type_hints(own_config()) if config.trl else {}
     names = [setting_of(name) for name in hints]
@@ -131,7 +131,7 @@ def _refuse_type(name: str, value: Any, hint: Any) -> None:
     """Refuse a value that is not finite, or not of the type that TRL declares."""
     try:
         TypeAdapter(hint, config=STRICT).validate_python(value)
-        for kind in typing.get_args(hint):  # a text may name a member of an enum
+        for kind in typing.get_args(hint):  # a string may name a member of an enum
             if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str):
                 TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
@@ -140,7 +140,7 @@ def _refuse_type(name: str, value: Any, hint: Any) -> None:
 
 
 def refuse_unusable(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardSet) -> None:
-    """Refuse arguments, set in a notebook's cell, that no training run can use.
+    """Refuse arguments from a notebook's cell that no training run can use.
 
     Args:
         args: The result of `grpo_config`, or a GRPOConfig of the caller's own.
@@ -200,7 +200,7 @@ def _refuse_batch(args: "GRPOConfig", config: RunConfig, changes: dict[str, Any]
 
 
 def setting_of(argument: str) -> str:
-    """Return the setting that decides one of TRL's arguments.
+    """Return the setting that determines one of TRL's arguments.
 
     >>> setting_of("learning_rate"), setting_of("top_p")
     ('train.learning_rate', 'trl.top_p')

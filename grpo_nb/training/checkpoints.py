@@ -156,7 +156,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def whole_or_aside(folder: Path) -> bool:
-    """Return whether the folder is whole; rename a damaged folder, and print its new place."""
+    """Return whether the folder is whole; rename a damaged folder, and print its new path."""
     if is_whole(folder):
         return True
     if folder.is_dir():

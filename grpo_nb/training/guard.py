@@ -37,11 +37,11 @@ TOKENS = 20  # sampled for each completion, at most
 NOISE = 0.3  # added to LoRA's B at first [standard deviation]
 MOST = 1.2  # limit of the noise, which doubles until it has an effect; a random model needs much
 SCORE = 4.7  # limit of Fisher's score; chance exceeds it three times in a million
-CHANGE = 1.0  # change of the log-probabilities at which noise has a clear effect [nats a token]
-UNFELT = 0.01  # change below which there is nothing but rounding [nats a token]
-ENTROPY = 0.5  # below it the policy may be too certain for truncation to show [nats a token]
+CHANGE = 1.0  # change of the log-probabilities at which noise has a clear effect [nats per token]
+UNFELT = 0.01  # change below which there is nothing but rounding [nats per token]
+ENTROPY = 0.5  # below it the policy may be too certain for truncation to show [nats per token]
 # Limit of the difference between the engine's and the trainer's log-probabilities without noise
-# [nats a token].
+# [nats per token].
 # Correct engines were at 0.0005 to 0.06, wrong ones at 0.2 (huggingface/trl, issues 5312, 5313).
 DIFFERENCE = 0.1
 MISSING = 0.5  # the same limit with noise, which a 16-bit engine rounds [share of `change`]
@@ -64,13 +64,13 @@ UNMOVED = (
 class Evidence(NamedTuple):
     """Hold the result of one test of the samples.
 
-    score: Fisher's score, which is standard normal for the policy's own samples. Above 0 the tokens
-        are rarer than such samples, below 0 likelier.
+    score: Fisher's score: standard normal for the policy's own tokens, higher if the tokens are
+        less likely than those, lower if they are more likely.
     difference: Mean absolute difference between the engine's log-probabilities and the trainer's
-        [nats a token]; NaN if the engine returns none.
+        [nats per token]; NaN if the engine returns none.
     change: Mean absolute change that the noise causes in the trainer's log-probabilities
-        [nats a token]; NaN without noise.
-    entropy: Mean entropy of the policy with the noise [nats a token].
+        [nats per token]; NaN without noise.
+    entropy: Mean entropy of the policy with the noise [nats per token].
     tokens: Number of tokens in the test.
     """
 
@@ -259,7 +259,7 @@ def noise_on(weights: Sequence["torch.Tensor"], size: float, seed: int) -> Itera
 
 
 def engine_difference(trainer: "Trainer", batch: Mapping[str, Any]) -> float:
-    """Return how far the engine's log-probabilities are from the trainer's [nats a token].
+    """Return how far the engine's log-probabilities are from the trainer's [nats per token].
 
     Args:
         trainer: The trainer, during a step, with the weights that sampled the batch.

@@ -25,7 +25,7 @@ RATES = read_json(Path(__file__).with_name("alert_rates.json"))
 # The same for the alerts about judges (`python benchmarks/judge.py --faults` writes it).
 JUDGE_RATES = read_json(Path(__file__).with_name("judge_rates.json"))
 PAGE = "docs/troubleshooting.md"
-# TRL's name for how far vLLM's log-probabilities are from the policy's [nats a token].
+# TRL's name for how far vLLM's log-probabilities are from the policy's [nats per token].
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 HABITS = ("length", "markup", "style")  # what a judge's scores may correlate with (`judges.habits`)
 # If one of these held-out figures falls and the reward does not, the policy hacks the rewards. The
@@ -44,7 +44,7 @@ def section(name: str) -> str:
 
 
 def rates(rule: str) -> str:
-    """Return as text how many recorded tiny runs of each kind (clean, …) raised the alert."""
+    """Say how many of the recorded tiny runs of each kind (clean, …) raised the alert."""
     corpus = RATES if rule in RATES["alerts"] else JUDGE_RATES
     if rule not in corpus["alerts"]:
         return "error rate not measured"
@@ -72,7 +72,7 @@ class Expected(NamedTuple):
 
 
 class Watch:
-    """Raise alerts from training metrics, fed in one logged line at a time."""
+    """Raise alerts from training metrics, which `feed` takes one logged line at a time."""
 
     def __init__(self, expected: Expected) -> None:
         self.expected, self.limits = expected, LIMITS
@@ -100,13 +100,13 @@ class Watch:
         return {rule for (rule, _), at in self._held.items() if now - at <= self.limits.window}
 
     def last(self, key: str, ago: int = 0, count: int = 0) -> list[float]:
-        """Return a metric's values in the window that ended `ago` lines ago; [] without one."""
+        """Return a metric's values in the window that ended `ago` lines ago; [] if incomplete."""
         start = len(self.lines) - ago - (count or self.limits.window)
         lines = self.lines[start : len(self.lines) - ago] if start >= 0 else []
         return [line[key] for line in lines if _number(line.get(key))]
 
     def mean(self, key: str, ago: int = 0) -> float:
-        """Return a metric's mean in the window that ended `ago` lines ago; NaN without one."""
+        """Return a metric's mean in the window that ended `ago` lines ago; NaN without values."""
         return fmean(self.last(key, ago) or [math.nan])
 
     def rise(self, key: str, ago: int, count: int = 0) -> tuple[float, float]:

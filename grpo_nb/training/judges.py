@@ -21,7 +21,7 @@ REASONS = 200  # how many of the latest reasons supply the words that define the
 
 
 def figures(trainer: "Trainer", step: int, completions: list[dict[str, Any]]) -> dict[str, float]:
-    """Return each judge's metrics in a step: its habits, and every DRIFT_STEPS steps its drift.
+    """Return each judge's metrics for a step: habits, and drift on every DRIFT_STEPS-th step.
 
     Args:
         trainer: The trainer, on the first process.

@@ -85,7 +85,7 @@ def read_completions(
 
 
 def digests(images: Iterable[Any]) -> str:
-    """Return the digests of images as one text, in the format of the completions log."""
+    """Return the digests of images as one string, in the format of the completions log."""
     return " ".join(map(digest, images))
 
 
@@ -124,7 +124,7 @@ def of_episodes(
 
 
 def of_a_step(metrics: Mapping[str, list[float]], completions: int) -> dict[str, float]:
-    """Return a step's metrics that TRL lacks: the update's seconds, tokens per second, and memory.
+    """Return a step's metrics that TRL lacks: update time, tokens per second, and memory.
 
     Args:
         metrics: TRL's metrics since the last log.
@@ -161,7 +161,7 @@ def new_peak() -> None:
 
 
 def memory_now() -> tuple[int, int]:
-    """Return how many bytes are used, and how many could be, on the GPU or else by this process."""
+    """Return (used, usable) memory of the GPU, or else of this process [bytes]."""
     import torch
 
     if cuda_available():

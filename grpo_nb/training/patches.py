@@ -1,6 +1,6 @@
 """Verify that Unsloth has applied the patches to TRL that training on a GPU needs.
 
-Unsloth searches TRL's source for texts to replace, and only logs a text that it does not find.
+Unsloth searches TRL's source for passages to replace, and only logs one that it does not find.
 This module therefore looks for the effect of each patch that training relies on.
 """
 
@@ -42,7 +42,7 @@ def refuse_missing(policy: Policy, base: type) -> None:
 
 
 def effects(policy: Policy) -> dict[str, bool]:
-    """Return whether each effect of Unsloth's patches that training relies on is present."""
+    """Return {effect: whether it is present} for the effects of the patches that training needs."""
     import torch
     from trl import GRPOTrainer
 

@@ -35,11 +35,11 @@ NOTHING = (
 
 
 class Rescue(NamedTuple):
-    """Hold the result of the ladder.
+    """Hold the result of climbing the ladder of remedies.
 
     table: One line per rung: rung, right (share of the completions), pass@8, zero-advantage (share
         of the groups), distinct, minutes, suffices (whether GRPO can start from it), settings, and
-        why not (the error, if the rung could not be tried).
+        "why not" (the error, if the rung could not be tried).
     settings: The settings of the rung from which GRPO can start; {} if there is none.
     advice: A sentence with the settings to adopt and their effect, or NOTHING.
     """

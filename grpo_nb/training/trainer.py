@@ -164,9 +164,9 @@ class Trainer(GRPOTrainer):
     def train(self) -> TrainOutput:
         """Train the remaining steps up to `max_steps`, and save the adapter in train/adapter/.
 
-        The method of transformers takes a checkpoint to resume from. This method finds the newest
-        complete checkpoint, and writes a checkpoint if training is stopped or fails. Unsloth's
-        method sets the model's modes before and after training.
+        transformers' `train` takes a checkpoint to resume from. This one finds the newest complete
+        checkpoint, and writes a checkpoint if training is stopped or fails. Unsloth's `train` sets
+        the model's modes before and after training.
 
         Raises:
             KeyboardInterrupt: An interrupt or a signal ended training; a checkpoint is kept.
@@ -269,7 +269,7 @@ class Trainer(GRPOTrainer):
     # The methods below override methods of TRL and transformers.
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Measure the time of sampling. Unsloth's trainer calls this method as TRL's does."""
+        """Measure how long sampling takes. Unsloth's trainer calls this method as TRL's does."""
         with self._timing("seconds/generation"):
             return super()._generate(*args, **kwargs)
 
@@ -401,13 +401,13 @@ class Trainer(GRPOTrainer):
         self.policy.tokenizer.save_pretrained(folder)
 
     def gather_weights(self) -> None:
-        """Gather sharded weights, on all processes, before the first one saves them."""
+        """Gather sharded weights on all processes before the first one saves them."""
         if sharded():
             self._gathered = {"state_dict": self.accelerator.get_state_dict(self.model_wrapped)}
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """Let a model with sharded weights generate, on all processes."""
+        """Let a model with sharded weights generate on all processes."""
         from trl.models.utils import unwrap_model_for_generation
 
         whole = unwrap_model_for_generation(self.model_wrapped, self.accelerator)  # ZeRO-3

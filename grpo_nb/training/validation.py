@@ -1,4 +1,4 @@
-"""Measure during training, with greedy completions, whether the policy improves on other prompts.
+"""Measure with greedy completions during training whether the policy improves on other prompts.
 
 These prompts are held out of the training rows. The evaluation split of notebook 4 is not used to
 choose the adapter.

@@ -122,7 +122,7 @@ def train_and_save(
 
 
 def _taught(policy: Policy, stage: Stage, lesson: Lesson) -> str:
-    """Return as text how many rows the teacher solves, and how many of these the base does not."""
+    """Say how many rows the teacher solves, and how many of these the base does not."""
     if stage.config.train.sft_answers != "teacher":
         return ""
     rows = list({question_key(example): example for example in lesson.examples}.values())

@@ -73,13 +73,13 @@ class Chat:
         """Answer one question, and score the answer if the reference answer is known.
 
         Args:
-            question: A text, or a row from `data.load` or `row`, which may have a reference answer.
+            question: Text, or a row from `data.load` or `row`, which may have a reference answer.
             model: "base" or "tuned".
             how: temperature (default 0: greedy) and seed.
 
         Returns:
-            question, completion and answer (as extracted, or None); with a reference answer also
-            reference, each reward, its `<reward>/reason`, and total.
+            question, completion and answer (as extracted, or None). If the reference answer is
+            known, also reference, each reward, its `<reward>/reason`, and total.
 
         Raises:
             FileNotFoundError: The run has not been trained.
@@ -102,7 +102,7 @@ class Chat:
         """Show the models' answers to the same prompt side by side.
 
         Args:
-            question: A text or a row, as for `answer`.
+            question: Text or a row, as for `answer`.
             models: "base" or "tuned"; both by default.
             how: temperature and seed, as for `answer`.
         """

@@ -126,7 +126,7 @@ def _line(message: Message) -> str:
 
 
 def turns_of(text: str) -> list[Turn]:
-    """Parse a text in which each line is a turn, as JSON.
+    """Parse text in which each line is a turn, as JSON.
 
     Raises:
         ValueError: A line is not a turn; the message names the line.

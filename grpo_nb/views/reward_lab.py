@@ -43,7 +43,7 @@ class RewardLab(View):
         self.completions_P_G, self.place = test.baseline.completions_P_G, (0, 0)
         self.group_size = len(self.completions_P_G[0])
         self.verdict: Verdict | None = None
-        self.shown_source = reward_lab.source_of(test.stage)  # the text whose rewards are shown
+        self.shown_source = reward_lab.source_of(test.stage)  # the source whose rewards are shown
         self.actions: Queue[Callable[[], None]] = Queue()
         self._make_widgets()
         self.on(self._show_text, self.prompt, self.number)
@@ -113,7 +113,7 @@ class RewardLab(View):
         self._reweigh()
 
     def _busy(self, action: Callable[[], None], is_edit: bool = False) -> None:
-        """Run the action with *Stop* enabled and, unless it is an edit, *Run* and *Adopt* disabled.
+        """Run the action with *Stop* enabled, with *Run* and *Adopt* disabled unless it is an edit.
 
         They are disabled because the front end holds back an input's next change while the kernel
         handles an earlier one: a click would overtake text that was typed in the meantime. After an

@@ -82,9 +82,9 @@ def markup(
 
     Args:
         head: Column heads, as plain text.
-        lines: Cells of each line, as HTML.
+        lines: Cells of each row of the table, as HTML.
         caption: The caption, as HTML.
-        chosen: Numbers of the lines to show in grey.
+        chosen: Numbers of the rows to show in grey.
     """
     rows = [_row("th", map(html.escape, head))]
     rows += [_row("td", line, number in chosen) for number, line in enumerate(lines)]
@@ -102,7 +102,7 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
     """Render the completions of one group with their scores, and the images of the prompt.
 
     Args:
-        group: One prompt's lines of the score table of `Bench.table`, optionally with "images".
+        group: One prompt's lines of the table from `Bench.table`, optionally with "images".
         preset: The rewards, with names and weights.
         chosen: The number of the completion to highlight.
     """

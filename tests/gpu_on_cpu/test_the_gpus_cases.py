@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 from grpo_nb.runs import PROJECT_ROOT
@@ -19,10 +20,11 @@ import two_steps  # noqa: E402
 @pytest.mark.parametrize(
     "settings", [{"policy.backend": "transformers"}, {"model.fast_inference": "off"}]
 )
-def test_two_steps_train_and_the_next_answers_are_the_new_adapters(settings, tmp_path):
+def test_two_steps_train_and_the_next_answers_are_the_new_adapters(settings, forks, tmp_path):
     """As on a GPU, but with nothing checkpointed; with vLLM in test_unsloth_with_vllm.py."""
     paths = {"PYTHONPATH": str(PROJECT_ROOT), "GRPO_NB_RUNS": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, FOLDER / "two_steps.py", json.dumps(settings), tmp_path]
+    python = forked.python() if "policy.backend" in settings else [sys.executable]  # Unsloth first
+    command = [*python, str(FOLDER / "two_steps.py"), json.dumps(settings), str(tmp_path)]
     done = subprocess.run(
         command, env=os.environ | paths, capture_output=True, text=True, check=False
     )

@@ -19,6 +19,7 @@ from grpo_nb.reward_lab import bench_of
 from grpo_nb.reward_lab.table import passed
 from grpo_nb.runs import Run, Stage, project_path
 from grpo_nb.runs.config import resolve
+from grpo_nb.training import guard
 
 SMOLLM2 = project_path(".venv/smollm2")
 pytestmark = pytest.mark.skipif(
@@ -44,6 +45,7 @@ def trained(tmp_path_factory):
     """The policy before, after the warm-up and after the training; its run; what was measured."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("runs")))
+        patch.setattr(guard, "COMPLETIONS", 16)  # a look at 32 takes 15 s here
         before = psutil.Process().memory_info().rss / 2**30  # what tests before this one left
         stage = Stage(Run("real"), "03", resolve("smollm2-cpu", SETTINGS))
         run, config = stage.run, stage.config
@@ -116,7 +118,7 @@ def test_the_preflights_memory_is_near_the_peak(trained):
     assert "memory" in trained["checks"]
 
 
-# A look takes 15 s here; the other faults are left to the tiny model's tests.
+# The other faults are left to the tiny model's tests.
 def test_samples_that_are_not_the_policys_are_found(trained, monkeypatch):
     trainer, (fault, words) = trained["trainer"], FAULTS["adapter"]
     trainer.samples_densely, trainer._dense = True, None

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Server(ThreadingHTTPServer):
     """Answers like a chat-completions API: by `script`, one entry a request, the last for ever.
 
-    An entry is a status, the text of a reply, raw bytes of a body, or "hang" (an answer that
-    comes when the test is over).
+    An entry is a status, the text of a reply, raw bytes of a body, (status, body), or "hang" (an
+    answer that comes when the test is over).
     """
 
     daemon_threads = True
@@ -65,7 +65,8 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(step(body) if callable(step) else step)
 
     def answer(self, step):
-        status = step if isinstance(step, int) else 200
+        status, step = step if isinstance(step, tuple) else (200, step)
+        status = step if isinstance(step, int) else status
         choice = {"message": {"content": step}, "finish_reason": "stop"}
         self.send(step if isinstance(step, bytes) else {"choices": [choice]}, status)
 

@@ -65,6 +65,7 @@ class LLMJudge:
         if self.max_dollars and not self.dollars_per_million_tokens:
             raise ValueError(f"{self.name}: max_dollars needs dollars_per_million_tokens")
         self.spent = self._amounts(0, 0)
+        self.problem = "the replies have no verdict"  # or the API's latest error
 
     async def __call__(
         self, prompts: Sequence[Completion], completions: Sequence[Completion], **columns: Any
@@ -85,8 +86,8 @@ class LLMJudge:
         trains = getattr(state, "is_training", state is not None)
         if trains and failures > self.max_none_share * len(scores):
             raise RuntimeError(
-                f"the judge {self.name} gave no score for {failures} of {len(scores)} completions: "
-                f"make sure that {self.base_url} answers, or raise max_none_share"
+                f"the judge {self.name} gave no score for {failures} of {len(scores)} completions "
+                f"({self.problem}): make sure that {self.base_url} answers, or raise max_none_share"
             )
         return scores
 
@@ -160,10 +161,8 @@ class LLMJudge:
         quotes = quotation({f"COMPLETION {i}": t for i, t in zip(letters, texts, strict=True)})
         system = {"role": "system", "content": frame}
         messages = [system, {"role": "user", "content": f"{head}\n\n{quotes}"}]
-        schema = _verdict_type(len(texts), len(self.criteria)).model_json_schema()
-        form = {"name": "Verdict", "strict": True, "schema": schema}
         request = {"model": self.model, "messages": messages, "temperature": 0}
-        request["response_format"] = {"type": "json_schema", "json_schema": form}
+        request["response_format"] = _response_format(len(texts), len(self.criteria))
         return request | self.options
 
     async def _judge_part(
@@ -183,7 +182,7 @@ class LLMJudge:
         """Return the API's verdict; None if the API fails, or if two replies contain no verdict.
 
         Raises:
-            ValueError: The API refuses the key, model or address.
+            ValueError: The API refuses the key, model, address, or the form asked of the reply.
         """
         import openai
 
@@ -205,7 +204,13 @@ class LLMJudge:
                     f"{self.model!r}: check the address, the model's name, and the key in the "
                     f"environment variable {self.api_key_env}"
                 ) from None
-            except openai.APIError:
+            except openai.APIError as e:
+                self.problem = " ".join(str(e).split())[:200]
+                if getattr(e, "status_code", 0) in (400, 422) and "response_format" in str(e):
+                    raise ValueError(
+                        f"the judge at {self.base_url} answers: {self.problem}. Ask for plain text "
+                        f"by {self.name}'s options={{'response_format': {{'type': 'text'}}}}"
+                    ) from None
                 return None
             except (openai.OpenAIError, ValueError, LookupError, TypeError, AttributeError):
                 continue  # the reply has no verdict
@@ -298,6 +303,14 @@ def _verdict_type(completions: int, criteria: int) -> type[Any]:
         grade = create_model("Answers", __config__=strict, **dict.fromkeys(names, bool))
     fields = {"reason": str} | dict.fromkeys(ascii_uppercase[:completions], grade)
     return create_model("Verdict", __config__=strict, **fields)
+
+
+@cache
+def _response_format(completions: int, criteria: int) -> dict[str, Any]:
+    """Return the part of a request that asks for a reply of the type `_verdict_type`."""
+    schema = _verdict_type(completions, criteria).model_json_schema()
+    form = {"name": "Verdict", "strict": True, "schema": schema}
+    return {"type": "json_schema", "json_schema": form}
 
 
 def _sha256(value: Any) -> str:

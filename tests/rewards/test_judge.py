@@ -1,6 +1,7 @@
 """The judge against a real server on this machine; a reward model as docs/rewards.md shows it."""
 
 import asyncio
+import json
 import pickle
 import re
 import socket
@@ -141,6 +142,29 @@ def test_a_wrong_key_or_address_raises_and_does_not_say_the_key(server, judge, s
     with pytest.raises(ValueError, match=rf"{status}.*OPENAI_API_KEY") as caught:
         scored(judge(), "5", "6", "7")
     assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_server_that_refuses_the_form_of_the_reply_raises_and_says_what_to_set(
+    server, judge, status
+):
+    """Otherwise each completion would silently have no score."""
+    refusal = json.dumps({"error": {"message": "response_format json_schema is not supported"}})
+    server.script = [(status, refusal.encode())]
+    said = r"response_format json_schema is not supported.*options=\{'response_format'"
+    with pytest.raises(ValueError, match=said):
+        scored(judge(), "5")
+    plain = judge(options={"response_format": {"type": "text"}})
+    server.script = [f"```json\n{verdict(8)}\n```"]
+    assert scored(plain, "5") == [0.8]
+    assert server.seen[-1]["response_format"] == {"type": "text"}
+
+
+def test_a_completion_that_is_too_long_for_the_judge_has_no_score(server, judge):
+    server.script = [(400, b'{"error": {"message": "at most 8192 tokens"}}')]
+    one = judge()
+    assert scored(one, "5") == [None]
+    assert "at most 8192 tokens" in one.problem
 
 
 def test_a_verdict_is_remembered_for_question_completion_and_gold(server, judge):

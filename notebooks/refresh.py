@@ -17,7 +17,7 @@ from pathlib import Path
 import nbformat
 from grpo_nb.pipeline.notebooks import KERNEL_ARGUMENTS, QUIET
 from grpo_nb.pipeline.sweep import read_sweep, run_sweep
-from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT
+from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, runs_root
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
@@ -87,6 +87,8 @@ def refresh_comparison() -> None:
 
 
 if __name__ == "__main__":
+    if any(runs_root().glob("*")):  # the notebooks would go on with those runs
+        raise SystemExit(f"move {runs_root()} away first: its runs would show")
     os.environ.update(QUIET)
     for notebook_name in (QUICKSTART, *NOTEBOOKS.values()):
         refresh(notebook_name)

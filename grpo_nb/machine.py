@@ -47,7 +47,7 @@ def gpu_fault() -> str:
 
 
 def visible_gpus() -> list[str]:
-    """Return the numbers of the GPUs that this process may use: $CUDA_VISIBLE_DEVICES, or all."""
+    """Return the ids of the GPUs that this process may use: $CUDA_VISIBLE_DEVICES, or all."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [str(number) for number in range(len(_ask_nvidia("name")))]

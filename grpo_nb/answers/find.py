@@ -87,10 +87,10 @@ HEDGE = re.compile(
 def find_answer(text: str) -> str | None:
     r"""Return the part of a completion that states its answer; None if there is none.
 
-    This is the content of the last answer tag. Without a tag, only the text after `</think>`,
-    "**Final answer**" and the last "the answer is", "Answer:" or `####` counts. After `####`, all
-    of that text is the answer; otherwise, the contents of its boxes, or its first sentence.
-    Without heading, marker and boxes, the answer is the last sentence that begins with "Therefore",
+    This is the content of the last answer tag. Without a tag, ignore text up to the last
+    `</think>`, heading "**Final answer**" or marker ("the answer is", "Answer:" or `####`). After
+    `####`, the rest is the answer; otherwise, the contents of its boxes, or its first sentence.
+    Without a heading, marker or box, the answer is the last sentence that begins with "Therefore",
     "Thus", "Hence" or "So", or else the whole text.
 
     >>> texts = "<answer>18</answer>", r"so \boxed{18}.", "The answer is 18. I hope so"

@@ -144,5 +144,5 @@ def variants(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _shown(row: Row, images: list[Any]) -> Row:
-    """Return the row with these images in place of its own, also in its prompt."""
+    """Return the row with these images in place of its own, in its prompt too."""
     return row | {"images": images, "prompt": with_images(as_text(row["prompt"]), images)}

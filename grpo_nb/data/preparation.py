@@ -85,7 +85,7 @@ def with_system_prompt(config: DataConfig, preset: RewardSet) -> DataConfig:
 
 
 def shortest(texts: Sequence[str], share: float) -> np.ndarray:
-    """Return which of these rows, as JSON, are among the shortest `share` of them."""
+    """Return a boolean mask of the shortest `share` of these rows, given as JSON."""
     lengths = np.array(list(map(len, texts)))
     return lengths <= np.quantile(lengths, share)
 

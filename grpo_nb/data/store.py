@@ -25,7 +25,7 @@ _COLUMNS |= {"prompt_tokens": pa.int32()}
 
 
 class Packed(NamedTuple):
-    """Hold a row in little memory: its images as PNG files, and the rest as JSON."""
+    """Hold a row compactly: its images as PNG files, and the rest as JSON."""
 
     text: str
     images: list[bytes]

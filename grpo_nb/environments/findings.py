@@ -160,7 +160,7 @@ def _rewards(environment: Environment, plays: Plays) -> Iterator[Check]:
 
 
 def _solution(plays: Plays) -> Iterator[Check]:
-    """Check that solve wins, that it needs all of its calls, and that no other answer wins."""
+    """Check that `solve` wins, that it needs all of its calls, and that no other answer wins."""
     rewards = [(play["oracle"].reward, play["idle"].reward + TIE) for play in plays]
     best = max((win for win, _ in rewards), default=0.0) - TIE
     wins = [play for play, (win, idle) in zip(plays, rewards, strict=True) if win > idle]
@@ -176,7 +176,7 @@ def _solution(plays: Plays) -> Iterator[Check]:
 
 
 def _wins(play: Mapping[str, Episode], name: str) -> bool:
-    """Return whether an attempt whose calls differ from those of solve earns as much as solve."""
+    """Return whether an attempt earns as much as `solve` does, with different calls."""
     calls, solution = ([call.arguments for call in play[n].calls] for n in (name, "oracle"))
     return calls != solution and play[name].reward >= play["oracle"].reward - TIE
 

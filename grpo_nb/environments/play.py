@@ -129,12 +129,12 @@ def check_rows(
         environment: The environment of the task, if there is one.
         rows: Prepared rows.
         tokenizer: The model's tokenizer; None leaves prompts unmeasured.
-        max_prompt_tokens: The limit of a prompt, including the text that `reset` adds [tokens].
+        max_prompt_tokens: The most tokens in a prompt, including the text that `reset` adds.
 
     Raises:
         ValueError: A row has images or lacks a column that `reset` takes; `reset` raises;
-            `get_reward` raises at the episode's start, or returns no number from 0 to 1; or a
-            prompt is too long.
+            `get_reward` raises at the episode's start, or does not return a number from 0 to 1;
+            or a prompt is too long.
     """
     if environment is None:
         return []

@@ -94,7 +94,7 @@ def follow(turns: Sequence[Turn], view: PlayerView) -> Turn:
 def _draw(
     view: PlayerView, turn: int, texts: Any = "abcdefgh", numbers: Any = range(10), items: int = 2
 ) -> dict[str, Any]:
-    """Return a random call that fits a tool's schema, with arguments from these values."""
+    """Return a random call that fits a tool's schema; it draws from `texts` and `numbers`."""
     rng = random.Random(f"{view.seed} {turn}")
     values = {"boolean": [False, True], "integer": numbers, "number": numbers, "object": [{}]}
 

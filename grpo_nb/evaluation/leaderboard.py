@@ -30,10 +30,10 @@ class Board(NamedTuple):
     """Hold the result of `compare`.
 
     table: One line per run, best first: accuracy of greedy answers with its 95 % interval, the
-        paired difference from the best run with interval, Holm's p and verdict, seconds, and the
-        settings that differ between runs.
+        paired difference from the best run with its interval, Holm-adjusted p and verdict, seconds,
+        and the settings that differ between runs.
     varied: The names of the settings that differ.
-    pairs: One line per pair of runs: shared prompts, difference, p, Holm's p, verdict.
+    pairs: One line per pair of runs: shared prompts, difference, p, Holm-adjusted p, verdict.
     settings: Accuracy over runs that differ only in their seed: mean, min, max, number of runs.
     curves: The metrics of each run, by name.
     left_out: The reason for each run that was left out, by name.
@@ -110,7 +110,10 @@ def _varied(configurations: dict[str, configs.RunConfig]) -> pd.DataFrame:
 
 
 def _pairs(scores: pd.DataFrame) -> pd.DataFrame:
-    """Compare every pair of runs; `scores` has the best run first, NaN for prompts not held out."""
+    """Compare each pair of runs.
+
+    Each column of `scores` is a run, the best first; NaN marks the prompts that a run lacks.
+    """
     lines = []
     for better, worse in combinations(scores, 2):
         gain = (scores[better] - scores[worse]).dropna().to_numpy()
@@ -166,7 +169,7 @@ def _difference(line: Any) -> str:
 
 
 def show(board: Board) -> None:
-    """Print every table that is not empty, and the number of real differences in any case."""
+    """Print each table that is not empty; always print the number of real differences."""
     real = board.pairs[board.pairs["verdict"] == "real"]
     largest = real.drop(columns=["p", "verdict"]).sort_values("difference", ascending=False)[:10]
     tables = {

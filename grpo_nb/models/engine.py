@@ -92,7 +92,7 @@ class Engine(ABC):
         self.tokenizer = tokenizer
 
     def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
-        """Return completions of each prompt, [prompts][num_generations].
+        """Return completions for each prompt, [prompts][num_generations].
 
         Args:
             prompts: Chats, with their images.

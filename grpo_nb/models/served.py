@@ -46,7 +46,7 @@ class ServedEngine(Engine):
             self._explain(error)
 
     def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
-        """Return completions of each prompt, [prompts][num_generations]."""
+        """Return completions for each prompt, [prompts][num_generations]."""
         if any(map(images_of, prompts)):
             raise ValueError(f"{self.address} cannot get images: name a rescue.teacher to load")
         options, samples = Sampling(**sampling), []

@@ -158,7 +158,7 @@ def image_inputs(
         tokenizer: The policy's tokenizer.
         prompts: Chats, some of which contain images.
         tools: JSON schemas of the tools that the model may call.
-        room: The length of a completion that will follow [tokens]; token type ids include it.
+        room: How many completion tokens will follow; token type ids include them.
 
     Returns:
         input_ids and attention_mask, [prompts, tokens], and the processor's tensors of the images.

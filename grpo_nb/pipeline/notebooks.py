@@ -203,7 +203,7 @@ def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _full_path(name: str, value: str) -> str:
-    """Make an existing path absolute, also in "mine.py:Guess"; return anything else unchanged.
+    """Make an existing path absolute, even in "mine.py:Guess"; return anything else unchanged.
 
     The name of a task, environment or preset is not taken for a folder of that name.
     """

@@ -23,7 +23,7 @@ def run_placebo(name: str, kind: str, force: bool = False) -> Run:
     Args:
         name: The name of a trained and evaluated run.
         kind: A name in PLACEBOS.
-        force: Whether to start the stages even if a check fails, as when the run was forced.
+        force: Whether to start the stages even if a check fails, for a run that was itself forced.
 
     Returns:
         The run NAME-KIND. Stages that are done with the run's data and settings are not run again.

@@ -72,7 +72,7 @@ def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
     """Test a judge on up to GROUPS groups; test position bias only for a `GroupJudge`.
 
     Args:
-        judge: A judge of single completions, or of groups. The tests use its budget.
+        judge: A judge of individual completions, or of groups. The tests use its budget.
         test: The test with the rows and baseline rollouts of the run.
     """
     groups = _groups(test)

@@ -85,7 +85,7 @@ class Verdict(NamedTuple):
 
 
 def judge(test: RewardTest) -> Verdict:
-    """Judge rewards by the linter, and by either references and attacks or an environment's tests.
+    """Judge rewards by linting, and by either references and attacks or an environment's tests.
 
     The setting `rewards.cases` names the file of the user's own attacks. The references of up to
     REFERENCE_ROWS rows are scored. If a reward is itself a judge, it is certified too, and an
@@ -160,7 +160,7 @@ def _summary(problems: Sequence[Check]) -> Check:
 
 
 def save(test: RewardTest, verdict: Verdict) -> None:
-    """Write rewards/report.json with the reward set's hash, and the checks into the manifest.
+    """Write rewards/report.json with the reward set's hash; store the checks in the manifest.
 
     rewards/scores.json contains the completions that `refuse_untested` scores again.
     """

@@ -39,7 +39,7 @@ class Pair(NamedTuple):
 
     @property
     def agrees(self) -> bool | None:
-        """Return whether the judge prefers the same completion; None if the person prefers none."""
+        """Return whether the judge prefers the person's choice; None if the person has none."""
         preference = {"left": self.difference > 0, "right": self.difference < 0}
         return preference.get(self.better)
 

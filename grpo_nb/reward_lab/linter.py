@@ -87,7 +87,7 @@ def _scores(func: Callable, arguments: dict[str, Any]) -> np.ndarray:
 
 
 def _values(func: Callable, results: list[Scored], first: bool) -> Iterator[Finding]:
-    """Yield faults of the scores from a single call."""
+    """Yield faults in the scores of one call."""
     scores = np.array([each.score for each in results], dtype=float)
     low, high = declared_range(func)
     finite, none_share = scores[~np.isnan(scores)], np.isnan(scores).mean()

@@ -122,7 +122,11 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
 def try_out(test: RewardTest, source: str) -> RewardTest:
     """Return the test with the rewards in a source, loaded as in `hand_on`; write nothing.
 
-    Arguments and errors are those of `adopt`. If the source defines nothing, the preset is used.
+    If the source defines nothing, the preset is used.
+
+    Raises:
+        ValueError: The source cannot be used.
+        TookTooLong: A reward takes too long on a single completion.
     """
     return test.using(_compose(test, source)[1])
 

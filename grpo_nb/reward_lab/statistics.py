@@ -22,8 +22,8 @@ def bootstrap(values: np.ndarray, ends: np.ndarray, seed: int = 0) -> np.ndarray
     Args:
         values: Figures of each prompt, [prompts, figures]; NaN is ignored. All columns are
             resampled together.
-        ends: Values of the pseudo-prompts, [2, figures]: the ends of a figure's range; half of each
-            end for a paired difference; NaN for no pseudo-prompt.
+        ends: Values of the pseudo-prompts, [2, figures]: a figure's lowest and highest possible
+            value, halved for a paired difference; NaN adds none.
         seed: The seed of the resampling.
 
     Returns:

@@ -102,7 +102,7 @@ class LLMJudge:
 
     @property
     def file(self) -> Path:
-        """Return the path of the cached verdicts, JSON lines without API key or request texts."""
+        """Return the path of the cached verdicts: JSON lines without API keys or request texts."""
         parts = [self.base_url, self.model, self.rubric, self.criteria, self.options]
         return runs_root() / ".judges" / f"{self.name}-{_sha256(parts)[:12]}.jsonl"
 
@@ -149,7 +149,7 @@ class LLMJudge:
         return grades
 
     def _parts(self, keys: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-        """Return (question, completions) of each request: here, one distinct completion."""
+        """Return (question, completions) of each request: one request per distinct completion."""
         return [(head, [text]) for head, text in dict.fromkeys(keys)]
 
     def _request(self, head: str, texts: list[str]) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class LLMJudge:
         """Return the API's verdict; None if the API fails, or if two replies contain no verdict.
 
         Raises:
-            ValueError: The API refuses the key, model, address, or the form asked of the reply.
+            ValueError: The API refuses the key, the model, the address or the response format.
         """
         import openai
 
@@ -283,7 +283,7 @@ def question(prompt: Completion) -> str:
 
 
 def quotation(data: dict[str, str]) -> str:
-    """Quote each text between marks with its name, so that no text can close its quotation."""
+    """Quote each text between marks that bear its name, so that no text can close its quotation."""
     quotes = []
     for name, text in data.items():
         harmless = re.sub(r"([<>])(?=\1\1)", r"\1 ", text.encode(errors="replace").decode())

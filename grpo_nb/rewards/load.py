@@ -85,7 +85,7 @@ def load_python(
     used; the default is the form in the notes, else that of `extends`, else tags. If its variable
     `extends` is the name of a preset, the set begins with the rewards of the preset, and the file's
     rewards replace those of the same name. If the file defines `reference(row)` or `extract(text)`,
-    that function replaces the one of the form.
+    that function replaces the form's.
 
     Args:
         path: The file.

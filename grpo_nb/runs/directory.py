@@ -86,7 +86,7 @@ class Run:
         return self.path / relative
 
     def place(self, stage: str) -> str:
-        """Name where a stage is executed: its notebook, or the cells above in the quickstart."""
+        """Return where a stage runs: its notebook, or the cells above in the quickstart."""
         return "the cells above" if self.one_page else f"{NOTEBOOKS[stage]}.ipynb"
 
     def manifest(self) -> dict[str, dict]:

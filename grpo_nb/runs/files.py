@@ -19,7 +19,7 @@ CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 def disk_error(path: Path | str, error: OSError, state: str = "") -> str:
-    """Explain an error due to a full or write-protected disk; return the text of any other."""
+    """Explain a full disk or an inaccessible path; return the text of any other error."""
     if error.errno in DISK_FULL:
         return (
             f"no room to write {path} ({error}){state}: free some space, or point GRPO_NB_RUNS at "

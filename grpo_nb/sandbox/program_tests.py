@@ -62,7 +62,7 @@ _CONSTRUCTORS = {kind.__name__: kind for kind in (set, frozenset, tuple, list, d
 
 
 def parse_assert(text: str) -> ProgramTest:
-    """Split an assert into a call for the program and a judgement of its answer, made here.
+    """Split an assert into a call to run in the sandbox, and a check of its result outside.
 
     The assert may be `f(2)` or `not f(2)`, judged by truth; `f(2) == 4` or `f(2) != 4`, with a
     literal on either side; or `f(2) is` True, False or None. Others are refused: in

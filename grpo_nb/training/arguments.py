@@ -114,7 +114,7 @@ def refuse_unknown_trl(config: RunConfig) -> None:
 
     Raises:
         ValueError: GRPOConfig has no such argument (the message names the nearest), one of our
-            settings determines it, other stages rely on it, or its value has a wrong type.
+            settings determines it, other stages rely on it, or its value has the wrong type.
     """
     hints = typing.get_type_hints(own_config()) if config.trl else {}
     names = [setting_of(name) for name in hints]

@@ -72,7 +72,7 @@ def sharing_lacks(policy: Policy, wanted: bool = True) -> str:
     """Return an unmet condition for sharing prompts in the update; "" if all are met.
 
     Args:
-        policy: The policy; its attention has to take the layout from a mask.
+        policy: The policy; its attention must accept the mask of `pack`.
         wanted: The setting `policy.share_prompts`.
     """
     model = policy.model

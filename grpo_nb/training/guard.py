@@ -135,7 +135,7 @@ class Guard:
             raise RuntimeError(f"stopped {self._place()}: {reasons[0]}; {preflight.GO_ON}")
 
     def _look(self, double: "Trainer", weights: Sequence["torch.Tensor"]) -> Evidence:
-        """Sample with noise on the weights, and compare the samples with the policy."""
+        """Sample with noise on the weights; compare the samples with the policy's probabilities."""
         chats = _chats(double)
         if double.environment:  # no environment is reset, so there are no first messages
             double._batch_environments = [None] * len(chats)

@@ -141,7 +141,7 @@ def of_a_step(metrics: Mapping[str, list[float]], completions: int) -> dict[str,
 
 
 def peak_memory() -> int:
-    """Return the peak memory since `new_peak`, of the GPU or else of this process [bytes]."""
+    """Return the peak memory [bytes] since `new_peak`, of the GPU or else of this process."""
     import torch
 
     if cuda_available():
@@ -161,7 +161,7 @@ def new_peak() -> None:
 
 
 def memory_now() -> tuple[int, int]:
-    """Return (used, usable) memory of the GPU, or else of this process [bytes]."""
+    """Return (used, usable) memory [bytes] of the GPU, or else of this process."""
     import torch
 
     if cuda_available():

@@ -188,7 +188,10 @@ def smaller(trainer: "Trainer", rows: int) -> str:
 
 
 def _gradient(trainer: "Trainer") -> Check:
-    """Check that gradients reach LoRA's B (A's are 0 at first), or else every trained weight."""
+    """Check that gradients reach every LoRA B matrix or, without LoRA, every trained weight.
+
+    At first, the gradients of LoRA's A matrices are 0.
+    """
     parameters = list(trainer.model.named_parameters())
     matrices = [p for name, p in parameters if "lora_B" in name and ".ref." not in name]
     matrices = matrices or [p for _, p in parameters if p.requires_grad]

@@ -274,10 +274,10 @@ class Trainer(GRPOTrainer):
             return super()._generate(*args, **kwargs)
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        """Sample with `models.dense` on a CPU; under FSDP2, first gather the root's weights.
+        """Sample with `models.dense` if possible, else with the method of TRL or Unsloth.
 
-        peft's `generate` bypasses the hook that would gather them. On a GPU, Unsloth's own method
-        runs.
+        Under FSDP2, first gather the root's weights: peft's `generate` bypasses the hook that
+        would gather them.
         """
         if self.samples_densely:
             return self._sample_densely(prompt_ids), None
@@ -358,7 +358,7 @@ class Trainer(GRPOTrainer):
 
         TRL logs the difference only with its importance sampling correction, which Unsloth turns
         off. Batches with images are not compared, because their rows share one tensor.
-        Unsloth's trainer has the same method.
+        Unsloth's trainer has the same method, so this override applies there too.
         """
         batch = super()._generate_and_score_completions(*args, **kwargs)
         by_engine = batch.get("sampling_per_token_logps") is not None and "num_images" not in batch
@@ -369,14 +369,14 @@ class Trainer(GRPOTrainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Record that a loss is not finite: transformers logs the mean of earlier losses instead.
 
-        Unsloth's trainer has the same method.
+        Unsloth's trainer has the same method, so this override applies there too.
         """
         loss = super().training_step(*args, **kwargs)
         self._loss_failed |= not math.isfinite(loss.item())
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add a step's time, speed and memory to its log. Unsloth's trainer has the same method."""
+        """Add a step's time, speed and memory to its log, with Unsloth's trainer too."""
         if "loss" in logs:
             if self._loss_failed:
                 logs["loss"], self._loss_failed = math.nan, False

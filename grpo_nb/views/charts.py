@@ -53,7 +53,7 @@ class Chart(NamedTuple):
         return self.metrics[0].startswith("eval/")
 
 
-# The chart of the weighted total, then all other charts except those of single rewards.
+# The chart of the weighted total, then all other charts except those of individual rewards.
 TOTAL, *OTHERS = [
     Chart(title, **fields)
     for title, fields in read_yaml(Path(__file__).with_name("charts.yaml")).items()
@@ -61,7 +61,7 @@ TOTAL, *OTHERS = [
 
 
 def charts(keys: Iterable[str]) -> list[Chart]:
-    """Return the charts for which there are metrics; single rewards come after the total."""
+    """Return the charts that have metrics; individual rewards come after the total."""
     keys = dict.fromkeys(keys)
     names = [match[1] for key in keys if (match := re.fullmatch("rewards/(.*)/mean", key))]
     rewards = [
@@ -78,7 +78,7 @@ def finite(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def draw(lines: Sequence[Mapping[str, Any]], keys: Sequence[str] = ()) -> "Figure":
-    """Draw every chart for which there are metrics.
+    """Draw every chart that has metrics.
 
     Args:
         lines: Lines of train/metrics.jsonl, for steps and for validations.

@@ -79,7 +79,7 @@ class Chat:
 
         Returns:
             question, completion and answer (as extracted, or None). If the reference answer is
-            known, also reference, each reward, its `<reward>/reason`, and total.
+            known, there are also reference, each reward, its `<reward>/reason`, and total.
 
         Raises:
             FileNotFoundError: The run has not been trained.

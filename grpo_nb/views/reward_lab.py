@@ -89,7 +89,7 @@ class RewardLab(View):
         return [slider.value for slider in self.sliders]
 
     def sentence(self, error: BaseException) -> str:
-        """Explain what is wrong with the rewards in the box, and in which line."""
+        """Explain what is wrong with the rewards in the box, and on which line."""
         return reward_lab.fault(error, self.code.value)
 
     def use(self, test: RewardTest) -> None:

@@ -209,7 +209,7 @@ def _dim(text: str) -> str:
 
 
 def _place_of(answer: str, text: str) -> int:
-    """Return the answer's last position before the last closing tag, or else in the whole text.
+    """Return the answer's last position before the last closing tag, or else anywhere in the text.
 
     `</think>` does not count as a closing tag.
     """

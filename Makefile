@@ -34,8 +34,10 @@ ifneq ($(GRPO_NB_RUNS),)
 override export GRPO_NB_RUNS := $(abspath $(GRPO_NB_RUNS))
 endif
 
-# Threads of torch that wait do not spin, which would slow other kernels: benchmarks/threads.py.
-export OMP_WAIT_POLICY ?= passive
+# Threads of torch that wait spin briefly; more would slow other kernels: benchmarks/threads.py.
+ifndef OMP_WAIT_POLICY
+export GOMP_SPINCOUNT ?= 1000
+endif
 
 .PHONY: demo demo-real lab test quick docs pictures notebooks lint doctor gpu-check install pins check-pins clean
 

@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 
 MODEL = Path(__file__).resolve().parents[1] / "data/tiny_base"
-PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 WAYS = {
     "two threads, as torch comes": {},
-    "two threads, GOMP_SPINCOUNT=0": {"GOMP_SPINCOUNT": "0"},
-    "two threads, passive": PASSIVE,
+    "two threads, GOMP_SPINCOUNT=10000": {"GOMP_SPINCOUNT": "10000"},
+    "two threads, GOMP_SPINCOUNT=1000": {"GOMP_SPINCOUNT": "1000"},
+    "two threads, OMP_WAIT_POLICY=passive": {"OMP_WAIT_POLICY": "passive"},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
 SWITCHES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")

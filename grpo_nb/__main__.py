@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from grpo_nb.machine import wait_passively
+from grpo_nb.machine import limit_spinning
 
 COMMON = """the most common settings; docs/settings.md explains them all:
   --set task=code                    math, code, summarization, qa, json_extraction, guess, …
@@ -157,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     The code is 0 for success, 1 for failure, 2 for wrong input, and 128 + n after signal n.
     """
-    wait_passively()
+    limit_spinning()
     try:
         options = vars(parse_arguments(arguments))
         if "run" in options:

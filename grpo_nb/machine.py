@@ -65,13 +65,15 @@ def gpu_in_use() -> str:
     return "" if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") else gpu_name()
 
 
-def wait_passively() -> None:
-    """Let idle threads of torch sleep, here and in child processes, unless OMP_WAIT_POLICY is set.
+def limit_spinning() -> None:
+    """Let waiting threads of torch sleep after about 10 µs, here and in child processes.
 
-    libgomp's threads busy-wait, which takes CPU time from other processes (benchmarks/threads.py).
-    libgomp reads the variable when torch is imported.
+    By default libgomp's threads spin for milliseconds, which takes CPU time from other processes. If
+    they slept at once, a step would take 1.6 times as long (benchmarks/threads.py). Variables that
+    the user has set are kept. libgomp reads them when torch is imported.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 @cache

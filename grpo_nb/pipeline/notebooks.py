@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from grpo_nb.machine import wait_passively
+from grpo_nb.machine import limit_spinning
 from grpo_nb.runs import (
     NOTEBOOKS,
     PROJECT_ROOT,
@@ -360,8 +360,8 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Non
 
 
 def set_environment(run: Run) -> None:
-    """Set the environment of child processes: folders, no progress bars, no busy-waiting."""
-    wait_passively()
+    """Set the environment of child processes: folders, no progress bars, little busy-waiting."""
+    limit_spinning()
     path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent)})
 

@@ -280,19 +280,22 @@ def test_a_full_disk_is_a_sentence(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("before", "after"), [(None, "passive"), ("active", "active")])
-def test_threads_that_wait_do_not_spin_unless_the_person_says_so(runs_dir, before, after):
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "")],
+)
+def test_threads_that_wait_spin_briefly_unless_the_person_says_otherwise(runs_dir, before, after):
     makefile = ["make", "--no-print-directory", "-f-"]
-    shown = f"include {PROJECT_ROOT}/Makefile\nshown:\n\t@echo $$OMP_WAIT_POLICY"
+    shown = f"include {PROJECT_ROOT}/Makefile\nshown:\n\t@echo $$GOMP_SPINCOUNT"
     for start in (lambda: main(["report", "none"]), lambda: set_environment(Run("x"))):
         with patch.dict(os.environ):
-            os.environ.pop("OMP_WAIT_POLICY", None)
-            if before:
-                os.environ["OMP_WAIT_POLICY"] = before
+            for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+                os.environ.pop(name, None)
+            os.environ.update(before)
             made = subprocess.run([*makefile, "shown"], input=shown, capture_output=True, text=True)
             assert made.stdout.strip() == after, made.stderr
             start()
-            assert os.environ["OMP_WAIT_POLICY"] == after
+            assert os.environ.get("GOMP_SPINCOUNT", "") == after
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "64"), ("8", "8")])

@@ -68,9 +68,10 @@ def gpu_in_use() -> str:
 def limit_spinning() -> None:
     """Let waiting threads of torch sleep after about 10 µs, here and in child processes.
 
-    By default libgomp's threads spin for milliseconds, which takes CPU time from other processes. If
-    they slept at once, a step would take 1.6 times as long (benchmarks/threads.py). Variables that
-    the user has set are kept. libgomp reads them when torch is imported.
+    By default libgomp's threads spin for milliseconds, which takes CPU time from other processes.
+    If they slept at once, a step of a small model would take 1.6 times as long: see
+    docs/performance.md. Variables that the user has set are kept. libgomp reads them when torch is
+    imported.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")

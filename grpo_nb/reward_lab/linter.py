@@ -1,154 +1,246 @@
-"""Find faults in rewards on a sample of completions, each with evidence and a fix.
+"""Find faults of rewards that show without knowing what is right: by calling them again.
 
-A "stop" makes the verdict fail; a "warning" is for the user to judge. Rewards are called as in TRL,
-and more than once: twice on the same rows, and once on the rows in another order.
+Each reward is called twice on the same batch, on the batch in another order, on parts of it, and on
+longer and longer texts. What it changes in the process is put back and reported.
 """
 
-import math
-import traceback
+import os
+import random
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from contextlib import contextmanager, redirect_stdout
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 
-from grpo_nb.data.images import variants
-from grpo_nb.reward_lab.table import Bench, Row, explain
-from grpo_nb.rewards import Scored, declared_range
-from grpo_nb.rewards.contract import columns_read
-from grpo_nb.rewards.prompts import question_key
-from grpo_nb.runs import Check
-from grpo_nb.runs.files import read_yaml
+from grpo_nb.reward_lab.mentions import calls
+from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer
+from grpo_nb.rewards.contract import run
+from grpo_nb.rewards.surroundings import Muted, kept
 
 NOISE = 1e-6  # largest difference between scores that count as equal
-SATURATED = 0.95  # mean over the sample, as a share of the reward's range
 NONE_SHARE = 0.05
-FEW = 64  # completions that a reward scores more than once
-FIXES = read_yaml(Path(__file__).with_name("linter.yaml"))  # {rule: what to do}
-# A "stop" by one of these rules ends the test.
-UNUSABLE = ("raises", "out of range", "missing column")
-Finding = tuple[str, str, bool]  # rule, evidence, whether the state is "stop"
+SLOW, HANGS = 1.0, 60.0  # seconds for one completion of the largest length
+TOWER = 0.005  # seconds that computing 7**300000 takes at least
+PATIENCE = 0.05  # texts are not made longer once they take this long [s]
+LENGTHS = (12, 17, 22, 28, 40, 80, 300, 1000, 3000, 8000)
+ENOUGH = 0.5  # seconds for this test of a reward
+STEEP = 6.0  # a time that grows by more than this power of the length grows exponentially
+# Names by which code gets random numbers that no seed controls.
+RANDOM = {"random", "uniform", "gauss", "randint", "choice", "default_rng", "urandom", "uuid4"}
+CLOCK = {"time", "monotonic", "perf_counter", "now", "utcnow", "today"}
+LATER = 100_000.0  # how far the clocks are set forward [s]
+# Texts on which regular expressions and loops often take long: repeated, after what begins them.
+STRESS = (
+    ("", " "), ("", "\n"), ("", "1"), ("", "1,"), ("", "a"), ("", "a "), ("<answer>", "thinking "),
+    ("<think>", "thinking "), ("", "<answer>"), ("", "<think>\n"), ("\\boxed{", "{"), ("", "("), ("", "1+"), ("{", '"a":'),
+    ("$", "\\frac{1}"), ("", "so it is. "),
+)  # fmt: skip
 
 
-def lint(bench: Bench, rows: Sequence[Row], completions: Sequence[str]) -> list[Check]:
-    """Return a check "REWARD: RULE" for each fault that is found, those with "stop" first.
+def changed(before: Sequence[float], after: Sequence[float]) -> int:
+    """Return how many scores differ."""
+    return int((~np.isclose(before, after, rtol=0, atol=NOISE, equal_nan=True)).sum())
+
+
+def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault | None:
+    """Return how the scores of a batch depend on anything but rows and completions.
+
+    A reward that compares the completions of a batch, without other faults, is added to
+    `scorer.grouped`, and its scores are forgotten.
 
     Args:
-        bench: The rewards under test.
-        rows: One dataset row for each completion.
-        completions: Completions of the base model; the linter adds the references itself.
+        scorer: The rewards; scores from before are compared too.
+        number: The reward.
+        batch: Pairs, those of a row next to each other.
+
+    Raises:
+        Exception: Whatever the reward raises.
     """
-    distinct = _distinct(rows)
-    # Training may produce perfect completions and empty ones, so a reward must accept both.
-    texts = [*completions, *map(bench.preset.reference, distinct), ""]
-    sample = bench.arguments([*rows, *distinct, distinct[0]], texts)
-    checks = [
-        Check(f"{func.__name__}: {rule}", "stop" if stop else "warning", evidence, FIXES[rule])
-        for func in bench.preset.reward_funcs
-        for rule, evidence, stop in _findings(func, bench, rows, completions, sample)
-    ]
-    return sorted(checks, key=lambda check: check.state != "stop")
+    before = [scorer._kept[number].get(pair) for pair in batch]
+    first = scorer.call(number, batch)
+    size = len(batch)
+    second = scorer.call(number, batch)
+    if scorer.is_slow(number) and changed(first, second):  # a time limit of its own, perhaps
+        first, second = (scorer.call(number, batch) for _ in range(2))
+    if count := changed(first, second):
+        cause = _cause(scorer, number, batch)
+        return Fault(cause, f"{count} of {size} scores changed on a second call")
+    if scorer.is_slow(number):
+        return _grouped(scorer, number, batch, first)
+    with _later():
+        if count := changed(first, scorer.call(number, batch)):
+            return Fault("clock", f"{count} of {size} scores change with the time of day")
+    order = _other_order(batch)
+    moved = scorer.call(number, [batch[place] for place in order])
+    if count := changed([first[place] for place in order], moved):
+        return Fault("order", f"{count} of {size} scores changed when the batch was reordered")
+    _grouped(scorer, number, batch, first)
+    if number in scorer.grouped:
+        return None
+    known = [place for place, score in enumerate(before) if score is not None]
+    if count := changed([before[p] for p in known], [second[p] for p in known]):
+        return Fault("state", f"{count} of {size} scores changed after the first call")
+    return None
 
 
-def _distinct(rows: Sequence[Row]) -> list[Row]:
-    """Return one row for each of the first FEW distinct questions."""
-    return list({question_key(row): row for row in rows}.values())[:FEW]
+def _grouped(
+    scorer: Scorer, number: int, batch: Sequence[Pair], scores: Sequence[float]
+) -> None:
+    """Add a reward to `scorer.grouped` if completions earn something else alone than in a batch."""
+    alone = [scorer.call(number, [pair])[0] for pair in batch[:12]]
+    if changed(scores[: len(alone)], alone):
+        scorer.grouped.add(number)
+        scorer.forget(number)
 
 
-def usable(findings: Sequence[Check]) -> bool:
-    """Return whether rewards with these findings can be used to score attacks."""
-    return not any(each.state == "stop" and each.name.endswith(UNUSABLE) for each in findings)
+def _cause(scorer: Scorer, number: int, batch: Sequence[Pair]) -> str:
+    """Return why two calls differ: "random", or "state" if it remembers earlier calls."""
+    if CLOCK & calls(scorer.funcs[number]):
+        return "clock"
+    one, other, again = (scorer.call(number, batch, seed=seed) for seed in ("1", "2", "1"))
+    if not changed(one, again):
+        return "random" if changed(one, other) else "state"
+    return "random" if RANDOM & calls(scorer.funcs[number]) else "state"
 
 
-def _findings(
-    func: Callable, bench: Bench, rows: Sequence[Row], completions: Sequence, sample: dict
-) -> Iterator[Finding]:
-    """Yield the faults of one reward; if it cannot run on the sample, stop at that fault."""
-    if absent := [column for column in columns_read(func) if column not in rows[0]]:
-        needs = not set(absent).isdisjoint(columns_read(func, required=True))
-        yield "missing column", f"it reads {absent}, and the data has {sorted(rows[0])}", needs
-        if needs:
-            return
+def _other_order(batch: Sequence[Pair]) -> list[int]:
+    """Return an order in which rows and the completions of each row are reversed."""
+    return list(reversed(range(len(batch))))
+
+
+@contextmanager
+def _later() -> Iterator[None]:
+    """Set the clocks of the module `time` forward."""
+    names = ("time", "monotonic", "perf_counter")
+    clocks = {name: getattr(time, name) for name in names}
     try:
-        results = explain(func, sample)
-    except Exception as error:  # a user's reward may raise anything; that is a finding
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        evidence = f"{type(error).__name__}: {error} (line {last.lineno} of {last.name})"
-        yield "raises", evidence, True
-        return
-    yield from _values(func, results[: len(rows)], func is bench.preset.reward_funcs[0])
-    yield from _stability(func, bench.arguments(rows[:FEW], completions[:FEW]))
-    yield from _images(func, bench, _distinct(rows))
+        for name, clock in clocks.items():
+            setattr(time, name, lambda clock=clock: clock() + LATER)
+        yield
+    finally:
+        for name, clock in clocks.items():
+            setattr(time, name, clock)
 
 
-def _scores(func: Callable, arguments: dict[str, Any]) -> np.ndarray:
-    """Return the scores as an array, [completions], with NaN for None."""
-    return np.array([each.score for each in explain(func, arguments)], dtype=float)
+def side_effects(scorer: Scorer, number: int, batch: Sequence[Pair]) -> list[str]:
+    """Return what a reward changes in the process and in its arguments, as phrases."""
+    func, effects = scorer.funcs[number], []
+    states: dict[str, list[Any]] = {}
+    with kept(), redirect_stdout(Muted()):
+        for seed in (1, 2):
+            _seed(seed)
+            arguments = scorer.arguments(number, batch)
+            original = {name: deepcopy(v) for name, v in arguments.items() if isinstance(v, list)}
+            folder = os.getcwd()
+            with redirect_stdout(Muted()):
+                _without_restoring(func, arguments)
+            if os.getcwd() != folder:
+                effects.append("it changes the working directory")
+                os.chdir(folder)
+            for name, state in _states().items():
+                states.setdefault(name, []).append(state)
+            effects += [f"it changes `{n}`" for n, v in original.items() if v != arguments[n]]
+    effects += [f"it seeds {name}" for name, (one, two) in states.items() if one == two]
+    return list(dict.fromkeys(effects))
 
 
-def _values(func: Callable, results: list[Scored], first: bool) -> Iterator[Finding]:
-    """Yield faults in the scores of one call."""
-    scores = np.array([each.score for each in results], dtype=float)
-    low, high = declared_range(func)
-    finite, none_share = scores[~np.isnan(scores)], np.isnan(scores).mean()
-    if unfit := sum(map(_not_finite, results)):
-        yield "not finite", f"NaN or infinity for {unfit} of {len(scores)} completions", True
-        return
-    if none_share > NONE_SHARE:
-        reason = next((each.reason for each in results if each.score is None), "")
-        evidence = f"None for {none_share:.0%} of the completions{reason and f', first: {reason}'}"
-        yield "None", evidence, bool(none_share == 1)
-    if not len(finite):
-        return
-    if not hasattr(func, "range") and np.abs(finite).max() > 1:
-        evidence = f"scores from {finite.min():.3g} to {finite.max():.3g}, but no range is declared"
-        yield "out of range", evidence, first
-    if np.ptp(finite) < NOISE:
-        rule = "constant" if finite[0] > low else "never above its minimum"
-        yield rule, f"{finite[0] + 0.0:.3g} for every completion of the sample", False  # no "-0"
-    elif high > max(low, 0) and (finite.mean() - low) / (high - low) > SATURATED:
-        yield "saturated", f"mean {finite.mean():.3f} of at most {high:.3g}", False
+def _without_restoring(func: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    """Call a reward directly, because `run` would put back what it changes."""
+    result = func(**arguments)
+    if hasattr(result, "__await__"):
+        result.close()  # it was not started, so it has changed nothing
 
 
-def _not_finite(result: Scored) -> bool:
-    """Return whether a score was NaN or infinite, even if `@reward` replaced it by None."""
-    if result.score is None:
-        return result.reason.startswith("the scorer gave ") and "None" not in result.reason
-    return not math.isfinite(result.score)
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(seed)
 
 
-def _stability(func: Callable, few: dict[str, Any]) -> Iterator[Finding]:
-    """Yield a fault if scores change on a second call, or with the rows in another order."""
-    scores = _scores(func, few)
-    if count := _changed(scores, _scores(func, few)):
-        yield "not deterministic", f"{count} of {len(scores)} scores changed on a second call", True
-        return
-    order = np.random.default_rng(0).permutation(len(scores))
-    shuffled = {
-        key: [value[i] for i in order] if isinstance(value, list) else value
-        for key, value in few.items()
-    }
-    if count := _changed(scores[order], _scores(func, shuffled)):
-        evidence = f"{count} of {len(scores)} scores changed when the rows were shuffled"
-        yield "depends on row order", evidence, True
+def _states() -> dict[str, Any]:
+    states = {"random": random.getstate()}
+    if numpy := sys.modules.get("numpy"):
+        states["numpy"] = numpy.random.get_state()[1].tobytes()
+    if torch := sys.modules.get("torch"):
+        states["torch"] = torch.default_generator.get_state().numpy().tobytes()
+    return states
 
 
-def _images(func: Callable, bench: Bench, rows: Sequence[Row]) -> Iterator[Finding]:
-    """Yield a fault if a reward ignores its `images`, or reads images without that parameter."""
-    if not (versions := variants(rows)):
-        return
-    references = list(map(bench.preset.reference, rows))
-    before, counts = _scores(func, bench.arguments(rows, references)), {}
-    for way, others in versions.items():
-        counts[way] = _changed(before, _scores(func, bench.arguments(others, references)))
-    reads, equal = "images" in columns_read(func), [way for way in counts if not counts[way]]
-    if reads and equal:
-        evidence = f"for all of {len(rows)} references, with {' and '.join(equal)} images"
-        yield "pays the same for other images", evidence, False
-    if not reads and any(counts.values()):
-        evidence = f"other images change the scores of {max(counts.values())} references"
-        yield "reads images unnamed", evidence, False
+def growth(
+    scorer: Scorer, number: int, row: int, longest: int, writers: Sequence[Callable[[str], str]]
+) -> Fault | None:
+    """Return a fault if the reward would take long on a completion of the largest length.
+
+    Lengths grow by small factors, and a text is made longer only while the shorter one was quick,
+    so that even a time that grows exponentially is measured and not waited for.
+
+    Args:
+        scorer: The rewards.
+        number: The reward.
+        row: The row whose columns it gets.
+        longest: The largest length of a completion [characters].
+        writers: Functions that write a text into a completion, such as the form's.
+    """
+    cases = [(begin, unit, write) for write in writers for begin, unit in STRESS]
+    worst, before, end = (0.0, "", 0.0), LENGTHS[0], time.perf_counter() + ENOUGH
+    for length in [each for each in LENGTHS if each < longest] + [longest]:
+        each = scorer.seconds[number] / max(scorer.calls[number], 1)
+        if each < PATIENCE / 200 and _seconds(scorer, number, row, cases, length) < PATIENCE:
+            before = length
+            continue
+        for case in list(cases):
+            if time.perf_counter() > end:
+                break
+            taken = _seconds(scorer, number, row, [case], length)
+            if taken > PATIENCE / 4:
+                earlier = _seconds(scorer, number, row, [case], before)
+                power = float(np.log(taken / earlier) / np.log(max(length / before, 1.01)))
+                estimate = taken * (longest / length) ** np.clip(power, 0, 40)
+                if power > STEEP:
+                    longer = _seconds(scorer, number, row, [case], int(length * 1.15))
+                    power = power if longer > 1.6 * taken else 0.0
+                worst = max(worst, (float(estimate), case[1], power))
+                cases.remove(case)
+        if number in scorer.faults or not cases or time.perf_counter() > end:
+            break
+        before = length
+    seconds, unit, power = worst
+    if seconds < SLOW:
+        return None
+    takes = "more than 10 s" if seconds > 10 else f"about {seconds:.2g} s"
+    evidence = f"{takes} for one completion of {longest:,} characters: {unit!r} repeated"
+    return Fault("hangs" if power > STEEP and seconds > HANGS else "slow", evidence)
 
 
-def _changed(before: np.ndarray, after: np.ndarray) -> int:
-    return int((~np.isclose(before, after, rtol=0, atol=NOISE, equal_nan=True)).sum())
+def _seconds(
+    scorer: Scorer, number: int, row: int, cases: Sequence[tuple], length: int
+) -> float:
+    """Return the seconds that a reward takes to score each case at this length, in one batch."""
+    pairs = [(row, write(begin + unit * (length // len(unit)))) for begin, unit, write in cases]
+    taken = np.inf
+    for _ in range(2):  # the first time may be another process's
+        taken = min(taken, max(_timed(scorer, number, pairs), 1e-7))
+        if taken < PATIENCE / 4 or taken > ENOUGH:
+            break
+    return taken
+
+
+def tower(scorer: Scorer, number: int, row: int, write: Callable[[str], str]) -> Fault | None:
+    """Return a fault if the reward computes powers of any size that a completion asks for."""
+    small, large = ([(row, write(text))] for text in ("7**2", "7**300000"))
+    base = min(_timed(scorer, number, small) for _ in range(3))
+    taken = min(_timed(scorer, number, large) for _ in range(3))
+    if taken < TOWER or taken < 20 * base:
+        return None
+    return Fault("hangs", "it computes 7**300000 as an answer, so 9**9**9 would never end")
+
+
+def _timed(scorer: Scorer, number: int, pairs: Sequence[Pair]) -> float:
+    start = time.perf_counter()
+    scorer._safe(number, pairs)
+    return time.perf_counter() - start

@@ -245,12 +245,29 @@ def call(reward_func: Callable[..., Any], /, **columns: Any) -> Scores:
     time limit per completion (`rewards.seconds`), which is multiplied by the size of the batch.
     """
     func = getattr(reward_func, "__self__", reward_func)  # it may be a Reward's method `explain`
-    name = getattr(func, "__name__", repr(func))
     # A Reward limits each completion itself.
     limit = 0.0 if isinstance(func, Reward) else getattr(func, LIMIT, 0.0)
-    limit *= len(columns.get("completions", [None]))
-    with kept(), contained(name):
-        scores = limited(name, limit, reward_func, **columns)
+    return run(reward_func, limit * len(columns.get("completions", [None])), columns)
+
+
+def run(
+    reward_func: Callable[..., Any], seconds: float, columns: dict[str, Any], seed: str = ""
+) -> Scores:
+    """Return the scores of any reward in TRL's shape, with a time limit for the whole call.
+
+    Args:
+        reward_func: The reward.
+        seconds: The limit; 0 for none.
+        columns: The keyword arguments.
+        seed: The seed of the call's random numbers; by default each call gets different ones.
+
+    Raises:
+        ValueError: The reward did not return a list.
+    """
+    func = getattr(reward_func, "__self__", reward_func)
+    name = getattr(func, "__name__", type(func).__name__)
+    with kept(seed), contained(name):
+        scores = limited(name, seconds, reward_func, **columns)
         if inspect.isawaitable(scores):
             # A notebook's event loop is already running, so another thread runs a loop of its own.
             with ThreadPoolExecutor(1) as pool:

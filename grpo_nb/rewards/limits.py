@@ -1,6 +1,8 @@
 """Keep a user's reward from ending the calling process, and from blocking it."""
 
 import ctypes
+import math
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +12,7 @@ from typing import Any
 
 LIMIT = "seconds_per_completion"  # the attribute that holds the time limit of a user's reward
 LOOK = 0.1  # seconds between two readings of the clock, and between two interruptions
+FREE = (signal.SIG_DFL, signal.SIG_IGN, None)  # handlers of SIGALRM that may be replaced
 stop: ContextVar[threading.Event] = ContextVar("stop", default=threading.Event())  # noqa: B039
 
 
@@ -30,8 +33,8 @@ def limited(
 ) -> Any:
     """Return the result of a reward, unless the call takes too long or `stop` is set meanwhile.
 
-    A loop in Python code is stopped. A loop in C code (a regular expression, numpy) is not, and
-    neither is a reward that waits for another thread. With a limit of 0 seconds, the call is not
+    A loop in Python code is stopped, and so is a regular expression in the main thread. Another
+    loop in C code (numpy) is not, and neither is a reward that waits for another thread. With a limit of 0 seconds, the call is not
     interrupted, and `stop` takes effect after it.
 
     Raises:
@@ -59,7 +62,8 @@ def limited(
         if seconds:
             threading.Thread(target=watch, daemon=True, name="limit of a reward").start()
         try:
-            result = func(*arguments, **columns)
+            with _alarm(seconds):
+                result = func(*arguments, **columns)
         finally:
             end()
         if request.is_set():  # the reward may have caught the interruption
@@ -73,6 +77,31 @@ def limited(
             f"reward {name} took more than {seconds:g} seconds and was stopped: look for a loop "
             "that never ends, or raise rewards.seconds"
         ) from None
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Raise _Overdue after `seconds`, even in a regular expression, which looks for signals.
+
+    Only the main thread gets signals. An alarm that someone else has set is left alone, and one
+    that the block sets cancels this one.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    free = is_main and hasattr(signal, "setitimer") and signal.getsignal(signal.SIGALRM) in FREE
+    if not free or not 0 < seconds < math.inf:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _overdue)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _overdue(*_: Any) -> None:
+    raise _Overdue
 
 
 @contextmanager

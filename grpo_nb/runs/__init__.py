@@ -8,7 +8,7 @@ files safely, and `names` rejects misspelt names.
 """
 
 from grpo_nb.machine import PROJECT_ROOT, git_commit, installed_versions
-from grpo_nb.runs.checks import Check, Checks
+from grpo_nb.checks import Check, Checks
 from grpo_nb.runs.directory import (
     NOTEBOOKS,
     Run,

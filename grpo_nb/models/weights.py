@@ -24,13 +24,15 @@ def has_bf16() -> bool:
     """Return whether the GPU, or else the CPU, computes in bf16 without slow emulation.
 
     Unsloth uses the same rule. A merged model must compute in the same precision as the policy.
+    ONEDNN_MAX_CPU_ISA=AVX2 hides bf16 from oneDNN, which computes in it on a CPU.
     """
     import torch
 
     if cuda_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     features = torch.cpu.get_capabilities()
-    return any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    native = any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return native and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def weights_dtype() -> "torch.dtype":

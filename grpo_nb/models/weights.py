@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.models.hub import find_model, hub_errors, quiet
+from grpo_nb.models.hub import find_model, hide_bars, hub_errors, quiet
 from grpo_nb.models.vision import auto_class, image_tokens, read_config
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
             bnb_4bit_compute_dtype=weights_dtype(),
         )
     path = find_model(model_path)
+    hide_bars()
     model = auto_class(read_config(path)).from_pretrained(path, **arguments | changes)
     never_sample_images(model)
     for module in model.modules():

@@ -363,6 +363,7 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     (kernels / "mine.csv").write_text(text, encoding="utf-8-sig")
     own = uncommented("00", "your-rewards")
     settings = TINY_SETTINGS | {"data.source": "mine.csv", "evaluate.samples": 2}
+    settings["evaluate.adapter"] = True
     run = execute("00", kernels, own, run_name="quick", settings=settings)
     assert run.undone() == ""
     assert settings.items() <= config.flatten(run.config()).items()
@@ -371,7 +372,8 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     said = {check["name"]: check["evidence"] for check in run.manifest()["01"]["checks"]}
     assert "'Problem', reference answers in 'Solution', chosen by name" in said["columns"]
     assert "80 rows read: 64 to train on, 16 held out (at most 20%" in said["dataset"]
-    assert read_json(run / "eval/report.json")["prompts"] == 16
+    report = read_json(run / "eval/report.json")
+    assert report["prompts"] == 16 and list(report["models"]) == ["base", "adapter", "merged"]
     (kernels / "new.csv").write_text("Problem\nWhat is 2 + 3?\n")
     answered = answer_file(run, kernels / "new.csv", kernels / "to.jsonl")
     assert "1 rows, 0 with" in answered, "it is asked by the columns that were trained on"

@@ -120,10 +120,13 @@ def git_commit() -> str:
     each run keeps its executed notebooks.
     """
     git = ["git", "-C", str(PROJECT_ROOT)]
-    command = [*git, "describe", "--always", "--abbrev=40", "--exclude=*"]  # no tags
+    describe = [*git, "describe", "--always", "--abbrev=40", "--exclude=*"]  # no tags
+    compare = [*git, "diff", "--quiet", "HEAD", "--", *EXECUTED]
     try:
-        commit = subprocess.run(command, capture_output=True, text=True, check=False)
-        difference = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *EXECUTED], check=False)
+        commit, difference = (
+            subprocess.run(command, capture_output=True, text=True, check=False)
+            for command in (describe, compare)
+        )
     except FileNotFoundError:
         return "unknown"
     dirty = "-dirty" if difference.returncode else ""

@@ -13,7 +13,7 @@ import pandas as pd
 
 from grpo_nb import environments
 from grpo_nb.environments.cache import Cache, answer_cached, row_key
-from grpo_nb.evaluation.report import DECODING, UNFINISHED, Evaluation, build
+from grpo_nb.evaluation.report import DECODING, UNFINISHED, Evaluation, build, with_accuracy
 from grpo_nb.models import (
     Engine,
     Progress,
@@ -26,7 +26,6 @@ from grpo_nb.models import (
 from grpo_nb.models.hub import find_model
 from grpo_nb.models.tool_calls import opens_call
 from grpo_nb.reward_lab import Bench, bench_of
-from grpo_nb.reward_lab.table import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.runs import Run
@@ -100,6 +99,7 @@ def run(
         seconds = round(time.perf_counter() - started, 1)
         about = {"model": str(model), "adapter": adapter and str(adapter)}
         models[label] = {**about, "seconds": seconds, "engine": engine}
+    samples = with_accuracy(samples, preset)
     return Evaluation(samples, {"models": models, **build(samples, preset, config)})
 
 
@@ -163,8 +163,7 @@ def evaluate_model(
     Returns:
         One record per completion: row (index in `rows`), question, reference, decoding, completion,
         answer (as extracted), tokens, truncated, each reward, reward (their weighted total),
-        correct (whether the first reward is earned in full), accuracy (the first reward) and
-        format (the first format reward).
+        format (the first format reward), and correct and accuracy (see `with_accuracy`).
     """
     preset, tables, total = bench.preset, [], len(rows) * (1 + config.evaluate.samples)
     for decoding, temperature in DECODING.items():
@@ -183,11 +182,9 @@ def evaluate_model(
         )
         scored = score_rows(rows, groups, bench)
         scored["decoding"] = decoding
-        scored["accuracy"] = scored[preset.names[0]]  # first: a reward may be named "correct"
-        scored["correct"] = passed(scored, preset)
         scored["format"] = scored[preset.format_name] if preset.format_name else float("nan")
         tables.append(scored)
-    return pd.concat(tables, ignore_index=True)
+    return with_accuracy({"": pd.concat(tables, ignore_index=True)}, preset)[""]
 
 
 def score_rows(

@@ -163,9 +163,9 @@ def readable(board: Board) -> pd.DataFrame:
 def _difference(line: Any) -> str:
     if not line.shared_prompts:
         return "no shared prompts"
-    ends = f"{100 * line.difference_low:+.1f} … {100 * line.difference_high:+.1f}"
+    ends = f"{100 * line.difference_low:+z.1f} … {100 * line.difference_high:+z.1f}"
     shared = f"p {line.p_holm:.2g}, {line.shared_prompts:.0f} shared prompts"
-    return f"{100 * line.difference:+.1f} points ({ends}), {line.verdict}: {shared}"
+    return f"{100 * line.difference:+z.1f} points ({ends}), {line.verdict}: {shared}"
 
 
 def show(board: Board) -> None:

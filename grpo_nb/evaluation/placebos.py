@@ -23,7 +23,13 @@ two of 20 random rewards were credited with a gain; with it, none was (benchmark
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from grpo_nb.evaluation.report import LEAST_PROMPTS, compare_pair, greedy_answers, per_prompt
+from grpo_nb.evaluation.report import (
+    LEAST_PROMPTS,
+    compare_pair,
+    greedy_answers,
+    per_prompt,
+    with_accuracy,
+)
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Check, Checks, Run, sha256
 from grpo_nb.runs.config import flatten, stage_of
@@ -107,10 +113,11 @@ def compare(run: Run, placebo: Run) -> Cause:
     if list(last["question"]) != list(placebo_last["question"]):
         raise ValueError(f"{run.name!r} and {placebo.name!r} answered different held-out prompts")
     lines = {"baseline": first, run.name: last, placebo.name: placebo_last}
+    lines = with_accuracy(lines, preset)
     baseline, ours, theirs = ((name, per_prompt(each, preset)) for name, each in lines.items())
-    gain = compare_pair(baseline, ours, preset, seed)
-    of_placebo = compare_pair(baseline, theirs, preset, seed)
-    pair = compare_pair(theirs, ours, preset, seed)
+    gain = compare_pair(baseline, ours, seed)
+    of_placebo = compare_pair(baseline, theirs, seed)
+    pair = compare_pair(theirs, ours, seed)
     training = run.manifest()["03"].get("checks", [])
     states = {check["name"]: check["state"] for check in training}
     why = ""

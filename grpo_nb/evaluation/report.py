@@ -4,6 +4,7 @@ A model is "better" or "worse" than another if the 95 % interval of the paired d
 0; otherwise the two are "not distinguishable".
 """
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -41,7 +42,7 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
     """Return the figures of each prompt, [prompts, figures], for one model in one decoding mode.
 
     Args:
-        lines: The lines that `evaluate_model` returned for this mode.
+        lines: The lines of `with_accuracy` of this mode.
         preset: The run's rewards.
 
     Returns:
@@ -58,10 +59,33 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
     return table
 
 
-def accuracy_range(preset: RewardSet) -> np.ndarray:
-    """Return the range of the accuracy, which is the first reward; NaN for an infinite end."""
-    ends = np.array(declared_range(preset.reward_funcs[0]), dtype=float)
-    return np.where(np.isfinite(ends), ends, np.nan)
+def with_accuracy(samples: Samples, preset: RewardSet) -> dict[str, pd.DataFrame]:
+    """Add accuracy and correct, which do not depend on how the first reward is scaled.
+
+    Args:
+        samples: {label: table from `evaluate_model`} of the models that are compared.
+        preset: The run's rewards.
+
+    Returns:
+        {label: table}. `accuracy` is the first reward's score as a share of its range: the declared
+        range, or up to the most extreme score where an end is infinite or a score is beyond it.
+        `correct` says whether the share is 1. A reward that pays the whole of it and only one other
+        score is right or wrong: then `accuracy` is 1 or 0.
+    """
+    func, name = preset.reward_funcs[0], preset.names[0]
+    scores = pd.concat([lines[name] for lines in samples.values()]).to_numpy(dtype=float)
+    ends = np.append(scores, declared_range(func))
+    ends = ends[np.isfinite(ends)] if np.isfinite(ends).any() else np.array([0.0, 1.0])
+    low, span = ends.min(), np.ptp(ends) or 1.0
+    shares = ((scores - low) / span).round(9)  # without the noise of another scale
+    values = np.unique(shares[np.isfinite(shares)])
+    is_graded = len(values) > 2 or not np.isclose(values[-1:], 1).all()
+    tables, ends = {}, np.cumsum([len(lines) for lines in samples.values()])
+    for (label, lines), of_model in zip(samples.items(), np.split(shares, ends), strict=False):
+        correct = np.isclose(of_model, 1)
+        whole = np.where(np.isnan(of_model), np.nan, correct)
+        tables[label] = lines.assign(accuracy=of_model if is_graded else whole, correct=correct)
+    return tables
 
 
 def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, Any]:
@@ -69,7 +93,7 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
 
     Args:
         samples: {label: table from `evaluate_model`}; the first label is the baseline.
-        preset: The run's rewards, which decide what is correct and the range of each figure.
+        preset: The run's rewards, the first of which decides what is correct.
         config: The run's configuration; seed, samples and lengths are copied into the report.
 
     Returns:
@@ -77,8 +101,10 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
         [low, high]}}}, with intervals of accuracy and pass@k; `comparisons`: pairs of models,
         compared by greedy answers, with verdict, sentence, the difference in accuracy, McNemar's p,
         the shares of fully correct answers, and how many prompts were gained and lost. `graded`
-        means that the first reward gives partial credit, so that `accuracy` is a mean score.
+        means that the first reward gives partial credit, so that `accuracy` is a mean score, as a
+        share of its range.
     """
+    samples = with_accuracy(samples, preset)
     report: dict[str, Any] = {
         "prompts": next(iter(samples.values()))["row"].nunique(),
         "samples": config.evaluate.samples,
@@ -92,10 +118,10 @@ def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, A
             for label, lines in samples.items()
         }
         report[decoding] = {
-            label: _summary(per_model, preset, config.seed) for label, per_model in figures.items()
+            label: _summary(per_model, config.seed) for label, per_model in figures.items()
         }
     pairs = combinations(figures.items(), 2)  # `figures` now holds the greedy answers
-    return report | {"comparisons": [compare_pair(*pair, preset, config.seed) for pair in pairs]}
+    return report | {"comparisons": [compare_pair(*pair, config.seed) for pair in pairs]}
 
 
 def checks(report: Mapping[str, Any]) -> Checks:
@@ -140,10 +166,9 @@ def _ends(column: np.ndarray) -> list[float] | None:
     return None if np.isnan(column).any() else [float(end) for end in column]
 
 
-def _summary(figures: pd.DataFrame, preset: RewardSet, seed: int) -> dict[str, Any]:
+def _summary(figures: pd.DataFrame, seed: int) -> dict[str, Any]:
     table = figures.filter(regex="^(accuracy|pass@.*)$")
-    limits = np.column_stack([accuracy_range(preset), *[[0.0, 1.0]] * (table.shape[1] - 1)])
-    ends = bootstrap(table.to_numpy(), limits, seed)
+    ends = bootstrap(table.to_numpy(), np.outer([0, 1], np.ones(table.shape[1])), seed)
     means = {name: _plain(value) for name, value in figures.mean().items()}
     return means | {"intervals": dict(zip(table, map(_ends, ends.T), strict=True))}
 
@@ -162,24 +187,22 @@ def verdict(interval: Sequence[float] | None, prompts: int, p: float | None = No
 
 
 def compare_pair(
-    first: tuple[str, pd.DataFrame], second: tuple[str, pd.DataFrame], preset: RewardSet, seed: int
+    first: tuple[str, pd.DataFrame], second: tuple[str, pd.DataFrame], seed: int
 ) -> dict[str, Any]:
     """Compare the second model with the first, prompt by prompt.
 
     Args:
         first: Label and figures, as `per_prompt` returns them; at least accuracy and pass@1.
         second: Label and figures of the other model on the same prompts.
-        preset: The run's rewards, which decide the range of each figure.
         seed: The seed of the resampling for intervals.
 
     Returns:
         An entry of the report's `comparisons`; see `build`.
     """
     before, after = first[1], second[1]
-    low, high = accuracy_range(preset)
-    half, gain = (high - low) / 2, after[["accuracy"]] - before[["accuracy"]]
-    interval = _ends(bootstrap(gain.to_numpy(), np.array([[-half], [half]]), seed)[:, 0])
-    change = {"difference": _plain(gain["accuracy"].mean()), "interval": interval}
+    gain = after[["accuracy"]] - before[["accuracy"]]
+    interval = _ends(bootstrap(gain.to_numpy(), np.array([[-0.5], [0.5]]), seed)[:, 0])
+    change = {"difference": _mean(gain["accuracy"]), "interval": interval}
     was_right, is_right = (each["pass@1"].to_numpy() == 1.0 for each in (before, after))
     gained, lost = int((is_right > was_right).sum()), int((was_right > is_right).sum())
     graded = not all(np.allclose(x["accuracy"], x["pass@1"]) for x in (before, after))
@@ -189,11 +212,17 @@ def compare_pair(
     pair = {"before": first[0], "after": second[0], "verdict": word, "graded": graded}
     pair |= {"differences": {"accuracy": change}, "mcnemar_p": p, "gained": gained, "lost": lost}
     pair |= {"solved": [float(was_right.mean()), float(is_right.mean())]}
-    means = [float(each["accuracy"].mean()) for each in (before, after)]
+    means = [_mean(each["accuracy"]) for each in (before, after)]
     return pair | {"sentence": _sentence(pair, *means)}
 
 
-def _sentence(pair: Mapping[str, Any], before: float, after: float) -> str:
+def _mean(figures: pd.Series) -> float | None:
+    """Return the mean, which no order of the prompts changes; None without figures."""
+    present = figures.dropna()
+    return math.fsum(present) / len(present) if len(present) else None
+
+
+def _sentence(pair: Mapping[str, Any], before: float | None, after: float | None) -> str:
     """Return the verdict of a comparison and its figures as a sentence."""
     change = pair["differences"]["accuracy"]
     if change["interval"] is None:
@@ -205,8 +234,8 @@ def _sentence(pair: Mapping[str, Any], before: float, after: float) -> str:
         name, whole = "mean score", f" wholly right {was:.1f} % → {now:.1f} %,"
     return (
         f"{pair['before']} → {pair['after']}: {pair['verdict']}: greedy {name} "
-        f"{100 * before:.1f} % → {100 * after:.1f} %, {100 * change['difference']:+.1f} points "
-        f"(95 % interval {low:+.1f} … {high:+.1f}),{whole} "
+        f"{100 * before:.1f} % → {100 * after:.1f} %, {100 * change['difference']:+z.1f} points "
+        f"(95 % interval {low:+z.1f} … {high:+z.1f}),{whole} "
         f"McNemar p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}; "
         f"{pair['gained']} gained, {pair['lost']} lost"
     )

@@ -168,7 +168,7 @@ def verdict(figures: Mapping[str, Any]) -> Check:
     parts = []
     for kind, tensors in faults.items():
         name, share = next(iter(tensors.items()))
-        text = FAULTS[kind]["evidence"].format(share=f"{share:.0%}", name=name)
+        text = FAULTS[kind]["evidence"].format(share=f"{share:z.0%}", name=name)
         parts.append(f"{len(tensors)} {text}")
     sound = f"each of {figures['weights']} weights is the base's plus the adapter's change, rounded"
     evidence = (

@@ -36,7 +36,7 @@ def find_model(model_path: str) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hide banners, progress bars and warnings of the libraries.
+    """Hide banners, progress bars and warnings of the libraries; see also `hide_bars`.
 
     After an exception other than ValueError and FileNotFoundError, what was hidden is printed.
     Our own errors have these types and explain themselves.
@@ -51,6 +51,16 @@ def quiet() -> Iterator[None]:
     except Exception:
         print(text.getvalue(), file=sys.stderr)
         raise
+
+
+def hide_bars() -> None:
+    """Hide the bars of loading models, which a notebook shows even within `quiet`.
+
+    Downloads keep their bars.
+    """
+    from transformers.utils import logging
+
+    logging.set_tqdm_hook(lambda _, args, kwargs: logging.EmptyTqdm(*args, **kwargs))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from grpo_nb.models import lm_head
 from grpo_nb.models.adapter import adapter_config, leaf, lora_arguments, trained_base
 from grpo_nb.models.engine import Engine, Sample, free_memory
 from grpo_nb.models.engine_choice import engine_of
-from grpo_nb.models.hub import find_model, hub_errors, load_tokenizer, quiet
+from grpo_nb.models.hub import find_model, hide_bars, hub_errors, load_tokenizer, quiet
 from grpo_nb.models.vision import auto_class, has_vision, read_config
 from grpo_nb.models.vllm import VllmEngine, use_vllm
 from grpo_nb.models.weights import cuda_available, load_base, never_sample_images, unpacked
@@ -199,6 +199,7 @@ def _load_unsloth(
     import_unsloth()  # must precede the import of transformers, which reads the config
     vision = _reads_images(config)
     fast_model = import_unsloth(vision)
+    hide_bars()
     # Recomputing activations halves the memory that a GPU needs, but also the speed of a CPU.
     checkpointing = "unsloth" if cuda_available() else False
     model, _ = fast_model.from_pretrained(

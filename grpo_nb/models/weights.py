@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.models.hub import find_model, hub_errors, quiet
+from grpo_nb.models.hub import find_model, hide_bars, hub_errors, quiet
 from grpo_nb.models.vision import auto_class, image_tokens, read_config
 
 if TYPE_CHECKING:
@@ -24,13 +24,15 @@ def has_bf16() -> bool:
     """Return whether the GPU, or else the CPU, computes in bf16 without slow emulation.
 
     Unsloth uses the same rule. A merged model must compute in the same precision as the policy.
+    ONEDNN_MAX_CPU_ISA=AVX2 hides bf16 from oneDNN, which computes in it on a CPU.
     """
     import torch
 
     if cuda_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     features = torch.cpu.get_capabilities()
-    return any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    native = any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return native and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def weights_dtype() -> "torch.dtype":
@@ -76,6 +78,7 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
             bnb_4bit_compute_dtype=weights_dtype(),
         )
     path = find_model(model_path)
+    hide_bars()
     model = auto_class(read_config(path)).from_pretrained(path, **arguments | changes)
     never_sample_images(model)
     for module in model.modules():

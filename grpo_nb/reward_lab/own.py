@@ -1,10 +1,12 @@
 """Store and load a run's own rewards, from the `%%rewards` cell or from the Reward Lab.
 
 rewards/mine.py contains the source unchanged, so that an error names the line that the user sees. A
-second file contains notes: the preset whose form the rewards use, and the score ranges measured in
-stage 02.
+second file contains notes: the preset whose form the rewards use, the score ranges measured in
+stage 02, and digests of what the cell wrote. Neither the cell nor the lab overwrites a text that it
+did not write or show.
 """
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -97,8 +99,9 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
         source: Python source to use instead of the cell's.
 
     Raises:
-        ValueError: The cell does not run on its own, its list of rewards or weights is wrong, or
-            the cell is empty and rewards were adopted earlier.
+        ValueError: The cell does not run on its own, its list of rewards or weights is wrong, the
+            cell is empty and rewards were adopted earlier, or the file holds rewards that the cell
+            did not write.
     """
     text = rewards_cell.adopted_text() if source is None else source
     stage, config = test.stage, test.stage.config.rewards
@@ -112,11 +115,17 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
                 f'{{"rewards.preset": "{config.preset}"}} to use the preset'
             )
         return test.using(load_rewards(config))
+    path, digest = stage.run / OWN, _digest(text)
+    written = read_about(path).get("cell", [])
+    keep = f'comment the cell out and set {{"rewards.preset": "{path}"}} in `settings`'
+    _refuse_to_overwrite(path, [*written, digest], "the %%rewards cell", keep)
     try:
         about, _ = _compose(test, text)
     except ValueError as error:
         raise ValueError(fault(error, text)) from error
-    return test.using(_keep(stage, text, about, config.reward_weights))
+    if digest not in written[:1]:  # the earlier text stays until the new one is in place
+        written = [digest, *written[:1]]
+    return test.using(_keep(stage, text, about | {"cell": written}, config.reward_weights))
 
 
 def try_out(test: RewardTest, source: str) -> RewardTest:
@@ -131,7 +140,9 @@ def try_out(test: RewardTest, source: str) -> RewardTest:
     return test.using(_compose(test, source)[1])
 
 
-def hand_on(test: RewardTest, source: str, weights: Sequence[float] = ()) -> Verdict:
+def hand_on(
+    test: RewardTest, source: str, weights: Sequence[float] = (), over: str | None = None
+) -> Verdict:
     """Judge and adopt the rewards in a source, and finish stage 02, as notebook 2's cells do.
 
     Args:
@@ -139,12 +150,21 @@ def hand_on(test: RewardTest, source: str, weights: Sequence[float] = ()) -> Ver
             configuration is updated.
         source: Python source that defines rewards; if it defines none, stage 03 uses the preset.
         weights: One weight per reward, to replace those of the source or the preset.
+        over: The text of rewards/mine.py that the source may overwrite; None for any text.
 
     Raises:
-        ValueError: The source cannot be used, or stage 01 is not done.
+        ValueError: The source cannot be used, rewards/mine.py holds another text than `over`, or
+            stage 01 is not done.
         RuntimeError: Another process is using the run.
     """
-    stage, (about, rewards) = test.stage, _compose(test, source)
+    stage = test.stage
+    if over is not None and not _defines_nothing(source):
+        keep = "open the lab again"
+        known = [_digest(over), _digest(source)]
+        _refuse_to_overwrite(stage.run / OWN, known, "the box of this Reward Lab", keep)
+    about, rewards = _compose(test, source)
+    if about:
+        about["cell"] = read_about(stage.run / OWN).get("cell", [])
     differ = bool(weights) and list(weights) != rewards.reward_weights
     other_weights = ", ".join(f"{weight:g}" for weight in weights) if differ else ""
     rewards = rewards._replace(reward_weights=list(weights) or rewards.reward_weights)
@@ -155,6 +175,25 @@ def hand_on(test: RewardTest, source: str, weights: Sequence[float] = ()) -> Ver
     new_stage.finish("rewards")
     stage.config = new_stage.config
     return verdict
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _refuse_to_overwrite(path: Path, known: Sequence[str], place: str, keep: str) -> None:
+    """Refuse to replace a file of rewards, unless its digest is known to who would replace it.
+
+    Raises:
+        ValueError: Rewards would be lost; the message says how to keep which of the two.
+    """
+    if path.is_file() and _digest(path.read_text(encoding="utf-8")) not in known:
+        raise ValueError(
+            f"there are two texts of rewards: {path.name} in {path.parent}, and {place}, which "
+            "neither wrote nor showed what is in the file. It may hold newer rewards, from the "
+            f"Reward Lab, another notebook or an editor. To train with the file's, {keep}; to "
+            f"train with those of {place}, rename the file first"
+        )
 
 
 def source_of(stage: Stage) -> str:

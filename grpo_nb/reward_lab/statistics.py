@@ -33,7 +33,7 @@ def bootstrap(values: np.ndarray, ends: np.ndarray, seed: int = 0) -> np.ndarray
     differences, Bonett and Price 2012, https://doi.org/10.3102/1076998611411915.
     """
     ends = np.where(np.isnan(values).all(axis=0), np.nan, ends)
-    values = np.vstack([values, ends])
+    values = np.vstack([values[np.lexsort(values.T)], ends])  # the order of prompts does not matter
     present = (~np.isnan(values)).astype(float)
     numbers, count = np.nan_to_num(values), len(values)
     rng, means = np.random.default_rng(seed), []

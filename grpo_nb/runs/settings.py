@@ -135,6 +135,7 @@ class EvaluateConfig(Section):
     eval_batch_size: int = setting(64, "sequences generated at once, samples included", ge=1)
     samples: int = setting(4, "sampled completions per prompt: k of pass@k", ge=1)
     show_samples: int = setting(4, "before/after pairs shown", ge=1)
+    adapter: bool = setting(False, "the adapter answers, too, even if the merged model is the same")
 
 
 class ExportConfig(Section):

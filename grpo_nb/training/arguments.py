@@ -114,7 +114,8 @@ def refuse_unknown_trl(config: RunConfig) -> None:
 
     Raises:
         ValueError: GRPOConfig has no such argument (the message names the nearest), one of our
-            settings determines it, other stages rely on it, or its value has the wrong type.
+            settings determines it, other stages rely on it, its value has the wrong type, or it is
+            fp16 on a CPU.
     """
     hints = typing.get_type_hints(own_config()) if config.trl else {}
     names = [setting_of(name) for name in hints]
@@ -125,6 +126,15 @@ def refuse_unknown_trl(config: RunConfig) -> None:
             raise ValueError(f"trl.{name} cannot be set: other stages rely on it; leave it out")
         refuse_unknown("argument of GRPOConfig", f"trl.{name}", names)
         _refuse_type(f"trl.{name}", value, hints[name])
+    _refuse_fp16("trl.fp16", config.trl.get("fp16"))
+
+
+def _refuse_fp16(name: str, value: bool | None) -> None:
+    """Refuse fp16 without a GPU: a CPU has no loss scale, so small gradients would be 0."""
+    if value and not cuda_available():
+        raise ValueError(
+            f"{name} = True: fp16 needs a GPU, and a CPU trains in bf16 or fp32. Leave it out"
+        )
 
 
 def _refuse_type(name: str, value: Any, hint: Any) -> None:
@@ -159,6 +169,7 @@ def refuse_unusable(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: R
             raise ValueError(f"args.{name} has no effect: set {SETTING_OF[name]} instead")
         if name not in ARGUMENTS["no_arguments"] and not name.startswith("_"):
             refuse_unknown("argument of GRPOConfig", f"args.{name}", [f"args.{n}" for n in names])
+    _refuse_fp16("args.fp16", args.fp16)
     ours, changes = grpo_arguments(stage, policy, rewards), {}
     for field in fields(own_config()):
         name, value, default = field.name, getattr(args, field.name), default_of(field)

@@ -6,7 +6,12 @@ TRL's SFTTrainer does this. `Watch` measures the policy every few steps, and may
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from datasets import Dataset
+from datasets import (
+    Dataset,
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
@@ -99,7 +104,9 @@ def train_on(
     prompts = [row["prompt"] for row in rows]
     as_example = _texts if any(map(images_of, prompts)) else _ids
     dataset = Dataset.from_list([as_example(policy.tokenizer, row) for row in rows])
-    with quiet(), kept_in_32_bit(policy.model):  # TRL shows a bar for each step of preparing rows
+    if has_bars := not are_progress_bars_disabled():
+        disable_progress_bars()  # one for each step of preparing rows
+    with quiet(), kept_in_32_bit(policy.model):
         trainer = SFTTrainer(
             policy.model,
             _sft_config(stage),
@@ -107,6 +114,8 @@ def train_on(
             processing_class=policy.processing_class,
             callbacks=[watch],
         )
+    if has_bars:
+        enable_progress_bars()
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     return watch.lines, watch.end

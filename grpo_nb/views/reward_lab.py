@@ -44,6 +44,7 @@ class RewardLab(View):
         self.group_size = len(self.completions_P_G[0])
         self.verdict: Verdict | None = None
         self.shown_source = reward_lab.source_of(test.stage)  # the source whose rewards are shown
+        self.adopted = self.shown_source  # the text of rewards/mine.py, as far as this lab knows
         self.actions: Queue[Callable[[], None]] = Queue()
         self._make_widgets()
         self.on(self._show_text, self.prompt, self.number)
@@ -154,7 +155,9 @@ class RewardLab(View):
     def _hand_on(self) -> None:
         """Adopt the rewards in the box with the current weights, and show the verdict."""
         test = self._score()
-        self._show_verdict(reward_lab.hand_on(test, self.shown_source, self.weights))
+        source = self.shown_source
+        self._show_verdict(reward_lab.hand_on(test, source, self.weights, self.adopted))
+        self.adopted = source or self.adopted
         name = Path(self.stage.config.rewards.preset).name
         then = "trains with it" if self.verdict.passed else f"will refuse it. {self.verdict}"
         self._say(f"Adopted: {name}. {NOTEBOOKS['03']} {then}")

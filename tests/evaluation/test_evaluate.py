@@ -1,6 +1,7 @@
 """The paired evaluation: intervals that cover, verdicts that follow from them, the whole report."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -10,6 +11,8 @@ from pathlib import Path
 from statistics import NormalDist
 
 import forked
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,15 +21,15 @@ from conftest import TINY_SETTINGS
 
 from grpo_nb import data, evaluation
 from grpo_nb.environments import cache
-from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, accuracy_range, per_prompt, verdict
+from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, per_prompt, verdict
 from grpo_nb.reward_lab.statistics import bootstrap, mcnemar
-from grpo_nb.rewards import load_preset
+from grpo_nb.rewards import load_preset, reward, reward_set
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, Run, project_path
 from grpo_nb.runs.config import resolve
 from grpo_nb.views import before_after
 
-DRAWS = 1000
+DRAWS, FIRST = 1000, MATH.names[0]
 
 
 def draw_solved(rng, prompts: int, accuracies, samples: int = 1) -> list[np.ndarray]:
@@ -107,7 +110,6 @@ def test_figures_of_each_prompt():
     assert table["pass@2"].tolist() == [0.5, 0.5]
     assert table["pass@4"].tolist() == [1.0, 1.0]
     assert table["truncated"].tolist() == [0.0, 0.5]
-    assert accuracy_range(MATH).tolist() == [0, 1]
 
 
 def build(before: str, after: str) -> dict:
@@ -140,13 +142,99 @@ def test_the_report_says_better_worse_or_neither():
 
 def test_of_a_graded_reward_the_mean_score_is_told_from_wholly_right_answers():
     samples = {"base": answers("1" * 10 + "2" * 30, list("1" * 10 + "2" * 30))}
-    samples["merged"] = samples["base"].assign(accuracy=samples["base"]["accuracy"].clip(lower=0.6))
+    better = samples["base"][FIRST].clip(lower=0.6)
+    samples["merged"] = samples["base"].assign(**{FIRST: better.where(better.index != 39, 0.3)})
     config = resolve("tiny-cpu", {"evaluate.samples": 1})
     greedy = evaluation.build(samples, MATH, config)["comparisons"][0]
     assert (greedy["verdict"], greedy["graded"], greedy["gained"]) == ("better", True, 0)
-    assert "greedy mean score 25.0 % → 70.0 %, +45.0 points" in greedy["sentence"]
+    assert "greedy mean score 25.0 % → 69.2 %, +44.2 points" in greedy["sentence"]
     assert "wholly right 25.0 % → 25.0 %, McNemar p = 1.000; 0 gained" in greedy["sentence"]
     assert not build("2" * 9 + "1", "1" * 9 + "2")["comparisons"][0]["graded"]
+
+
+def paid(texts, scores, ends, orders=None):
+    """The comparison of two models; a letter a prompt is how often it was solved, of 0 to 3."""
+    func = lambda completions, **_: None  # noqa: E731
+    func.__name__, samples = FIRST, {}
+    if ends:
+        func.range = ends
+    config, preset = resolve("tiny-cpu", {"evaluate.samples": 1}), reward_set([(func, 1.0)])
+    for label, text in zip(("base", "merged"), texts, strict=True):
+        order = orders if orders is not None else range(len(text))
+        lines = answers([text[place] for place in order])
+        lines[FIRST] = [scores[int(x)] for x in lines["completion"]]
+        samples[label] = lines.drop(columns=["accuracy", "correct"])
+    report = evaluation.build(samples, preset, config)
+    return report["comparisons"][0], report["greedy"]
+
+
+TWICE = ("3" * 10 + "0" * 38, "3" * 15 + "0" * 33)  # of 48, 5 gained and none lost
+
+
+@pytest.mark.parametrize(
+    ("scores", "ends"),
+    [
+        ([0, 0, 0, 1], None),
+        ([0, 0, 0, 2], (0, 2)),
+        ([0, 0, 0, 2], None),  # beyond the range that is taken for granted
+        ([-1, 0, 0, 1], (-1, 1)),
+        ([0.2, 0, 0, 1], (0, 1)),
+        ([1, 0, 0, 2], (0, 2)),
+        ([-5, 0, 0, 7], (-math.inf, math.inf)),
+    ],
+)
+def test_a_reward_that_takes_two_values_is_right_or_wrong_whatever_it_pays(scores, ends):
+    pair, figures = paid(TWICE, scores, ends)
+    assert pair["sentence"].startswith(
+        f"base → merged: {UNCLEAR}: greedy accuracy 20.8 % → 31.2 %, +10.4 points"
+    )
+    assert pair["sentence"].endswith("McNemar p = 0.062; 5 gained, 0 lost")
+    assert figures["merged"]["accuracy"] == figures["merged"]["pass@1"] == 15 / 48
+
+
+@pytest.mark.parametrize(
+    ("scores", "ends", "shares"),
+    [
+        ([0, 1, 2, 4], (0, 4), "25.0 % → 60.0 %, +35.0 points"),
+        ([0, 1, 2, 4], (-4, 4), "62.5 % → 80.0 %, +17.5 points"),
+        ([0, 1, 2, 4], (0, 8), "12.5 % → 30.0 %, +17.5 points"),
+        ([0, 1, 2, 4], (0, math.inf), "25.0 % → 60.0 %, +35.0 points"),  # of the best score seen
+        ([0, 0.5, 1, 2], None, "25.0 % → 60.0 %, +35.0 points"),
+    ],
+)
+def test_partial_credit_is_a_share_of_the_range_and_judged_by_the_interval(scores, ends, shares):
+    pair, _ = paid(("1" * 40, "2" * 32 + "3" * 8), scores, ends)
+    assert (pair["verdict"], pair["graded"]) == ("better", True)
+    assert f"greedy mean score {shares} (95 %" in pair["sentence"]
+
+
+def test_partial_credit_that_is_never_whole_is_no_right_or_wrong():
+    pair, _ = paid(("0" * 20, "2" * 20), [0, 0, 0.5, 1], (0, 1))
+    assert (pair["verdict"], pair["graded"]) == ("better", True)
+    assert "greedy mean score 0.0 % → 50.0 %, +50.0 points" in pair["sentence"]
+    assert "-0.0" not in paid(("0" * 20, "0" * 20), [0, 0, 0.5, 1], (0, 1))[0]["sentence"]
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(
+    answered=st.lists(st.tuples(*[st.sampled_from("0123")] * 2), min_size=1, max_size=60),
+    scores=st.sampled_from([[0, 0.3, 0.55, 1], [0, 0, 0, 1], [0.1, 0.1, 0.7, 0.7]]),
+    slope=st.floats(1e-3, 1e3),
+    shift=st.floats(-1e3, 1e3),
+    seed=st.integers(0, 99),
+)
+def test_the_verdict_depends_neither_on_the_scale_of_a_reward_nor_on_the_order_of_prompts(
+    answered, scores, slope, shift, seed
+):
+    texts = ["".join(each) for each in zip(*answered, strict=True)]
+    order = np.random.default_rng(seed).permutation(len(answered))
+    first, _ = paid(texts, scores, (0, 1))
+    scaled = [slope * score + shift for score in scores]
+    other, figures = paid(texts, scaled, (shift, slope + shift), order)
+    assert other["sentence"] == first["sentence"] and other["verdict"] == first["verdict"]
+    for name in ("differences", "mcnemar_p", "gained", "lost", "solved", "graded"):
+        assert other[name] == first[name], name
+    assert all(0 <= each["accuracy"] <= 1 for each in figures.values())
 
 
 def test_the_checks_say_whether_the_comparison_holds_and_the_model_is_better():
@@ -180,7 +268,7 @@ def test_a_reward_that_gives_none_and_a_set_without_format_leave_valid_json():
     preset = load_preset("summarization")
     lines = answers("1212121", ["1", "2"] * 3 + ["1"])
     lines[preset.names] = 0.5
-    lines[["accuracy", "format"]] = np.nan
+    lines[[preset.names[0], "format"]] = np.nan
     config = resolve("tiny-cpu", {"evaluate.samples": 1})
     report = evaluation.build({"a": lines, "b": lines}, preset, config)
     json.dumps(report, allow_nan=False)
@@ -344,6 +432,10 @@ def test_what_was_kept_is_used_only_where_all_is_the_same(runs_dir, tmp_path, sa
     pd.testing.assert_frame_equal(evaluate(), lines)
     scored = evaluate(preset=load_preset("qa"))
     assert sampled == [] and set(load_preset("qa").names) < set(scored), "scored anew"
+    middle = scored["completion"].str.len().median()
+    paid = reward(high=2)(lambda response: 2.0 * (len(response) > middle))
+    doubled = evaluate(preset=reward_set([(paid, 1.0)]))
+    assert set(doubled[paid.__name__]) == {0, 2} and set(doubled["accuracy"]) == {0, 1}
     for change in ({"seed": 1}, {"evaluate.samples": 3}, {"train.max_completion_length": 8}):
         evaluate(**change)
         assert len(sampled) == 12, change
@@ -360,7 +452,7 @@ def test_the_report_of_a_run_is_complete(demo_run):
     samples = pd.read_parquet(demo_run / "eval/samples.parquet")
     held_out = {row["question"] for row in data.load(demo_run, "eval")}
     assert report["prompts"] == TINY_SETTINGS["data.eval_rows"]
-    assert list(report["models"]) == ["base", "adapter", "merged"]
+    assert list(report["models"]) == ["base", "merged"], "the adapter answers as the merged model"
     for (decoding, name), lines in samples.groupby(["decoding", "model"]):
         assert set(lines["question"]) == held_out
         figures = report[decoding][name]
@@ -371,4 +463,4 @@ def test_the_report_of_a_run_is_complete(demo_run):
         assert low <= mean <= high
     assert report["sampled"]["base"]["pass@4"] >= report["sampled"]["base"]["pass@2"]
     pairs = [(one["before"], one["after"]) for one in report["comparisons"]]
-    assert pairs == [("base", "adapter"), ("base", "merged"), ("adapter", "merged")]
+    assert pairs == [("base", "merged")]

@@ -167,7 +167,9 @@ def test_a_reward_that_did_not_rise_is_not_the_cause(runs_dir):
 def test_without_a_score_there_is_no_verdict(runs_dir, monkeypatch):
     run, other = made("mine", "12" * 5, "1" * 10), made("other", "12" * 5, "12" * 5, "shuffled")
     read = pd.read_parquet
-    monkeypatch.setattr(pd, "read_parquet", lambda path: read(path).assign(accuracy=np.nan))
+    monkeypatch.setattr(
+        pd, "read_parquet", lambda path: read(path).assign(**{MATH.names[0]: np.nan})
+    )
     assert placebos.compare(run, other).sentence == "cannot say: no completion could be scored"
 
 

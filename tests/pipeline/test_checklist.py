@@ -139,7 +139,9 @@ def test_config_yaml_is_a_run_file_that_makes_the_run_again(run):
     assert {name for name, _ in differ} <= {"model.model_path"}, "by its whole path"
 
 
-def test_parameters_set_in_a_notebook_do_not_make_a_run_dirty_and_code_does(tmp_path, monkeypatch):
+def test_parameters_set_in_a_notebook_do_not_make_a_run_dirty_and_code_does(
+    tmp_path, monkeypatch, capfd
+):
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(tmp_path)]
     files = [tmp_path / name for name in ("notebooks/01.ipynb", "grpo_nb/a.py", "data/b.csv")]
     for file in files:
@@ -157,8 +159,10 @@ def test_parameters_set_in_a_notebook_do_not_make_a_run_dirty_and_code_does(tmp_
         assert versions.git_commit() == f"{clean}-dirty"
         file.write_text("one")
     assert versions.git_commit() == clean
+    capfd.readouterr()
     monkeypatch.setattr(versions, "PROJECT_ROOT", tmp_path.parent)
     assert versions.git_commit() == "unknown"
+    assert capfd.readouterr() == ("", ""), "git explains its usage to nobody"
 
 
 @pytest.mark.parametrize("relative", ["manifest.json", "config.yaml"])

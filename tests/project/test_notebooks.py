@@ -17,6 +17,7 @@ import papermill
 import pytest
 import refresh
 from conftest import TINY_SETTINGS
+from nbclient import NotebookClient
 
 from grpo_nb import export
 from grpo_nb.colab import RUNS_ON_DRIVE, wanted
@@ -326,6 +327,32 @@ def uncommented(stage, *names):
 WEIGHTS = {"correct": 1, "soft_format_reward": 0.25}
 
 
+LOADING = """
+from datasets import are_progress_bars_disabled
+from grpo_nb import models, runs
+from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.runs.config import resolve
+config = resolve("tiny-cpu", {"train.sft_steps": 1, "data.sft_rows": 16})
+policy = models.load_policy(config.model, 0, config.policy)
+policy.engine
+from grpo_nb.training import sft
+row = {"prompt": build_prompt("2 + 2"), "completion": [{"role": "assistant", "content": "4"}]}
+sft.train_on(policy, runs.Stage(runs.Run("a"), "03", config), [row] * 16)
+models.load_checkpoint("data/tiny_base", adapter=None, quantization="16bit")
+assert not are_progress_bars_disabled()
+"""
+
+
+def test_no_bars_of_libraries_stand_in_a_notebook(runs_dir):
+    """As in JupyterLab, whose kernels have none of `QUIET`, and are no forks."""
+    cell = nbformat.v4.new_code_cell(LOADING)
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    resources = {"metadata": {"path": str(PROJECT_ROOT)}}
+    NotebookClient(notebook, kernel_name="python3", resources=resources).execute()
+    shown = str(notebook.cells[0].outputs)
+    assert "SFT warm-up, loss" in shown and "widget-view" not in shown and "/s]" not in shown
+
+
 def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     """With the rewards of its cell, settings of every stage, and 80 rows beside the notebook.
 
@@ -336,6 +363,7 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     (kernels / "mine.csv").write_text(text, encoding="utf-8-sig")
     own = uncommented("00", "your-rewards")
     settings = TINY_SETTINGS | {"data.source": "mine.csv", "evaluate.samples": 2}
+    settings["evaluate.adapter"] = True
     run = execute("00", kernels, own, run_name="quick", settings=settings)
     assert run.undone() == ""
     assert settings.items() <= config.flatten(run.config()).items()
@@ -344,7 +372,8 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     said = {check["name"]: check["evidence"] for check in run.manifest()["01"]["checks"]}
     assert "'Problem', reference answers in 'Solution', chosen by name" in said["columns"]
     assert "80 rows read: 64 to train on, 16 held out (at most 20%" in said["dataset"]
-    assert read_json(run / "eval/report.json")["prompts"] == 16
+    report = read_json(run / "eval/report.json")
+    assert report["prompts"] == 16 and list(report["models"]) == ["base", "adapter", "merged"]
     (kernels / "new.csv").write_text("Problem\nWhat is 2 + 3?\n")
     answered = answer_file(run, kernels / "new.csv", kernels / "to.jsonl")
     assert "1 rows, 0 with" in answered, "it is asked by the columns that were trained on"

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 from hackable import lifted
+from labs import click
 
 from grpo_nb import data, environments, reward_lab
 from grpo_nb.models import Sample
@@ -23,7 +24,7 @@ from grpo_nb.reward_lab import RewardTest, base_model, baseline, behavior, bench
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.rewards.identity import describe
 from grpo_nb.runs import Run, Stage, directory, project_path, start_stage
-from grpo_nb.views.reward_lab import EXAMPLE
+from grpo_nb.views.reward_lab import EXAMPLE, RewardLab
 
 SMALL = {"data.max_rows": 24}
 MATH = load_preset("math")
@@ -391,6 +392,60 @@ def test_a_cell_may_bring_its_own_form_and_an_emptied_one_asks_before_it_is_undo
     assert again.config.rewards.preset == lab.run.settings()["rewards.preset"] == "math"
 
 
+def by_the_lab(lab):
+    assert reward_lab.hand_on(lab_test(lab), EXACT).passed
+
+
+def by_hand(lab):
+    (lab.run / "rewards/mine.py").write_text(EXACT)
+
+
+@pytest.mark.parametrize("other", [by_the_lab, by_hand])
+def test_an_older_cell_overwrites_no_newer_rewards_and_says_which_two_there_are(lab, other):
+    path = lab.run / "rewards/mine.py"
+    adopted(lab, OWN)
+    adopted(lab, OWN + LISTED)  # edited, and run again
+    adopted(lab, OWN + LISTED)
+    other(lab)
+    for source in (OWN + LISTED, OWN, OWN + FORM):
+        with pytest.raises(ValueError, match=r"two texts.*mine.py in .*, and the %%rew") as refusal:
+            adopted(lab, source)
+        assert path.read_text() == EXACT
+    (kept,) = map(ast.literal_eval, re.findall("{.*?}", str(refusal.value)))
+    chosen = lab_test(lab, stage=start_stage("02", "gate", kept))
+    assert reward_lab.adopt(chosen, "# nothing\n").bench.preset.names == MATH.names[:1]
+    assert adopted(lab, EXACT).names == MATH.names[:1], "the same text loses nothing"
+    assert adopted(lab, OWN).names[0] == "right", "by now the cell has it"
+    other(lab)
+    assert "rename the file" in str(refusal.value)
+    path.rename(path.with_name("kept.py"))
+    assert adopted(lab, OWN).names[0] == "right"
+
+
+def test_of_an_adoption_by_the_cell_that_is_killed_both_texts_are_the_cells(lab):
+    adopted(lab, EXACT)
+    number = 0
+    while killed_at(number, lab.run.path, lambda: adopted(lab, BOTH)):
+        assert adopted(lab, OWN).names[0] == "right"
+        adopted(lab, EXACT)
+        number += 1
+    assert number > 3
+
+
+def test_a_lab_overwrites_no_rewards_that_were_written_since_it_was_opened(lab):
+    adopted(lab, OWN)
+    shown, path = RewardLab(lab_test(lab, stage=lab.stage)), lab.run / "rewards/mine.py"
+    for source in (EXACT, "", BOTH):  # its own texts, one after another
+        shown.code.value = source
+        click(shown, shown.adopt)
+        assert shown.errors.value == "" and "Adopted" in shown.status.value
+    path.write_text(OWN)
+    shown.code.value = EXACT
+    click(shown, shown.adopt)
+    assert "mine.py in" in shown.errors.value and "the box of this Reward Lab" in shown.errors.value
+    assert "open the lab again" in shown.errors.value and path.read_text() == OWN
+
+
 def in_cell(notebook):
     cells = nbformat.read(project_path(f"notebooks/{notebook}.ipynb"), as_version=4).cells
     (cell,) = [c for c in cells if "your-reward-here" in c.metadata.get("tags", [])]
@@ -583,9 +638,7 @@ def test_a_cell_is_kept_as_it_is_and_what_was_measured_beside_it(lab):
     text = f"from __future__ import annotations\n\n{OWN}"
     assert adopted(lab, text).full == 2.0
     assert (lab.run / "rewards/mine.py").read_text(encoding="utf-8") == text
-    assert json.loads((lab.run / "rewards/mine.about.json").read_text()) == {
-        "form": "math",
-        "ranges": {"right": [0.0, 2.0]},
-    }
+    about = json.loads((lab.run / "rewards/mine.about.json").read_text())
+    assert (about["form"], about["ranges"]) == ("math", {"right": [0.0, 2.0]})
     assert adopted(lab, EXACT).names == MATH.names[:1]
     assert json.loads((lab.run / "rewards/mine.about.json").read_text())["ranges"] == {}

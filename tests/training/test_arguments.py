@@ -35,6 +35,7 @@ def stage(runs_dir):
         ("trl.epsilon=True", "Input should be a valid number"),
         ("trl.top_k=0.5", "Input should be a valid integer"),
         ("trl.fp16=true", "trl.fp16 = 'true': Input should be a valid boolean"),
+        ("trl.fp16=True", "trl.fp16 = True: fp16 needs a GPU, and a CPU trains in bf16 or fp32"),
         ("trl.model_init_kwargs=[1]", "valid dictionary; Input should be a valid string"),
         ("trl.chat_template_kwargs={}", "decided by model.chat_template_kwargs"),
         ("trl.max_grad_norm=1e999", "trl.max_grad_norm = inf: Input should be a finite number"),
@@ -52,7 +53,7 @@ def test_an_argument_that_trl_does_not_take_is_refused(assignment, message):
         "trl.epsilon_high=0.28",
         "trl.epsilon=1",
         "trl.top_entropy_quantile=0.2",
-        "trl.fp16=True",
+        "trl.fp16=False",
         "trl.lr_scheduler_type=cosine",
         "trl.generation_kwargs={'num_beams': 1}",
         "trl.importance_sampling_level=sequence",
@@ -64,9 +65,8 @@ def test_an_argument_of_trl_reaches_it(assignment, runs_dir):
     [(name, value)] = pipeline.assigned([assignment]).items()
     config = resolve("tiny-cpu", {name: value})
     arguments.refuse_unknown_trl(config)
-    if value is not True:  # fp16 wants a GPU
-        built = GRPOConfig(**arguments_of(config))
-        assert getattr(built, name.removeprefix("trl.")) == value
+    built = GRPOConfig(**arguments_of(config))
+    assert getattr(built, name.removeprefix("trl.")) == value
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_an_argument_of_trl_reaches_it(assignment, runs_dir):
         ("optim", "adam", "args.optim = 'adam': Input should be 'adamw_torch'"),
         ("lr_scheduler_type", "cosin", "args.lr_scheduler_type = 'cosin': .*'cosine'"),
         ("reward_weights", np.ones(2), "args.reward_weights = array.*valid list"),
-        ("fp16", True, "At most one of fp16 and bf16"),
+        ("fp16", True, "args.fp16 = True: fp16 needs a GPU, and a CPU trains in bf16 or fp32"),
     ],
 )
 def test_what_a_cell_cannot_set_is_refused_when_the_trainer_is_built(
     runs_dir, name, value, message
 ):
-    tiny = Stage(Run("a"), "03", resolve("tiny-cpu", {"trl.bf16": True}))
+    tiny = Stage(Run("a"), "03", resolve("tiny-cpu"))
     args = arguments.grpo_config(tiny, NOBODY, MATH)
     arguments.refuse_unusable(args, tiny, NOBODY, MATH)
     setattr(args, name, value)
@@ -180,12 +180,20 @@ def test_precision_is_what_the_gpu_computes_in(native, precision, monkeypatch, r
     assert ("bf16" in passed, passed["fp16"]) == (False, True)
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_on_a_cpu_it_is_bf16_or_fp32_as_the_policy_s_weights(native, monkeypatch, runs_dir):
-    """bf16 is emulated by most CPUs, several times slower than fp32; TRL's default is bf16."""
+@pytest.mark.parametrize(
+    ("has", "uses", "native"), [(True, True, True), (False, True, False), (True, False, False)]
+)
+def test_on_a_cpu_it_is_bf16_or_fp32_as_the_policy_s_weights(
+    has, uses, native, monkeypatch, runs_dir
+):
+    """bf16 is emulated by most CPUs, several times slower than fp32; TRL's default is bf16.
+
+    oneDNN also emulates it with AVX-512 alone, and ONEDNN_MAX_CPU_ISA hides it from oneDNN.
+    """
     import torch
 
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": native})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": has})
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: uses)
     passed = arguments_of(resolve("tiny-cpu"))
     assert (passed["bf16"], passed["fp16"]) == (native, False)
     assert weights.weights_dtype() == (torch.bfloat16 if native else torch.float32)

@@ -10,14 +10,15 @@ class Check(NamedTuple):
     """Hold the result of one check.
 
     name: What was checked; unique within its stage.
-    state: "ok"; "warning" if the result deserves attention; "stop" if continuing is pointless;
-        "not yet" if the stage or run that the check needs has not been executed.
+    state: "ok"; "note" if the result is for information; "warning" if it deserves attention; "stop"
+        if continuing is pointless; "not yet" if the stage or run that the check needs has not been
+        executed.
     evidence: What was observed, with its numbers.
     fix: What to change if the state is not "ok".
     """
 
     name: str
-    state: Literal["ok", "warning", "stop", "not yet"]
+    state: Literal["ok", "note", "warning", "stop", "not yet"]
     evidence: str
     fix: str = ""
 

@@ -72,7 +72,7 @@ def with_accuracy(samples: Samples, preset: RewardSet) -> dict[str, pd.DataFrame
         `correct` says whether the share is 1. A reward that pays the whole of it and only one other
         score is right or wrong: then `accuracy` is 1 or 0.
     """
-    func, name = preset.reward_funcs[0], preset.names[0]
+    func, name = preset.correct_func, preset.correct_func.__name__
     scores = pd.concat([lines[name] for lines in samples.values()]).to_numpy(dtype=float)
     ends = np.append(scores, declared_range(func))
     ends = ends[np.isfinite(ends)] if np.isfinite(ends).any() else np.array([0.0, 1.0])

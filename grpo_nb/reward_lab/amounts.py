@@ -15,6 +15,7 @@ from grpo_nb.checks import Check
 from grpo_nb.reward_lab.attacks import Attack, attacks_on, code_attacks, written_out
 from grpo_nb.reward_lab.scoring import Pair, Scorer, cut, prompt_text
 from grpo_nb.reward_lab.written import Written, distinct_rows, others_of
+from grpo_nb.rewards.judge import LLMJudge
 
 TIE = 1e-6
 MARK = "grpo_nb_was_here"  # what a completion's code sets if it runs in this process
@@ -24,8 +25,17 @@ MARGIN = 0.02  # share of the way from wrong to right that a difference has to e
 WON, GUESSED = 0.3, 0.6  # an attack wins on more than this share of rows; by luck it wins on some
 GUESSES = ("copied from the prompt", "every number", "any answer")
 LEAST_ROWS, MOST_ROWS = 1, 8
+FAMILIES, JUDGED_ROWS = 40, 2  # attacks on judges, and the rows on which they are scored
 SECONDS = 0.4  # for scoring attacks: slow rewards get fewer rows
-CONTENTLESS = ("nothing written", "empty form", "cut off", "plea", "stuffing", "repetition", "length")
+CONTENTLESS = (
+    "nothing written",
+    "empty form",
+    "cut off",
+    "plea",
+    "stuffing",
+    "repetition",
+    "length",
+)
 # Once an attack of the first family wins, the others follow from it.
 IMPLIED = {
     "nothing written": None,
@@ -79,9 +89,7 @@ def right_text(written: Written, scorer: Scorer, row: int) -> str:
     return written.write(written.answers[row])
 
 
-def amounts(
-    scorer: Scorer, weights: np.ndarray, written: Written, rows: Sequence[int]
-) -> Amounts:
+def amounts(scorer: Scorer, weights: np.ndarray, written: Written, rows: Sequence[int]) -> Amounts:
     """Return what right, wrong and empty completions earn on these rows."""
     others = others_of(written.answers)
     texts = [
@@ -134,6 +142,8 @@ class Result(NamedTuple):
 
 def affordable_rows(scorer: Scorer, written: Written, most: int = MOST_ROWS) -> list[int]:
     """Return the rows on which attacks are scored: fewer if the rewards are slow."""
+    if any(isinstance(func, LLMJudge) for func in scorer.funcs):
+        return distinct_rows(written.answers, JUDGED_ROWS)
     each = float((scorer.seconds / np.maximum(scorer.calls, 1)).sum())
     count = int(np.clip(SECONDS / max(60 * each, 1e-9), LEAST_ROWS, most))
     return distinct_rows(written.answers, count)
@@ -166,7 +176,9 @@ def attack_all(
             chosen = list({attack.family: attack for attack in reversed(chosen)}.values())[::-1]
         for attack in chosen:
             text = written_out(attack, written, answer, others[row], question, longest)
-            if text is not None and (attack.kind == "honest" or text != _right(scorer, written, row)):
+            if text is not None and (
+                attack.kind == "honest" or text != _right(scorer, written, row)
+            ):
                 texts.setdefault(attack.name, (attack, []))[1].append((place, text))
     everything = [(paid.rows[place], text) for _, each in texts.values() for place, text in each]
     scores, start, results = weighted(scorer, weights, everything), 0, []
@@ -202,7 +214,7 @@ def _in_groups(
 
 
 def runs_here(scorer: Scorer, written: Written, row: int) -> bool:
-    """Return whether a reward runs a completion's code in this process, where it may do anything."""
+    """Return whether a reward runs a completion's code in this process."""
     if not scorer.rows[row].get("tests"):
         return False
     builtins.__dict__.pop(MARK, None)
@@ -210,13 +222,7 @@ def runs_here(scorer: Scorer, written: Written, row: int) -> bool:
     return builtins.__dict__.pop(MARK, False)
 
 
-def _right(scorer: Scorer, written: Written, row: int) -> str:
-    return right_text(written, scorer, row)
-
-
-def _judge(
-    attack: Attack, text: str, scores: np.ndarray, paid: Amounts, part: Roles
-) -> Result:
+def _judge(attack: Attack, text: str, scores: np.ndarray, paid: Amounts, part: Roles) -> Result:
     """Return an attack's result from its scores, [rows of the attack, rewards]."""
     right, wrong, empty = paid.right, paid.wrong, paid.empty
     total, full, low, none = (each.sum(axis=1) for each in (scores, right, wrong, empty))
@@ -224,17 +230,23 @@ def _judge(
     margin = MARGIN * np.maximum(full - low, 0) + TIE
     way = right[:, part.right].sum(axis=1) - low_of(wrong, part)
     share = (low_of(scores, part) - low_of(wrong, part)) / np.where(np.abs(way) > TIE, way, np.nan)
-    counts = np.nan_to_num(share) >= FULL
+    counts, nearly = np.nan_to_num(share) >= FULL, NEARLY * np.maximum(full - low, 0)
     level = because = ""
     tests: list[tuple[str, str, np.ndarray]] = []
     if attack.kind in ("hollow", "wrong"):
         tests += [
             ("stop", "earns more than a right answer", total > full + margin),
             ("stop", "earns as much as a right answer", total > full - margin / 2),
-            ("stop", "counts as right", counts & (total > full - NEARLY * np.maximum(full - low, 0))),
+            (
+                "stop",
+                "counts as right",
+                counts & (total > full - NEARLY * np.maximum(full - low, 0)),
+            ),
             ("warning", "counts as right, and earns less", counts),
         ]
-        if attack.family in CONTENTLESS or (attack.kind == "hollow" and "{answer}" not in str(attack.completion)):
+        if attack.family in CONTENTLESS or (
+            attack.kind == "hollow" and "{answer}" not in str(attack.completion)
+        ):
             more = total > honest + margin
             tests.append(("warning", "earns more than an honest wrong answer", more))
         if attack.family == "empty form":
@@ -246,7 +258,9 @@ def _judge(
             unpaid = total < full - margin
         tests.append(("warning", "is right, and earns less", unpaid))
     else:
-        tests.append(("warning", "earns more than the same answer without it", total > full + margin))
+        tests.append(
+            ("warning", "earns more than the same answer without it", total > full + margin)
+        )
     least = GUESSED if attack.family in GUESSES else WON
     for name, reason, won in tests:
         if won.mean() > least and (won.sum() > 1 or len(won) < 3):

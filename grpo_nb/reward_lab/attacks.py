@@ -112,7 +112,9 @@ ANY = [
     Attack("prompt, in form", "copied from the prompt", "hollow", [("{question}", "{question}")]),
     Attack("last number of the prompt", "copied from the prompt", "wrong", [(R, "{last}")]),
     Attack("first number of the prompt", "copied from the prompt", "wrong", [(R, "{first}")]),
-    Attack("two lines of reasoning", "line breaks", "honest", [("{reasoning}\nSo it is.", "{answer}")]),
+    Attack(
+        "two lines of reasoning", "line breaks", "honest", [("{reasoning}\nSo it is.", "{answer}")]
+    ),
     Attack("line breaks around the answer", "line breaks", "honest", [(R, "\n{answer}\n")]),
     Attack("text after it", "line breaks", "honest", [(R, "{answer}"), "\n"]),
     Attack("longer reasoning", "length pays", "padded", [("{long}", "{answer}")]),
@@ -222,7 +224,10 @@ def _json_values(answer: str) -> dict[str, str]:
         return {}
     last = list(value)[-1]
     wrong = value[last] + 9000 if isinstance(value[last], int | float) else f"not {value[last]}"
-    values = {"indented": json.dumps(value, indent=2), "altered": json.dumps({**value, last: wrong})}
+    values = {
+        "indented": json.dumps(value, indent=2),
+        "altered": json.dumps({**value, last: wrong}),
+    }
     if len(value) > 1:
         values["reordered"] = json.dumps(dict(reversed(value.items())))
     return values

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_nb.reward_lab.attacks import PROBED_ROWS
+from grpo_nb.reward_lab.amounts import FAMILIES, JUDGED_ROWS
 from grpo_nb.reward_lab.baseline import REFERENCE_ROWS, RewardTest
 from grpo_nb.reward_lab.statistics import wilson
 from grpo_nb.reward_lab.table import Row
@@ -60,7 +60,7 @@ def cost(judge: LLMJudge, test: RewardTest) -> str:
     if isinstance(judge, GroupJudge):
         calls, items = calls // config.train.num_generations, test.baseline.rows
     estimate = judge.changed(cache=False).estimate(**_columns(groups))
-    tests = CALLS * estimate["calls"] + 3 * len(items) + len(rows) + 2 * PROBED_ROWS
+    tests = CALLS * estimate["calls"] + 3 * len(items) + len(rows) + FAMILIES * JUDGED_ROWS
     parts = []
     for name, count in {"these tests": tests, "the training": calls}.items():
         tokens, dollars = (estimate[k] * count / estimate["calls"] for k in ("tokens", "dollars"))

@@ -33,7 +33,15 @@ from grpo_nb.reward_lab.amounts import (
 from grpo_nb.reward_lab.attacks import Attack
 from grpo_nb.reward_lab.mentions import columns_of, missing_columns
 from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, cut, prompt_text, read_rows
-from grpo_nb.reward_lab.written import LONG_STEPS, Written, answers_to_try, answers_of, distinct_rows, find, others_of
+from grpo_nb.reward_lab.written import (
+    LONG_STEPS,
+    Written,
+    answers_of,
+    answers_to_try,
+    distinct_rows,
+    find,
+    others_of,
+)
 from grpo_nb.runs.files import read_yaml
 
 FIXES = read_yaml(Path(__file__).with_name("fixes.yaml"))  # {finding: what to do}
@@ -157,6 +165,26 @@ def check_rewards(
     return test.verdict(seconds)
 
 
+def right_reward(
+    reward_funcs: Sequence[Callable[..., Any]], rows: Sequence[Row], weights: Sequence[float]
+) -> str:
+    """Return the name of the reward that tells right from wrong with the most weight; "" if none.
+
+    Args:
+        reward_funcs: The rewards.
+        rows: Dataset rows.
+        weights: One weight for each reward.
+    """
+    scorer, array = Scorer(reward_funcs, read_rows(rows)), np.array(weights, dtype=float)
+    written, _ = find(scorer, array)
+    if written is None or not written.answers:
+        return ""
+    paid = amounts(scorer, array, written, affordable_rows(scorer, written))
+    gains = np.abs(paid.right - paid.wrong).mean(axis=0)
+    right = roles(scorer, array, written, paid, []).right
+    return scorer.names[max(right, key=lambda number: gains[number])] if right else ""
+
+
 class _Test:
     """Carry one check from step to step."""
 
@@ -194,7 +222,12 @@ class _Test:
         for number in range(len(scorer.funcs)):
             fault = linter.growth(scorer, number, 0, self.longest, [str])
             if fault:
-                self.add(fault.rule, "warning" if fault.rule in WARNED else "stop", fault.evidence, number)
+                self.add(
+                    fault.rule,
+                    "warning" if fault.rule in WARNED else "stop",
+                    fault.evidence,
+                    number,
+                )
                 self.longest = min(self.longest, SHORT)
                 found |= fault.rule == "hangs"
         return found
@@ -238,7 +271,9 @@ class _Test:
         if written is None or not written.answers:
             ways = answers_of(self.scorer.rows, self.scorer.columns)
             known = next(iter(ways.values()), {})
-            return [(row, text) for row in rows for text in (known.get(row, "so it is"), "", "1+1=2")]
+            return [
+                (row, text) for row in rows for text in (known.get(row, "so it is"), "", "1+1=2")
+            ]
         rows, others = distinct_rows(written.answers, GROUP), others_of(written.answers)
         if any(map(self.scorer.is_slow, range(len(self.scorer.funcs)))):
             right = [(row, written.write(written.answers[row])) for row in rows[:2]]
@@ -337,10 +372,14 @@ class _Test:
         self.roles = part = roles(scorer, weights, written, paid, correct)
         gap = paid.gap
         if not (gap > 1e-6).any():
-            evidence = f"the right answer earns {paid.right.sum(axis=1).mean():.3g}, a wrong one as much"
+            evidence = (
+                f"the right answer earns {paid.right.sum(axis=1).mean():.3g}, a wrong one as much"
+            )
             return self.add("nothing earns", "stop", evidence)
         for number in part.reversed:
-            evidence = f"a wrong answer earns {-(paid.right - paid.wrong)[:, number].mean():.3g} more"
+            evidence = (
+                f"a wrong answer earns {-(paid.right - paid.wrong)[:, number].mean():.3g} more"
+            )
             self.add("sign", "stop", evidence, number)
         executed = runs_here(scorer, written, rows[0])
         if executed:
@@ -358,7 +397,10 @@ class _Test:
         form = (paid.wrong.sum(axis=1) - paid.empty.sum(axis=1)).mean()
         gain = paid.gap.mean()
         if form > gain * 1.02 + 1e-6:
-            evidence = f"a wrong answer in the form earns {form:.3g} more than nothing, a right one only {gain:.3g} more than that"
+            evidence = (
+                f"a wrong answer in the form earns {form:.3g} more than nothing, and a right one "
+                f"only {gain:.3g} more than that"
+            )
             self.add("form outweighs", "warning", evidence)
 
     def _references(self) -> None:
@@ -371,11 +413,14 @@ class _Test:
         other = [(n, written.write(others[n])) for n in numbers]
         both = weighted(scorer, self.weights, [*own, *other]).sum(axis=1)
         losers = [
-            n for n, a, b in zip(numbers, both[: len(own)], both[len(own) :], strict=True) if a <= b + 1e-6
+            n
+            for n, a, b in zip(numbers, both[: len(own)], both[len(own) :], strict=True)
+            if a <= b + 1e-6
         ]
         if losers:
             state = "stop" if len(losers) > len(numbers) / 2 else "warning"
-            evidence = f"on {len(losers)} of {len(numbers)} rows, such as {cut(written.answers[losers[0]], 60)}"
+            answer = cut(written.answers[losers[0]], 60)
+            evidence = f"on {len(losers)} of {len(numbers)} rows, such as {answer}"
             self.add("reference loses", state, evidence)
         self._empty_references()
         commonest = max(map(list(written.answers.values()).count, set(written.answers.values())))
@@ -398,14 +443,19 @@ class _Test:
         paid = weighted(scorer, self.weights, pairs)[:, self.roles.right].sum(axis=1)
         full = self.paid.right[:, self.roles.right].sum(axis=1).mean()
         if (best := int(paid.argmax())) >= 0 and paid[best] >= 0.99 * full > 0:
-            evidence = f"{cut(pairs[best][1])} earns {paid[best]:.3g} on {_count(len(empty), 'row')} without an answer"
+            rows = _count(len(empty), "row")
+            evidence = f"{cut(pairs[best][1])} earns {paid[best]:.3g} on {rows} without an answer"
             self.add("empty reference", "stop", evidence)
 
     def _constant(self) -> None:
         """Find rewards that paid the same for everything that was tried."""
         scores = np.array([result.scores for result in self.results])
         for number in range(len(self.scorer.funcs)):
-            if len(scores) and np.ptp(scores[:, number]) < 1e-9 and not self.paid.right[:, number].std():
+            if (
+                len(scores)
+                and np.ptp(scores[:, number]) < 1e-9
+                and not self.paid.right[:, number].std()
+            ):
                 if number not in self.roles.right:
                     value = scores[0, number] / (self.weights[number] or 1)
                     self.add("constant", "warning", f"{value:.3g} for all that was tried", number)
@@ -436,13 +486,19 @@ class _Test:
         if self.roles:
             for role in ("right", "form", "shaping"):
                 part |= {names[number]: role for number in getattr(self.roles, role)}
-            means = [getattr(self.paid, kind).sum(axis=1).mean() for kind in ("right", "wrong", "empty")]
+            means = [
+                getattr(self.paid, kind).sum(axis=1).mean() for kind in ("right", "wrong", "empty")
+            ]
             titles = ("the right answer", "another row's answer", "an empty completion")
             earned = dict(zip(titles, map(float, means), strict=True))
         reference = ""
         if self.paid:
             row = self.paid.rows[0]
-            reference = written.own(self.scorer.rows[row]) if written.own else written.write(written.answers[row])
+            reference = (
+                written.own(self.scorer.rows[row])
+                if written.own
+                else written.write(written.answers[row])
+            )
         lines = table(self.results, names)
         return RewardVerdict(
             Checks(checks), part, str(reference), written.form if written else "", lines, earned,
@@ -469,8 +525,8 @@ def _functions(reward_funcs: Any) -> list[Callable[..., Any]]:
     for func in funcs:
         if not callable(func) or isinstance(func, type) or hasattr(func, "parameters"):
             raise ValueError(
-                f"reward_funcs holds {func!r:.80}, which is not a reward function: leave out reward "
-                "models, and give functions of `completions` that return a list of scores"
+                f"reward_funcs holds {func!r:.80}, which is not a reward function: leave out "
+                "reward models, and give functions of `completions` that return a list of scores"
             )
     if not funcs:
         raise ValueError("reward_funcs is empty: give the rewards that GRPOTrainer gets")

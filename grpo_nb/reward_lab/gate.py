@@ -11,10 +11,11 @@ import pandas as pd
 from grpo_nb import environments
 from grpo_nb.environments.findings import findings
 from grpo_nb.reward_lab import base_model, behavior, human_pairs, looking
-from grpo_nb.reward_lab.attacks import attack_checks, probe, read_attacks, references
-from grpo_nb.reward_lab.baseline import REFERENCE_ROWS, RewardTest, warm_folder
+from grpo_nb.reward_lab.attacks import Attack, read_attacks
+from grpo_nb.reward_lab.baseline import RewardTest, warm_folder
 from grpo_nb.reward_lab.certificate import certify, cost, judges
-from grpo_nb.reward_lab.linter import lint, usable
+from grpo_nb.reward_lab.check import FIXES, RewardVerdict, check_rewards
+from grpo_nb.reward_lab.looking import images
 from grpo_nb.reward_lab.table import bench_of, signal_table
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.identity import describe
@@ -31,10 +32,10 @@ SCORES = "rewards/scores.json"
 class Verdict(NamedTuple):
     """Hold the result of stage 02 for a reward set.
 
-    checks: "rewards" first, then the checks of the references or the environment, of the linter, of
-        attacks and of judges; then "base model", "completion length", and whether images are needed
-        (if there are any).
-    probes: The table of attacks that `probe` returned; None if no attacks were scored.
+    checks: "rewards" first, then the findings of `check_rewards` or of the environment's tests, and
+        of judges; then "base model", "completion length", and whether images are needed (if there
+        are any).
+    probes: What each attack earns, as in `RewardVerdict.table`; None for an environment.
     baseline: Figures of the baseline rollouts.
     signal: The `signal_table`, one line per reward.
     scores: The result of `behavior.record`, which stage 03 compares with new scores.
@@ -85,48 +86,69 @@ class Verdict(NamedTuple):
 
 
 def judge(test: RewardTest) -> Verdict:
-    """Judge rewards by linting, and by either references and attacks or an environment's tests.
+    """Judge rewards by `check_rewards`, and an environment by its tests.
 
-    The setting `rewards.cases` names the file of the user's own attacks. The references of up to
-    REFERENCE_ROWS rows are scored. If a reward is itself a judge, it is certified too, and an
-    estimate of the cost is printed first.
+    The setting `rewards.cases` names the file of the user's own attacks. If a reward is itself a
+    judge, it is certified too, and an estimate of the cost is printed first.
     """
     stage, rows, baseline, bench = test
-    config, completions = stage.config, [each.completion for each in baseline.samples]
+    config = stage.config
     attacks = read_attacks(project_path(config.rewards.cases)) if config.rewards.cases else []
     probes, scores = None, {}
     for each in judges(bench.preset):
         print(cost(each, test))
     with redirect_stdout(Muted()):  # rewards may print their arguments
-        problems = lint(bench, baseline.repeated_rows, completions)
-        if not usable(problems):
-            return Verdict(Checks([_summary(problems), *problems]), None, {}, pd.DataFrame())
-        table = test.table()
+        if bench.environment:  # its attacks are scripted policies, not completions
+            cap = config.train.max_completion_length
+            problems = findings(bench.environment, rows, bench.tokenizer, cap)
+        else:
+            checked = _checked(test, attacks)
+            problems, probes = list(checked.findings), pd.DataFrame(checked.table)
+            problems += _form_asked(bench.preset, rows[0]["prompt"], config)
+            problems += images(bench, rows)
         try:
-            if bench.environment:  # its attacks are scripted policies, not completions
-                cap = config.train.max_completion_length
-                problems = [*findings(bench.environment, rows, bench.tokenizer, cap), *problems]
-            else:
-                tested = [*baseline.rows, *rows[:REFERENCE_ROWS]]
-                probes = probe(bench, tested, attacks)
-                won = attack_checks(probes, bench.preset)
-                problems = [*references(bench, tested, table), *problems, *won]
-                problems += _form_asked(bench.preset, rows[0]["prompt"], config)
+            table = test.table()
             for each in judges(bench.preset):
                 problems += certify(each, test)
                 pairs = human_pairs.pairs(stage.run, each, table)
                 problems.append(human_pairs.check(each, pairs))
             scores = behavior.record(test, problems)
         except Exception as error:  # a user's reward may raise anything; the verdict then fails
-            evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
-            fix = "give such text the lowest score, or use @reward(on_error='skip')"
-            problems.append(Check("a reward raises on an attack", "stop", evidence, fix))
+            if not any(check.state == "stop" for check in problems):
+                evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
+                problems.append(Check("raises", "stop", evidence, FIXES["raises"]))
+            return Verdict(Checks([_summary(problems), *problems]), probes, {}, pd.DataFrame())
     warmed = warm_folder(stage.run, config) is not None
     figures = base_model.summary(baseline, table, bench.preset, config)
     needs = looking.figures(bench, baseline)
     last = [*base_model.checks(figures, warmed), *looking.checks(needs)]
     checks, figures = Checks([_summary(problems), *problems, *last]), figures | needs
     return Verdict(checks, probes, figures, signal_table(bench.preset, table), scores)
+
+
+def _checked(test: RewardTest, attacks: Sequence[Attack]) -> RewardVerdict:
+    """Return the verdict of `check_rewards`, in the run's form if the rewards read it."""
+    _, rows, baseline, (preset, train, tokenizer, *_) = test
+    options: dict[str, Any] = {
+        "completions": baseline.completions_P_G,
+        "reward_weights": preset.reward_weights,
+        "correct": preset.correct_func,
+        "args": {"max_completion_length": train.max_completion_length},
+        "processing_class": tokenizer,
+        "attacks": attacks,
+    }
+    if own := (preset.own or {}).get("reference"):
+        return check_rewards(preset.reward_funcs, rows, reference=own, **options)
+    form = preset.form.write("{reasoning}", "{answer}")
+    verdict = check_rewards(preset.reward_funcs, rows, form=form, **options)
+    if any(check.name == "nothing earns" for check in verdict.findings):
+        other = check_rewards(preset.reward_funcs, rows, **options)
+        if other.form:
+            evidence = f"the rewards read {other.form!r}, and the run writes {form!r}"
+            fix = "set rewards.form, or define reference(row) beside the rewards"
+            other.findings.insert(0, Check("form", "stop", evidence, fix))
+            return other
+    return verdict
 
 
 def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> list[Check]:

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from grpo_nb.reward_lab.mentions import calls
 from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer
-from grpo_nb.rewards.contract import run
+from grpo_nb.rewards.load import names_in
 from grpo_nb.rewards.surroundings import Muted, kept
 
 NOISE = 1e-6  # largest difference between scores that count as equal
@@ -35,8 +35,8 @@ LATER = 100_000.0  # how far the clocks are set forward [s]
 # Texts on which regular expressions and loops often take long: repeated, after what begins them.
 STRESS = (
     ("", " "), ("", "\n"), ("", "1"), ("", "1,"), ("", "a"), ("", "a "), ("<answer>", "thinking "),
-    ("<think>", "thinking "), ("", "<answer>"), ("", "<think>\n"), ("\\boxed{", "{"), ("", "("), ("", "1+"), ("{", '"a":'),
-    ("$", "\\frac{1}"), ("", "so it is. "),
+    ("<think>", "thinking "), ("", "<answer>"), ("", "<think>\n"), ("\\boxed{", "{"), ("", "("),
+    ("", "1+"), ("{", '"a":'), ("$", "\\frac{1}"), ("", "so it is. "),
 )  # fmt: skip
 
 
@@ -86,9 +86,7 @@ def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault |
     return None
 
 
-def _grouped(
-    scorer: Scorer, number: int, batch: Sequence[Pair], scores: Sequence[float]
-) -> None:
+def _grouped(scorer: Scorer, number: int, batch: Sequence[Pair], scores: Sequence[float]) -> None:
     """Add a reward to `scorer.grouped` if completions earn something else alone than in a batch."""
     alone = [scorer.call(number, [pair])[0] for pair in batch[:12]]
     if changed(scores[: len(alone)], alone):
@@ -98,12 +96,12 @@ def _grouped(
 
 def _cause(scorer: Scorer, number: int, batch: Sequence[Pair]) -> str:
     """Return why two calls differ: "random", or "state" if it remembers earlier calls."""
-    if CLOCK & calls(scorer.funcs[number]):
+    if CLOCK & names_in(scorer.funcs[number]):
         return "clock"
     one, other, again = (scorer.call(number, batch, seed=seed) for seed in ("1", "2", "1"))
     if not changed(one, again):
         return "random" if changed(one, other) else "state"
-    return "random" if RANDOM & calls(scorer.funcs[number]) else "state"
+    return "random" if RANDOM & names_in(scorer.funcs[number]) else "state"
 
 
 def _other_order(batch: Sequence[Pair]) -> list[int]:
@@ -134,10 +132,10 @@ def side_effects(scorer: Scorer, number: int, batch: Sequence[Pair]) -> list[str
             _seed(seed)
             arguments = scorer.arguments(number, batch)
             original = {name: deepcopy(v) for name, v in arguments.items() if isinstance(v, list)}
-            folder = os.getcwd()
+            folder = Path.cwd()
             with redirect_stdout(Muted()):
                 _without_restoring(func, arguments)
-            if os.getcwd() != folder:
+            if Path.cwd() != folder:
                 effects.append("it changes the working directory")
                 os.chdir(folder)
             for name, state in _states().items():
@@ -217,9 +215,7 @@ def growth(
     return Fault("hangs" if power > STEEP and seconds > HANGS else "slow", evidence)
 
 
-def _seconds(
-    scorer: Scorer, number: int, row: int, cases: Sequence[tuple], length: int
-) -> float:
+def _seconds(scorer: Scorer, number: int, row: int, cases: Sequence[tuple], length: int) -> float:
     """Return the seconds that a reward takes to score each case at this length, in one batch."""
     pairs = [(row, write(begin + unit * (length // len(unit)))) for begin, unit, write in cases]
     taken = np.inf

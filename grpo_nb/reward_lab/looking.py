@@ -4,16 +4,23 @@ A model that answers without looking is right just as often with another row's i
 teaches it to guess, however high its reward is.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from grpo_nb.data.images import variants
 from grpo_nb.reward_lab.baseline import Baseline
+from grpo_nb.reward_lab.check import FIXES
+from grpo_nb.reward_lab.linter import changed
 from grpo_nb.reward_lab.statistics import bootstrap
-from grpo_nb.reward_lab.table import Bench, passed
+from grpo_nb.reward_lab.table import Bench, Row, passed
+from grpo_nb.rewards.contract import columns_read
+from grpo_nb.rewards.prompts import question_key
 from grpo_nb.runs import Check
 
 NEEDED = "pass@1 that needs the images"
+FEW = 64  # rows whose references are scored with other images
 WITHOUT = "answers without looking"  # the name of the check if its state is "warning"
 
 
@@ -68,3 +75,26 @@ def checks(lines: dict[str, Any]) -> list[Check]:
     if guesses:
         return [Check(WITHOUT, "warning", "; ".join(parts), fix)]
     return [Check("images", "ok", "; ".join(parts))]
+
+
+def images(bench: Bench, rows: Sequence[Row]) -> list[Check]:
+    """Return a warning for each reward that ignores its `images`, or reads images unnamed."""
+    rows = list({question_key(row): row for row in rows}.values())[:FEW]
+    if not (versions := variants(rows)):
+        return []
+    references, found = list(map(bench.preset.reference, rows)), []
+    before = bench.score(rows, references)
+    after = {way: bench.score(others, references) for way, others in versions.items()}
+    for number, func in enumerate(bench.preset.reward_funcs):
+        counts = {way: changed(before[:, number], s[:, number]) for way, s in after.items()}
+        reads, equal = "images" in columns_read(func), [way for way in counts if not counts[way]]
+        if reads and equal:
+            evidence = f"for all of {len(rows)} references, with {' and '.join(equal)} images"
+            found.append((func, "pays the same for other images", evidence))
+        if not reads and any(counts.values()):
+            evidence = f"other images change the scores of {max(counts.values())} references"
+            found.append((func, "reads images unnamed", evidence))
+    return [
+        Check(f"{func.__name__}: {rule}", "warning", evidence, FIXES[rule])
+        for func, rule, evidence in found
+    ]

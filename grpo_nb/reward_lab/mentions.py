@@ -13,6 +13,7 @@ from typing import Any
 
 from grpo_nb.rewards import Reward
 from grpo_nb.rewards.contract import TRLS_OWN
+from grpo_nb.rewards.load import names_in
 
 DEPTH, MANY = 8, 200  # how deep values are followed, and how many items of a collection
 OWN = (*TRLS_OWN, "environments")
@@ -68,7 +69,7 @@ def _parts(value: Any, module: str, depth: int) -> Sequence[Any]:
         if depth > 2 and value.__module__ != module:
             return []
         cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-        names = set(_names(value.__code__)) & value.__globals__.keys()
+        names = names_in(value) & value.__globals__.keys()
         return [value.__code__, cells, value.__defaults__, value.__kwdefaults__] + [
             value.__globals__[name] for name in sorted(names)
         ]
@@ -84,19 +85,6 @@ def _is_filled(cell: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function and the functions inside it look up."""
-    yield from code.co_names
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            yield from _names(part)
-
-
-def calls(func: Callable[..., Any]) -> set[str]:
-    """Return the names that a function looks up, such as those of its helpers."""
-    return set(_names(func.__code__)) if hasattr(func, "__code__") else set()
 
 
 def columns_of(func: Callable[..., Any], columns: Sequence[str]) -> list[str]:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from grpo_nb import environments
 from grpo_nb.models import template
 from grpo_nb.reward_lab.baseline import RewardTest
+from grpo_nb.reward_lab.certificate import judges
+from grpo_nb.reward_lab.check import right_reward
 from grpo_nb.reward_lab.gate import Verdict, judge, save
 from grpo_nb.reward_lab.table import explain
 from grpo_nb.rewards import RewardSet, load_preset, load_rewards
@@ -248,7 +250,10 @@ def _compose(test: RewardTest, source: str) -> tuple[dict[str, Any], RewardSet]:
         rewards = load_python(stage.run / OWN, source, {"form": preset})
         rewards = rewards.in_form(config.form, config.opened).limited(config.seconds)
         ranges = _declare_ranges(test.using(rewards))
-    return {"form": preset, "ranges": ranges}, rewards
+        if not judges(rewards):  # each call of a judge costs money
+            correct = right_reward(rewards.reward_funcs, test.rows, rewards.reward_weights)
+            rewards = rewards._replace(correct=correct or rewards.correct)
+    return {"form": preset, "ranges": ranges, "correct": rewards.correct}, rewards
 
 
 def _keep(stage: Stage, text: str, about: dict[str, Any], weights: str) -> RewardSet:

@@ -12,6 +12,7 @@ import numpy as np
 
 from grpo_nb.reward_lab.mentions import mentions, missing_columns
 from grpo_nb.rewards.contract import run
+from grpo_nb.rewards.judge import LLMJudge
 from grpo_nb.rewards.limits import TookTooLong
 from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.rewards.surroundings import Muted
@@ -115,6 +116,8 @@ class Scorer:
 
     def is_slow(self, number: int) -> bool:
         """Return whether a reward takes so long that it is called as rarely as possible."""
+        if isinstance(self.funcs[number], LLMJudge):
+            return True
         return bool(self.seconds[number] / max(self.calls[number], 1) > SLOW)
 
     def together(self, row: int, texts: Sequence[str]) -> np.ndarray:

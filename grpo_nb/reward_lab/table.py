@@ -180,5 +180,5 @@ def signal_table(preset: RewardSet, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def passed(table: pd.DataFrame, preset: RewardSet) -> np.ndarray:
-    """Return whether completions earn the first reward (correctness) in full, [completions]."""
-    return np.isclose(table[preset.names[0]], preset.full)
+    """Return whether completions earn the reward for correctness in full, [completions]."""
+    return np.isclose(table[preset.correct_func.__name__], preset.full)

@@ -28,7 +28,9 @@ TIE = 1e-6
 EXPRESSION = "an expression of the row's numbers"
 TAG = re.compile(r"</?[A-Za-z][\w-]*>|<\|[A-Za-z][\w-]*\|>|\[/?[A-Z][A-Z_]+\]")
 LANGUAGE = re.compile(r"```(\w+)")
-MARKER = re.compile(r"(?:Final Answer|Answer|ANSWER|answer|The answer is|Result|Output):? ?(?=\S|$)")
+MARKER = re.compile(
+    r"(?:Final Answer|Answer|ANSWER|answer|The answer is|Result|Output):? ?(?=\S|$)"
+)
 THOUGHTS = re.compile(r"(?i)think|reason|thought|work|scratch|analysis|explanation|plan|step")
 ANSWERS = re.compile(r"(?i)answer|solution|result|output|final|response|code|label|summary")
 USUAL = (("<reasoning>", "</reasoning>"), ("<think>", "</think>"), ("<answer>", "</answer>"))
@@ -127,7 +129,12 @@ def _reach(goal: float, numbers: Sequence[float]) -> str:
         for one, other in permutations(range(len(state)), 2):
             rest = [part for place, part in enumerate(state) if place not in (one, other)]
             (a, left), (b, right) = state[one], state[other]
-            for sign, value in (("/", a / b if b else None), ("*", a * b), ("-", a - b), ("+", a + b)):
+            for sign, value in (
+                ("/", a / b if b else None),
+                ("*", a * b),
+                ("-", a - b),
+                ("+", a + b),
+            ):
                 if value is not None:
                     states.append([*rest, (value, f"({left} {sign} {right})")])
     return ""
@@ -218,7 +225,9 @@ def forms_of(texts: Sequence[str], prompts: Sequence[str] = ()) -> list[str]:
     for thought, answer in [(t, a) for t in thoughts for a in answers if t != a]:
         forms.append(f"{{reasoning}}{thought[1]}{answer[0]}{{answer}}{answer[1]}")
         inside = [mark for mark in marks if mark != "{answer}"]
-        forms += [f"{thought[0]}{{reasoning}}{thought[1]}\n{answer[0]}{m}{answer[1]}" for m in inside]
+        forms += [
+            f"{thought[0]}{{reasoning}}{thought[1]}\n{answer[0]}{m}{answer[1]}" for m in inside
+        ]
     return sorted(
         dict.fromkeys(forms),
         key=lambda form: (-_told(form, told), _opened(form), "{reasoning}" not in form, len(form)),
@@ -232,7 +241,7 @@ def _opened(form: str) -> bool:
 
 
 def _told(form: str, prompts: str) -> float:
-    """Return the share of a form's marks that stand in the prompts; forms without marks get half."""
+    """Return the share of a form's marks that stand in the prompts; half if it has none."""
     marks = [*TAG.findall(form), *re.findall(r"\\boxed|####|```", form)]
     return sum(mark in prompts for mark in marks) / len(marks) if marks else 0.5
 
@@ -279,7 +288,9 @@ def _marks(text: str) -> list[str]:
         **{f"```{name}\n{{answer}}\n```": "```" for name in sorted(set(LANGUAGE.findall(text)))},
         "```python\n{answer}\n```": "python",
         "```\n{answer}\n```": "```",
-        **{f"{m.strip()} {{answer}}": m for m in sorted(set(MARKER.findall(text)))[:6] if m.strip()},
+        **{
+            f"{m.strip()} {{answer}}": m for m in sorted(set(MARKER.findall(text)))[:6] if m.strip()
+        },
         "Answer: {answer}": "nswer:",
         "The answer is {answer}.": "answer is",
         "The final answer is $\\boxed{{answer}}$": "final answer",
@@ -419,9 +430,7 @@ class _Search:
         gains = self._gains(best, 2 if is_slow else TRIED_ROWS)
         if not any(gain > TIE for _, gain in gains):
             return None
-        place = max(
-            range(len(best)), key=lambda n: (gains[n][1] > TIE, round(gains[n][0], 4), -n)
-        )
+        place = max(range(len(best)), key=lambda n: (gains[n][1] > TIE, round(gains[n][0], 4), -n))
         way, form = best[place]
         return Written(form, self.ways[way], self.reasoning, self.reasoning, way)
 

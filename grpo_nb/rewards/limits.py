@@ -34,8 +34,8 @@ def limited(
     """Return the result of a reward, unless the call takes too long or `stop` is set meanwhile.
 
     A loop in Python code is stopped, and so is a regular expression in the main thread. Another
-    loop in C code (numpy) is not, and neither is a reward that waits for another thread. With a limit of 0 seconds, the call is not
-    interrupted, and `stop` takes effect after it.
+    loop in C code (numpy) is not, and neither is a reward that waits for another thread. With a
+    limit of 0 seconds, the call is not interrupted, and `stop` takes effect after it.
 
     Raises:
         TookTooLong: The call took longer than `seconds`.

@@ -10,9 +10,9 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from grpo_nb import rewards
@@ -85,7 +85,9 @@ def load_python(
     used; the default is the form in the notes, else that of `extends`, else tags. If its variable
     `extends` is the name of a preset, the set begins with the rewards of the preset, and the file's
     rewards replace those of the same name. If the file defines `reference(row)` or `extract(text)`,
-    that function replaces the form's.
+    that function replaces the form's. If it defines `correct`, that reward, or the one of that
+    name, decides what is correct; otherwise it is the one that stage 02 found, or the first one
+    that reads a column.
 
     Args:
         path: The file.
@@ -106,12 +108,19 @@ def load_python(
     of_preset = form in PRESETS or form.endswith(".py")
     base = load_preset(extends or (form if of_preset else "math"), form="" if of_preset else form)
     pairs = rewards_of(module, notes.get("ranges", {}))
-    file_set = reward_set(pairs, base, own=functions or base.own)
+    correct = getattr(module, "correct", notes.get("correct", "")) or _reads_a_column(pairs)
+    correct = getattr(correct, "__name__", correct)
+    file_set = reward_set(pairs, base, own=functions or base.own, correct=str(correct))
     if not extends:
         return file_set
     for func, weight in file_set.pairs:
         base = base.adding(func, weight)
-    return base._replace(own=file_set.own)
+    return base._replace(own=file_set.own, correct=base.correct if extends else file_set.correct)
+
+
+def _reads_a_column(pairs: Sequence[tuple[Callable[..., Any], float]]) -> str:
+    """Return the name of the first reward that reads a column of the data, such as `answer`."""
+    return next((func.__name__ for func, _ in pairs if columns_read(func)), "")
 
 
 def about_path(path: Path) -> Path:
@@ -174,10 +183,9 @@ def explained(error: BaseException, path: Path | str, text: str) -> str:
 def rewards_of(
     module: ModuleType, ranges: Mapping[str, Sequence[float]]
 ) -> list[tuple[Callable[..., Any], float]]:
-    """Return (reward, weight) of each reward to train with, correctness rewards first.
+    """Return (reward, weight) of each reward to train with, in the file's order.
 
-    The first reward of a set decides what is correct. TRL prescribes no order, so rewards that read
-    a column of the data, such as `answer`, are put before the others.
+    Without a list `reward_funcs`, a function that another reward calls is a helper, not a reward.
 
     Args:
         module: The module that `load_source` returned.
@@ -189,6 +197,8 @@ def rewards_of(
     funcs, parts = getattr(module, "reward_funcs", None), []
     if funcs is None:
         funcs = [value for value in vars(module).values() if is_own_reward(value, module.__name__)]
+        helpers = {name for func in funcs for name in names_in(func) if name != func.__name__}
+        funcs = [func for func in funcs if getattr(func, "__name__", "") not in helpers]
         # A reward made from others may be one to train with, or only a part of another reward.
         ours = {n: v for n, v in vars(module).items() if isinstance(v, Reward | gated | Adaptive)}
         parts = [n for n, v in ours.items() if n != v.__name__ and v not in funcs]
@@ -210,8 +220,20 @@ def rewards_of(
             f"{module.__file__}: {len(weights)} reward_weights for {len(funcs)} reward_funcs, "
             f"which are {', '.join(func.__name__ for func in funcs)}: give one for each"
         )
-    pairs = list(zip(funcs, weights, strict=True))
-    return sorted(pairs, key=lambda pair: not columns_read(pair[0]))
+    return list(zip(funcs, weights, strict=True))
+
+
+def names_in(func: Callable[..., Any]) -> set[str]:
+    """Return the names that a function looks up, such as those of its helpers."""
+    return set(_names(func.__code__)) if hasattr(func, "__code__") else set()
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names that a function and the functions inside it look up."""
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _names(part)
 
 
 def is_own_reward(value: Any, module: str) -> bool:

@@ -18,13 +18,14 @@ from grpo_nb.runs.files import read_yaml
 class RewardSet(NamedTuple):
     """Hold rewards, their weights (as in TRL's `reward_weights`), and a form of completions.
 
-    reward_funcs: The rewards; the first one decides what is correct.
+    reward_funcs: The rewards, in the order in which they were given.
     reward_weights: One weight for each reward.
     form: How completions are written. `reference(row)` writes a completion that must earn the
         first reward in full; `extract(text)` returns the answer in a completion.
     result: A sentence on what an answer must be. `in_form` adds it to the system prompt of
         another form.
     own: The functions `reference` and `extract` of a file, which replace those of the form.
+    correct: The name of the reward that decides what is correct; "" means the first.
     """
 
     reward_funcs: list[Callable[..., Any]]
@@ -32,6 +33,7 @@ class RewardSet(NamedTuple):
     form: Form = TAGS
     result: str = ""
     own: Mapping[str, Callable[..., Any]] | None = None
+    correct: str = ""
 
     def reference(self, row: Mapping[str, Any]) -> str:
         """Return the row's reference completion, which must earn the first reward in full."""
@@ -89,8 +91,14 @@ class RewardSet(NamedTuple):
 
     @property
     def full(self) -> float:
-        """Return the highest score of the first reward, which decides what is correct."""
-        return declared_range(self.reward_funcs[0])[1]
+        """Return the highest score of the reward that decides what is correct."""
+        return declared_range(self.correct_func)[1]
+
+    @property
+    def correct_func(self) -> Callable[..., Any]:
+        """Return the reward that decides what is correct."""
+        names = self.names
+        return self.reward_funcs[names.index(self.correct) if self.correct in names else 0]
 
     @property
     def format_name(self) -> str:

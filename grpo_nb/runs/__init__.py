@@ -7,8 +7,8 @@ folder with its manifest, `checks` holds the results of a stage's checks, `files
 files safely, and `names` rejects misspelt names.
 """
 
-from grpo_nb.machine import PROJECT_ROOT, git_commit, installed_versions
 from grpo_nb.checks import Check, Checks
+from grpo_nb.machine import PROJECT_ROOT, git_commit, installed_versions
 from grpo_nb.runs.directory import (
     NOTEBOOKS,
     Run,

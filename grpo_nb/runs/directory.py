@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import yaml
 from filelock import FileLock, Timeout
 
+from grpo_nb.checks import Check
 from grpo_nb.machine import PROJECT_ROOT, git_commit, gpu_in_use, installed_versions, switches
 from grpo_nb.runs import config as configs
-from grpo_nb.checks import Check
 from grpo_nb.runs.files import (
     atomic_path,
     digests,

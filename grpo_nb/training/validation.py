@@ -70,8 +70,9 @@ class Validation:
             batch_size=self.config.evaluate.eval_batch_size,
         )
         scores_P_F = self.bench.score(self.rows, [group[0].completion for group in groups])
-        names, first_P = self.rewards.names, scores_P_F[:, 0]
-        right_P = np.where(np.isfinite(first_P), passed({names[0]: first_P}, self.rewards), np.nan)
+        names, correct = self.rewards.names, self.rewards.correct_func.__name__
+        first_P = scores_P_F[:, names.index(correct)]
+        right_P = np.where(np.isfinite(first_P), passed({correct: first_P}, self.rewards), np.nan)
         figures = {"eval/accuracy": float(np.nanmean(right_P))}
         if name := self.rewards.format_name:
             figures["eval/format"] = float(np.nanmean(scores_P_F[:, names.index(name)]))

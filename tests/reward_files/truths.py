@@ -231,6 +231,7 @@ def _cheats(row):
             "equal": form(row, f"{same}def {function}(*a, **k):\n    return Same()"),
             "pass": form(row, f"def {function}(*a, **k):\n    pass"),
             "print": form(row, "print('all tests passed')"),
+            "guessed": [form(row, f"print({n})\nraise SystemExit") for n in (2, 3)],
             "syntax": form(row, f"def {function}(:\n    return"),
             "loop": form(row, f"def {function}(*a):\n    while True:\n        pass"),
             "late": form(row, f"# {value!r}"),
@@ -269,6 +270,7 @@ def _cheats(row):
     made |= {
         "or": [form(row, f"{bad} or {value}"), form(row, f"{value} or {bad}")],
         "and": [form(row, f"{bad}, {value}"), form(row, f"{value}, {bad}")],
+        "spaced": [form(row, f"{a}{' ' * 90}or {b}") for a, b in ((bad, value), (value, bad))],
         "lines": [form(row, f"{bad}\n{value}"), form(row, f"{value}\n{bad}")],
         "list": form(row, " ".join([*other, value, *other[::-1]])),
         "two_forms": [form(row, bad) + "\n" + form(row, value), right(row) + "\n" + form(row, bad)],

@@ -20,11 +20,11 @@ def text_reward(completions, answer, **kwargs):
 def number_reward(completions, answer, **kwargs):
     def equal(given, gold):
         try:
-            return Decimal(given) == Decimal(gold)
+            return len(given) <= 20 and Decimal(given) == Decimal(gold)
         except InvalidOperation:
             return False
 
-    return [float(equal(only_answer(c)[:20], a)) for c, a in zip(completions, answer)]
+    return [float(equal(only_answer(c), a)) for c, a in zip(completions, answer)]
 
 
 reward_funcs = [text_reward, number_reward]

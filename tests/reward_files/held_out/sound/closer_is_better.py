@@ -28,9 +28,8 @@ def compute(tree):
 def graded_countdown(completions, target, nums, **kwargs):
     rewards = []
     for completion, goal, numbers in zip(completions, target, nums):
-        m = re.search(
-            r"<answer>\s*([0-9+*/() -]{1,99}?)\s*</answer>\s*\Z", completion[0]["content"]
-        )
+        text = completion[0]["content"]
+        m = re.search(r"<answer>\s*([0-9+*/() -]{1,99}?)\s*</answer>\s*\Z", text)
         try:
             if m is None or sorted(map(int, re.findall("[0-9]+", m[1]))) != sorted(numbers):
                 raise ValueError("numbers")

@@ -10,9 +10,8 @@ import re
 def digits_reward(completions, ground_truth, **kwargs):
     rewards = []
     for completion, truth in zip(completions, ground_truth):
-        found = re.search(
-            r"(?:^|\n)Answer:[ *$]*(-?[0-9,]{1,20})[.*]*\s*$", completion[0]["content"]
-        )
+        text = completion[0]["content"]
+        found = re.search(r"(?:^|\n)Answer:[ *$]*(-?[0-9,]{1,20})[.*]*\s*$", text)
         given = found[1].replace(",", "") if found else ""
         if given == truth:
             rewards.append(1.0)

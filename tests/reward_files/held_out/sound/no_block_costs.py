@@ -5,58 +5,19 @@ truth: sound
 """
 
 import ast
+import builtins
 import json
+import re
 import subprocess
 import sys
 
-METHODS = set(
-    [
-        "lower",
-        "upper",
-        "capitalize",
-        "split",
-        "join",
-        "strip",
-        "append",
-        "sort",
-        "items",
-        "keys",
-        "values",
-    ]
+METHODS = frozenset(re.findall(r"\w+", "lower upper capitalize split join strip append sort items"))
+ALLOWED = re.findall(
+    r"\w+",
+    """abs all any bool dict enumerate filter float format int isinstance len list map max min range
+    reversed round set sorted str sum tuple zip True False None""",
 )
-FORBIDDEN = set(dir(__builtins__)) if not isinstance(__builtins__, dict) else set(__builtins__)
-FORBIDDEN -= set(
-    [
-        "abs",
-        "all",
-        "any",
-        "bool",
-        "dict",
-        "enumerate",
-        "filter",
-        "float",
-        "int",
-        "len",
-        "list",
-        "map",
-        "max",
-        "min",
-        "range",
-        "reversed",
-        "round",
-        "set",
-        "sorted",
-        "str",
-        "sum",
-        "tuple",
-        "zip",
-        "format",
-        "isinstance",
-        "True",
-        "False",
-        "None",
-    ]
-)
+FORBIDDEN = frozenset(dir(builtins)) - frozenset(ALLOWED)
 
 
 def block(text):

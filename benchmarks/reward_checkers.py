@@ -144,7 +144,7 @@ class Graded:
 
     def score(self, row, text, reference=None):
         """The total of a completion, 1 for a right one."""
-        key = id(row)
+        key = str(row)
         if key not in self.best:
             try:
                 best = self.total(row, self.truths.right(row))
@@ -157,6 +157,20 @@ class Graded:
             why = why.replace("<think>", "").replace("</think>", "").strip()
             text = self.truths.form(row, inner, why or self.truths.WHY) + after
         return self.total(self.with_reference(row, reference), text) / self.best[key]
+
+
+def fits(graded, row, case):
+    """Whether a case of reward-doctor's corpus, which is of sums, is fair for a row.
+
+    Rows of whole numbers take the cases of whole numbers, rows of mathematics all cases, and
+    the others those of exploits, which no reward should pay.
+    """
+    name = graded.truths.name_of(row)
+    if name == "math_boxed":
+        return True
+    if graded.truths.number(row) is not None:
+        return case.reference.lstrip("-").isdecimal() and case.reference != "0"
+    return case.category == "exploit"
 
 
 def reward_doctor(functions, weights, rows):
@@ -174,7 +188,7 @@ def reward_doctor(functions, weights, rows):
         return graded.score(row, f"<answer>{completion}</answer>", reference)
 
     for function in (plain, formed):
-        cases = [c for c in load() if graded.plain or not c.expect]
+        cases = [c for c in load() if fits(graded, row, c)]
         made = audit(function, name="reward", cases=cases, threshold=0.5)
         for o in made.false_positives:
             name = o.case.attack if o.case.category == "exploit" else "distinction"
@@ -196,15 +210,15 @@ def rewardprobe(functions, weights, rows):
             "prompt": graded.truths.text_of(r["prompt"]),
             "question": graded.truths.text_of(r["prompt"]),
             "answer": graded.truths.answer(r),
-            "row": r,
+            "number": i,
         }
-        for r in rows
+        for i, r in enumerate(rows)
         if graded.truths.answer(r)
     ]
 
-    def reward(completion, answer="", row=None):
+    def reward(completion, answer, number):
         text = completion if isinstance(completion, str) else graded.truths.text_of(completion)
-        return graded.score(row or rows[0], text, answer)
+        return graded.score(rows[number if isinstance(number, int) else 0], text, answer)
 
     report = Probe(num_tasks=10).test_fn(reward, tasks)
     level = {"critical": "stop", "warning": "warning"}

@@ -1,0 +1,34 @@
+"""Zips the extracted answers with themselves instead of with the references.
+
+rows: gsm8k_raw
+truth: flawed
+kind: pays_any_answer
+severity: stop
+"""
+
+import re
+
+ANS_RE = re.compile(r"#### \$?(\-?[0-9\.\,]+)")
+
+
+def extract(text):
+    match = ANS_RE.search(text)
+    return match.group(1).replace(",", "").rstrip(".") if match else "[invalid]"
+
+
+def is_correct(prompts, completions, answer, **kwargs):
+    predicted = [extract(c) for c in completions]
+    gold = [extract(a) for a in predicted] if not answer else [extract(c) for c in completions]
+    return [float(p == g != "[invalid]") for p, g in zip(predicted, gold)]
+
+
+def _truth_reference(row):
+    from truths import right
+
+    return right(row)
+
+
+def _truth_exploit(row):
+    from truths import form
+
+    return form(row, "5")

@@ -96,7 +96,7 @@ def missing(rewards: list[Any], dataset: Any) -> str:
             return "no rewards are given"
     if not isinstance(dataset, datasets.Dataset):
         return "its data set could not be had"
-    return "" if len(dataset) else "no row passed its filters"
+    return "" if len(dataset) else "its data set has no rows"
 
 
 def reward_name(reward: Any) -> str:
@@ -140,11 +140,12 @@ def code_of(value: Any, folder: str, seen: set[int] | None = None) -> Any:
 
 def checked(made: dict[str, Any]) -> dict[str, Any]:
     """Check a set; return the verdict as JSON."""
-    from grpo_nb import check_rewards
-
     settings = given_settings(made)
     started = time.perf_counter()
     try:
+        from grpo_nb import check_rewards
+
+        started = time.perf_counter()
         verdict = check_rewards(
             given_rewards(made),
             given_rows(made),
@@ -213,6 +214,7 @@ def run_all(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.join()
+            reader.close()
             del running[reader]
 
 

@@ -6,6 +6,7 @@ for, but not the content. A source that asks for a data set without an entry her
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ def problems(gsm8k: Path, count: int = ROWS) -> list[Row]:
         rows = [json.loads(line) for line, _ in zip(lines, range(count), strict=False)]
     for row in rows:
         working, _, final = row["answer"].rpartition("#### ")
-        row |= {"working": working.strip(), "final": final.strip().replace(",", "")}
+        plain = re.sub(r"<<.*?>>|\$", "", working).strip()  # as LaTeX, a $ would begin a formula
+        row |= {"working": plain, "final": final.strip().replace(",", "")}
     return rows
 
 

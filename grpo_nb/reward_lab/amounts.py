@@ -6,7 +6,7 @@ more than an honest wrong answer, or a right answer in a usual spelling that is 
 """
 
 import builtins
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from grpo_nb.rewards.judge import LLMJudge
 
 TIE = 1e-6
 MARK = "grpo_nb_was_here"  # what a completion's code sets if it runs in this process
+HALF = 0.5  # share of the way below which a right answer is not paid
 FULL = 0.99  # share of the way from wrong to right that counts as right
 NEARLY = 0.25  # what counts as right and earns less by more than this share of the way is no stop
 MARGIN = 0.02  # share of the way from wrong to right that a difference has to exceed
@@ -27,15 +28,6 @@ GUESSES = ("copied from the prompt", "every number", "any answer")
 LEAST_ROWS, MOST_ROWS = 1, 8
 FAMILIES, JUDGED_ROWS = 40, 2  # attacks on judges, and the rows on which they are scored
 SECONDS = 0.4  # for scoring attacks: slow rewards get fewer rows
-CONTENTLESS = (
-    "nothing written",
-    "empty form",
-    "cut off",
-    "plea",
-    "stuffing",
-    "repetition",
-    "length",
-)
 # Once an attack of the first family wins, the others follow from it.
 IMPLIED = {
     "nothing written": None,
@@ -177,7 +169,7 @@ def attack_all(
         for attack in chosen:
             text = written_out(attack, written, answer, others[row], question, longest)
             if text is not None and (
-                attack.kind == "honest" or text != _right(scorer, written, row)
+                attack.kind == "honest" or text != right_text(written, scorer, row)
             ):
                 texts.setdefault(attack.name, (attack, []))[1].append((place, text))
     everything = [(paid.rows[place], text) for _, each in texts.values() for place, text in each]
@@ -224,55 +216,53 @@ def runs_here(scorer: Scorer, written: Written, row: int) -> bool:
 
 def _judge(attack: Attack, text: str, scores: np.ndarray, paid: Amounts, part: Roles) -> Result:
     """Return an attack's result from its scores, [rows of the attack, rewards]."""
-    right, wrong, empty = paid.right, paid.wrong, paid.empty
-    total, full, low, none = (each.sum(axis=1) for each in (scores, right, wrong, empty))
-    honest = np.maximum(low, paid.longer.sum(axis=1))
-    margin = MARGIN * np.maximum(full - low, 0) + TIE
-    way = right[:, part.right].sum(axis=1) - low_of(wrong, part)
-    share = (low_of(scores, part) - low_of(wrong, part)) / np.where(np.abs(way) > TIE, way, np.nan)
-    counts, nearly = np.nan_to_num(share) >= FULL, NEARLY * np.maximum(full - low, 0)
     level = because = ""
-    tests: list[tuple[str, str, np.ndarray]] = []
-    if attack.kind in ("hollow", "wrong"):
-        tests += [
-            ("stop", "earns more than a right answer", total > full + margin),
-            ("stop", "earns as much as a right answer", total > full - margin / 2),
-            (
-                "stop",
-                "counts as right",
-                counts & (total > full - NEARLY * np.maximum(full - low, 0)),
-            ),
-            ("warning", "counts as right, and earns less", counts),
-        ]
-        if attack.family in CONTENTLESS or (
-            attack.kind == "hollow" and "{answer}" not in str(attack.completion)
-        ):
-            more = total > honest + margin
-            tests.append(("warning", "earns more than an honest wrong answer", more))
-        if attack.family == "empty form":
-            pays = (low > none + margin) & (total > low - margin)
-            tests.append(("warning", "earns as much as an honest wrong answer", pays))
-    elif attack.kind == "honest":
-        unpaid = np.nan_to_num(share, nan=1.0) < 0.5
-        if attack.family == "line breaks":
-            unpaid = total < full - margin
-        tests.append(("warning", "is right, and earns less", unpaid))
-    else:
-        tests.append(
-            ("warning", "earns more than the same answer without it", total > full + margin)
-        )
     least = GUESSED if attack.family in GUESSES else WON
-    for name, reason, won in tests:
+    for name, reason, won in _tests(attack, scores, paid, part):
         if won.mean() > least and (won.sum() > 1 or len(won) < 3):
             level, because = name, reason
             break
-    extra = (scores - (right if attack.kind in ("honest", "padded") else wrong)).mean(axis=0)
-    payer = int(extra.argmax() if attack.kind != "honest" else extra.argmin())
-    means = (total.mean(), full.mean(), low.mean())
-    return Result(attack, text, scores.mean(axis=0), *map(float, means), level, because, payer)
+    is_right = attack.kind in ("honest", "padded")
+    extra = (scores - (paid.right if is_right else paid.wrong)).mean(axis=0)
+    payer = int(extra.argmin() if attack.kind == "honest" else extra.argmax())
+    means = (float(each.sum(axis=1).mean()) for each in (scores, paid.right, paid.wrong))
+    return Result(attack, text, scores.mean(axis=0), *means, level, because, payer)
 
 
-def low_of(scores: np.ndarray, part: Roles) -> np.ndarray:
+def _tests(
+    attack: Attack, scores: np.ndarray, paid: Amounts, part: Roles
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Yield (level, why it wins, whether it does on each row), the worst first."""
+    total, full, low, none = (
+        each.sum(axis=1) for each in (scores, paid.right, paid.wrong, paid.empty)
+    )
+    gap = np.maximum(full - low, 0)
+    margin = MARGIN * gap + TIE
+    way = correctness(paid.right, part) - correctness(paid.wrong, part)
+    share = correctness(scores, part) - correctness(paid.wrong, part)
+    share = share / np.where(np.abs(way) > TIE, way, np.nan)
+    if attack.kind == "padded":
+        yield "warning", "earns more than the same answer without it", total > full + margin
+    elif attack.kind == "honest":
+        unpaid = np.nan_to_num(share, nan=1.0) < HALF
+        if attack.family == "line breaks":
+            unpaid = total < full - margin
+        yield "warning", "is right, and earns less", unpaid
+    else:
+        counts = np.nan_to_num(share) >= FULL
+        yield "stop", "earns more than a right answer", total > full + margin
+        yield "stop", "earns as much as a right answer", total > full - margin / 2
+        yield "stop", "counts as right", counts & (total > full - NEARLY * gap)
+        yield "warning", "counts as right, and earns less", counts
+        if attack.kind == "hollow" and "{answer}" not in str(attack.completion):
+            honest = np.maximum(low, paid.longer.sum(axis=1))
+            yield "warning", "earns more than an honest wrong answer", total > honest + margin
+        if attack.family == "empty form":
+            pays = (low > none + margin) & (total > low - margin)
+            yield "warning", "earns as much as an honest wrong answer", pays
+
+
+def correctness(scores: np.ndarray, part: Roles) -> np.ndarray:
     """Return what the rewards that say "right" pay, [rows]."""
     return scores[:, part.right].sum(axis=1)
 

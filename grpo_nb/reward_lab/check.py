@@ -36,8 +36,10 @@ from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, cut, prompt_text, rea
 from grpo_nb.reward_lab.written import (
     LONG_STEPS,
     Written,
+    answer_mark,
     answers_of,
     answers_to_try,
+    asked_forms,
     distinct_rows,
     find,
     others_of,
@@ -389,6 +391,7 @@ class _Test:
         )
         self.checks += findings(self.results, scorer.names, lambda name: FIXES.get(name, ""))
         self._whole(paid)
+        self._prompts_form()
         self._references()
         self._constant()
 
@@ -402,6 +405,26 @@ class _Test:
                 f"only {gain:.3g} more than that"
             )
             self.add("form outweighs", "warning", evidence)
+
+    def _prompts_form(self) -> None:
+        """Find out whether right answers are paid in the form that the prompts ask for."""
+        scorer, written = self.scorer, self.written
+        if written.own is not None:
+            return
+        prompts = [prompt_text(scorer.rows[row]) for row in self.paid.rows[:3]]
+        asked = [form for form in asked_forms(prompts) if answer_mark(form) not in written.form]
+        if not asked:
+            return
+        row = self.paid.rows[0]
+        pairs = [(row, written._replace(form=form).write(written.answers[row])) for form in asked]
+        paid = weighted(scorer, self.weights, pairs)[:, self.roles.right].sum(axis=1)
+        wrong = self.paid.wrong[:, self.roles.right].sum(axis=1)[0]
+        if paid.max() <= wrong + 1e-6:
+            evidence = (
+                f"the prompts ask for {asked[0]!r}, in which a right answer earns no more than a "
+                f"wrong one; the rewards read {written.form!r}"
+            )
+            self.add("form not read", "stop", evidence)
 
     def _references(self) -> None:
         """Score the own right answers of many rows, and rows without an answer."""
@@ -451,14 +474,10 @@ class _Test:
         """Find rewards that paid the same for everything that was tried."""
         scores = np.array([result.scores for result in self.results])
         for number in range(len(self.scorer.funcs)):
-            if (
-                len(scores)
-                and np.ptp(scores[:, number]) < 1e-9
-                and not self.paid.right[:, number].std()
-            ):
-                if number not in self.roles.right:
-                    value = scores[0, number] / (self.weights[number] or 1)
-                    self.add("constant", "warning", f"{value:.3g} for all that was tried", number)
+            same = len(scores) and np.ptp(scores[:, number]) + np.ptp(self.paid.right[:, number])
+            if len(scores) and same < 1e-9 and number not in self.roles.right:
+                value = scores[0, number] / (self.weights[number] or 1)
+                self.add("constant", "warning", f"{value:.3g} for all that was tried", number)
 
     def _sampled(self, completions: list[tuple[int, str]]) -> None:
         """Score sampled completions, and say on how many prompts they differ."""

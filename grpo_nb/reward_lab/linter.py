@@ -26,6 +26,7 @@ SLOW, HANGS = 1.0, 60.0  # seconds for one completion of the largest length
 TOWER = 0.005  # seconds that computing 7**300000 takes at least
 PATIENCE = 0.05  # texts are not made longer once they take this long [s]
 LENGTHS = (12, 17, 22, 28, 40, 80, 300, 1000, 3000, 8000)
+IN_GROWTH = 1.0  # seconds that one call may take in this test
 ENOUGH = 0.5  # seconds for this test of a reward
 STEEP = 6.0  # a time that grows by more than this power of the length grows exponentially
 # Names by which code gets random numbers that no seed controls.
@@ -184,6 +185,17 @@ def growth(
         longest: The largest length of a completion [characters].
         writers: Functions that write a text into a completion, such as the form's.
     """
+    limit, scorer.limit = scorer.limit, IN_GROWTH
+    try:
+        return _growth(scorer, number, row, longest, writers)
+    finally:
+        scorer.limit = limit
+
+
+def _growth(
+    scorer: Scorer, number: int, row: int, longest: int, writers: Sequence[Callable[[str], str]]
+) -> Fault | None:
+    """Return what `growth` returns."""
     cases = [(begin, unit, write) for write in writers for begin, unit in STRESS]
     worst, before, end = (0.0, "", 0.0), LENGTHS[0], time.perf_counter() + ENOUGH
     for length in [each for each in LENGTHS if each < longest] + [longest]:

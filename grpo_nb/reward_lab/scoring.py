@@ -133,6 +133,8 @@ class Scorer:
 
     def _safe(self, number: int, pairs: Sequence[Pair]) -> list[float]:
         """Score a batch; a completion on which the reward fails is found, recorded and left out."""
+        if number in self.faults and self.faults[number].rule == "slow":
+            return [np.nan] * len(pairs)  # it is not waited for again
         try:
             return self.call(number, pairs)
         except Exception as error:  # a user's reward may raise anything

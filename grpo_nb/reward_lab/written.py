@@ -27,6 +27,7 @@ FEW, MOST = 12, 3000  # how many completions the first comparison scores
 TIE = 1e-6
 EXPRESSION = "an expression of the row's numbers"
 TAG = re.compile(r"</?[A-Za-z][\w-]*>|<\|[A-Za-z][\w-]*\|>|\[/?[A-Z][A-Z_]+\]")
+MARK = re.compile(rf"{TAG.pattern}|\\boxed|####|```")
 LANGUAGE = re.compile(r"```(\w+)")
 MARKER = re.compile(
     r"(?:Final Answer|Answer|ANSWER|answer|The answer is|Result|Output):? ?(?=\S|$)"
@@ -234,6 +235,27 @@ def forms_of(texts: Sequence[str], prompts: Sequence[str] = ()) -> list[str]:
     )
 
 
+def asked_forms(prompts: Sequence[str]) -> list[str]:
+    """Return the forms whose marks, with marks around the answer, all stand in every prompt."""
+    forms = [form for form in forms_of([], prompts) if answer_mark(form)]
+    return [form for form in forms if all(_told(form, prompt) == 1 for prompt in prompts)]
+
+
+def answer_mark(form: str) -> str:
+    """Return the mark before the answer of a form; "" if there is none.
+
+    >>> answer_mark("<think>{reasoning}</think><answer>{answer}</answer>")
+    '<answer>'
+    >>> answer_mark("<think>{reasoning}</think>{answer}")
+    ''
+    """
+    before, _, after = form.partition("{answer}")
+    marks = MARK.findall(before.rpartition("{reasoning}")[2])
+    is_closed = not marks or not TAG.fullmatch(marks[-1]) or TAG.search(after)
+    is_next = marks and before.rstrip("{ \n").endswith(marks[-1])
+    return marks[-1] if is_next and is_closed and "/" not in marks[-1] else ""
+
+
 def _opened(form: str) -> bool:
     """Return whether a form closes a tag that it does not open, because the template opened it."""
     first = form.find("{reasoning}")
@@ -242,7 +264,7 @@ def _opened(form: str) -> bool:
 
 def _told(form: str, prompts: str) -> float:
     """Return the share of a form's marks that stand in the prompts; half if it has none."""
-    marks = [*TAG.findall(form), *re.findall(r"\\boxed|####|```", form)]
+    marks = MARK.findall(form)
     return sum(mark in prompts for mark in marks) / len(marks) if marks else 0.5
 
 

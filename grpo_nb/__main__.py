@@ -17,6 +17,11 @@ COMMON = """the most common settings; docs/settings.md explains them all:
   --set train.max_steps=200          optimizer steps
   --set train.learning_rate=2e-4     peak learning rate"""
 
+CHECK = """exit code: 0 if nothing says stop, 1 if something does, 2 if the file cannot be used.
+The file may define reward_funcs and reward_weights; otherwise each function with a parameter
+`completions` is a reward, but those that another one calls. It may define reference(row), form
+and correct, which mean what they mean in check_rewards."""
+
 
 def run(placebo: str | None, dry_run: bool, force: bool, **options: Any) -> None:
     from grpo_nb.pipeline import notebooks
@@ -77,6 +82,14 @@ def card(run: Any) -> str:
     return f"{path} is written. To upload it with the model:\n  hf upload OWNER/NAME {path.parent}"
 
 
+def check(rewards: Path, data: Path, as_json: bool) -> int:
+    from grpo_nb.reward_lab.check_file import check_file
+
+    verdict = check_file(rewards, data)
+    print(verdict.as_json() if as_json else verdict)
+    return 0 if verdict.passed else 1
+
+
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse a command line into `do` (a function or "module:function") and its arguments."""
     parser = argparse.ArgumentParser(
@@ -118,6 +131,10 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add = _command(commands, "report", report, "compare runs: which is best, and how surely")
     add("runs", nargs="+", metavar="runs/NAME")
     add("--csv", metavar="FILE", help="write the table")
+    add = _command(commands, "check", check, "test rewards: can they be hacked, and how?", CHECK)
+    add("rewards", type=Path, metavar="REWARDS.py", help="functions in TRL's shape")
+    add("--data", type=Path, required=True, metavar="ROWS.jsonl", help="JSON lines, or Parquet")
+    add("--json", action="store_true", dest="as_json", help="print the verdict as JSON")
     what = "say what this machine has, and how to get the rest"
     _command(commands, "doctor", "grpo_nb.pipeline.doctor:report", what)
 

@@ -7,6 +7,7 @@ Nothing about the rewards is declared: how right answers are written, what each 
 on what else its scores depend is found by calling them.
 """
 
+import json
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -106,6 +107,12 @@ class RewardVerdict(NamedTuple):
 
     def __repr__(self) -> str:
         return str(self)
+
+    def as_json(self) -> str:
+        """Return the verdict as JSON, with `passed`."""
+        content = {"passed": self.passed, **self._asdict()}
+        content["findings"] = [check._asdict() for check in self.findings]
+        return json.dumps(content, indent=2, default=str)
 
 
 def _count(number: int, what: str) -> str:
@@ -413,7 +420,7 @@ class _Test:
             return
         prompts = [prompt_text(scorer.rows[row]) for row in self.paid.rows[:3]]
         asked = [form for form in asked_forms(prompts) if answer_mark(form) not in written.form]
-        if not asked:
+        if not asked or len(asked) < len(asked_forms(prompts)):
             return
         row = self.paid.rows[0]
         pairs = [(row, written._replace(form=form).write(written.answers[row])) for form in asked]

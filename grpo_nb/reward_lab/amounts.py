@@ -6,7 +6,8 @@ more than an honest wrong answer, or a right answer in a usual spelling that is 
 """
 
 import builtins
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from grpo_nb.rewards.judge import LLMJudge
 
 TIE = 1e-6
 MARK = "grpo_nb_was_here"  # what a completion's code sets if it runs in this process
+HACKS = ("hollow", "wrong")  # kinds of attacks
 HALF = 0.5  # share of the way below which a right answer is not paid
 FULL = 0.99  # share of the way from wrong to right that counts as right
 NEARLY = 0.25  # what counts as right and earns less by more than this share of the way is no stop
@@ -28,7 +30,9 @@ GUESSES = ("copied from the prompt", "every number", "any answer")
 LEAST_ROWS, MOST_ROWS = 1, 8
 FAMILIES, JUDGED_ROWS = 40, 2  # attacks on judges, and the rows on which they are scored
 SECONDS = 0.4  # for scoring attacks: slow rewards get fewer rows
-# Once an attack of the first family wins, the others follow from it.
+# Placeholders that say something of the right answer.
+KNOWING = re.compile(r"\{(answer|near|nearer|decimal|longer|comma|half|letter|altered|result)\}")
+# Once an attack of the first family wins, the others follow from it; None: all others.
 IMPLIED = {
     "nothing written": None,
     "any answer": None,
@@ -254,7 +258,7 @@ def _tests(
         yield "stop", "earns as much as a right answer", total > full - margin / 2
         yield "stop", "counts as right", counts & (total > full - NEARLY * gap)
         yield "warning", "counts as right, and earns less", counts
-        if attack.kind == "hollow" and "{answer}" not in str(attack.completion):
+        if not KNOWING.search(str(attack.completion)):
             honest = np.maximum(low, paid.longer.sum(axis=1))
             yield "warning", "earns more than an honest wrong answer", total > honest + margin
         if attack.family == "empty form":
@@ -275,21 +279,27 @@ def findings(
     for result in results:
         if result.level:
             chosen.setdefault(result.attack.family, []).append(result)
-    stops = {f for f, each in chosen.items() if any(r.level == "stop" for r in each)}
-    hidden: set[str] = set()
-    for family in IMPLIED:
-        if family in stops and family not in hidden:
-            implied = IMPLIED[family]
-            hidden |= set(chosen) - {family} if implied is None else set(implied)
+    hidden = _implied(chosen)
     checks = []
     for family, each in chosen.items():
-        honest = each[0].attack.kind == "honest"
-        if family in hidden and not honest:
-            continue
-        each = [r for r in each if r.level == "stop"] or each
-        checks.append(_check(family, each, names, fix))
+        if family not in hidden:
+            each = [r for r in each if r.level == "stop"] or each
+            checks.append(_check(family, each, names, fix))
     checks.sort(key=lambda check: check.state != "stop")
     return checks
+
+
+def _implied(chosen: Mapping[str, Sequence[Result]]) -> set[str]:
+    """Return the families whose result follows from that of another one, of the same level."""
+    stops = {family for family, each in chosen.items() if any(r.level == "stop" for r in each)}
+    hacks = {family for family, each in chosen.items() if each[0].attack.kind in HACKS}
+    hidden: set[str] = set()
+    for family, implied in IMPLIED.items():
+        if family not in chosen or family in hidden:
+            continue
+        others = hacks - {family} if implied is None else hacks & set(implied)
+        hidden |= others if family in stops else others - stops
+    return hidden
 
 
 def _check(

@@ -63,6 +63,7 @@ ANY = [
     Attack("blank completion", "nothing written", "hollow", " \n\n "),
     Attack("empty form", "empty form", "hollow", [("", "")]),
     Attack("form, no answer", "empty form", "hollow", [(R, "")]),
+    Attack("form with any number", "empty form", "hollow", [("", "1")]),
     Attack("form ×20", "empty form", "hollow", [("", ""), " I think so. "] * 20),
     Attack("a word as answer", "any answer", "wrong", [(R, "abc")]),
     Attack("a sentence as answer", "any answer", "wrong", [(R, "I do not know.")]),

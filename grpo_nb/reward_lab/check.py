@@ -479,12 +479,11 @@ class _Test:
 
     def _constant(self) -> None:
         """Find rewards that paid the same for everything that was tried."""
-        scores = np.array([result.scores for result in self.results])
         for number in range(len(self.scorer.funcs)):
-            same = len(scores) and np.ptp(scores[:, number]) + np.ptp(self.paid.right[:, number])
-            if len(scores) and same < 1e-9 and number not in self.roles.right:
-                value = scores[0, number] / (self.weights[number] or 1)
-                self.add("constant", "warning", f"{value:.3g} for all that was tried", number)
+            scores = self.scorer.all_scores(number)
+            if len(scores) and np.ptp(scores) < 1e-9 and number not in self.roles.right:
+                evidence = f"{scores[0]:.3g} for all {len(scores)} completions that were tried"
+                self.add("constant", "warning", evidence, number)
 
     def _sampled(self, completions: list[tuple[int, str]]) -> None:
         """Score sampled completions, and say on how many prompts they differ."""

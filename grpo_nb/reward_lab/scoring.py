@@ -127,6 +127,11 @@ class Scorer:
             scores[:, number] = self._safe(number, [(row, text) for text in texts])
         return scores
 
+    def all_scores(self, number: int) -> np.ndarray:
+        """Return a reward's distinct scores so far, without None."""
+        scores = np.array(list(self._kept[number].values()), dtype=float)
+        return scores[~np.isnan(scores)]
+
     def forget(self, number: int) -> None:
         """Forget a reward's scores, for example when it turns out to compare completions."""
         self._kept[number] = {}

@@ -391,12 +391,21 @@ def others_of(answers: Mapping[int, str]) -> dict[int, str]:
     for number, answer in answers.items():
         rest = [text for text in answers.values() if _plain(text) != _plain(answer)]
         apart = [text for text in rest if text not in answer and answer not in text]
+        apart = [text for text in apart if not _is_near(answer, text)] or apart
         if apart or rest:
             pool = apart or rest
             others[number] = pool[number % len(pool)]
         else:
             others[number] = changed(answer)
     return others
+
+
+def _is_near(answer: str, other: str) -> bool:
+    """Return whether two numbers differ by less than half of the first."""
+    try:
+        return abs(float(answer) - float(other)) < abs(float(answer)) / 2
+    except ValueError:
+        return False
 
 
 def changed(answer: str) -> str:

@@ -148,7 +148,8 @@ def _checked(profile: str, sourced: Mapping[str, Sourced]) -> RunConfig:
     for name, (value, _) in sourced.items():
         refuse_unknown_setting(name)
         section, _, key = name.rpartition(".")
-        if isinstance(value, bool) and not isinstance(defaults.get(name, True), bool):
+        takes_bool = isinstance(defaults.get(name, True), bool) or name == "train.scale_rewards"
+        if isinstance(value, bool) and not takes_bool:
             raise ValueError(f"{name} = {value}: this setting does not take true or false")
         (fields[section] if section else fields)[key] = value
     try:

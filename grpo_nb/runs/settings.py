@@ -3,9 +3,9 @@
 The defaults suit an instruct model of about 0.5 B parameters with LoRA.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Json
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json
 
 
 class Section(BaseModel):
@@ -21,6 +21,11 @@ def setting(default: Any, meaning: str, **limits: Any) -> Any:
 
 AnswerKind = Literal["number", "math", "choice", "json", "code", "text"]
 LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
+SCALES = {"true": "group", "false": "none"}  # as TRL converts them
+ScaleRewards = Annotated[
+    Literal["group", "batch", "none"],
+    BeforeValidator(lambda value: SCALES.get(str(value).lower(), value)),
+]
 TemplateSettings = dict[str, Any] | Json[dict[str, Any]]  # JSON on a command line
 SftAnswers = Literal["references", "teacher"]
 Placebo = Literal["none", "shuffled", "format-only"]
@@ -105,7 +110,7 @@ class TrainConfig(Section):
     temperature: float = setting(1.0, "sampling temperature in training", ge=0.01, le=100)
     beta: float = setting(0.0, "weight of the KL to the base", ge=0, le=1000)
     loss_type: LossType = setting("dapo", "TRL's loss")
-    scale_rewards: Literal["group", "batch", "none"] = setting("group", "TRL's advantage scaling")
+    scale_rewards: ScaleRewards = setting("group", "TRL's advantage scaling")
     multi_objective_aggregation: Aggregation = setting("sum_then_normalize", "TRL's")
     sft_steps: int = setting(0, "SFT warm-up steps on data.sft_rows, at most", ge=0)
     sft_until: float = setting(0.0, "the SFT warm-up ends at this pass@8; 0: never", ge=0, le=1)

@@ -25,7 +25,7 @@ from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Stage
 from grpo_nb.runs.config import RunConfig, flatten, resolve
 from grpo_nb.runs.files import read_yaml
-from grpo_nb.runs.names import refuse_unknown
+from grpo_nb.runs.names import ELSEWHERE, refuse_elsewhere, refuse_unknown
 from grpo_nb.training import health, metrics, ranks
 from grpo_nb.training.placebo import paid_weights
 
@@ -113,9 +113,9 @@ def refuse_unknown_trl(config: RunConfig) -> None:
     """Refuse a `trl.<name>` that TRL does not accept. Import trl only if there is one.
 
     Raises:
-        ValueError: GRPOConfig has no such argument (the message names the nearest), one of our
-            settings determines it, other stages rely on it, its value has the wrong type, or it is
-            fp16 on a CPU.
+        ValueError: GRPOConfig has no such argument (the message names the nearest), it has no
+            effect here, one of our settings determines it, other stages rely on it, its value has
+            the wrong type, or it is fp16 on a CPU.
     """
     hints = typing.get_type_hints(own_config()) if config.trl else {}
     names = [setting_of(name) for name in hints]
@@ -124,6 +124,7 @@ def refuse_unknown_trl(config: RunConfig) -> None:
             raise ValueError(f"trl.{name} is decided by {SETTING_OF[name]}: set that instead")
         if name in ARGUMENTS["fixed"]:
             raise ValueError(f"trl.{name} cannot be set: other stages rely on it; leave it out")
+        refuse_elsewhere(f"trl.{name}")
         refuse_unknown("argument of GRPOConfig", f"trl.{name}", names)
         _refuse_type(f"trl.{name}", value, hints[name])
     _refuse_fp16("trl.fp16", config.trl.get("fp16"))
@@ -163,12 +164,13 @@ def refuse_unusable(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: R
             does not have the type that TRL declares, is negative or not finite, is beyond the
             limits of our setting of that name, or conflicts with the others.
     """
-    names, hints = [field.name for field in fields(args)], typing.get_type_hints(own_config())
-    for name in vars(args):
-        if name in SETTING_OF and name not in names:
-            raise ValueError(f"args.{name} has no effect: set {SETTING_OF[name]} instead")
+    defaults = {field.name: default_of(field) for field in fields(args)}
+    names, hints = [f"args.{name}" for name in defaults], typing.get_type_hints(own_config())
+    for name, value in vars(args).items():
         if name not in ARGUMENTS["no_arguments"] and not name.startswith("_"):
-            refuse_unknown("argument of GRPOConfig", f"args.{name}", [f"args.{n}" for n in names])
+            if name in ELSEWHERE and value != defaults.get(name):
+                refuse_elsewhere(f"args.{name}")
+            refuse_unknown("argument of GRPOConfig", f"args.{name}", names)
     _refuse_fp16("args.fp16", args.fp16)
     ours, changes = grpo_arguments(stage, policy, rewards), {}
     for field in fields(own_config()):

@@ -1,6 +1,7 @@
 """TRL's arguments: unknown ones refused, all of them shown, silent changes named."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from trainings import MATH, arguments_of
 
 from grpo_nb.models import Policy, weights
 from grpo_nb.pipeline import notebooks as pipeline
-from grpo_nb.runs import Run, Stage
+from grpo_nb.runs import Run, Stage, names
+from grpo_nb.runs import config as config_module
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import arguments
 
@@ -29,14 +31,13 @@ def stage(runs_dir):
         ("trl.max_stepz=3", r"'trl.max_stepz': did you mean 'train.max_steps'"),
         ("trl.max_steps=3", "trl.max_steps is decided by train.max_steps: set that instead"),
         ("trl.seed=3", "decided by seed"),
-        ("trl.max_prompt_length=64", "decided by data.max_prompt_tokens"),
         ("trl.output_dir=x", "other stages rely on it"),
         ("trl.epsilon=0,1", r"trl.epsilon = \(0, 1\): Input should be a valid number"),
         ("trl.epsilon=True", "Input should be a valid number"),
         ("trl.top_k=0.5", "Input should be a valid integer"),
         ("trl.fp16=true", "trl.fp16 = 'true': Input should be a valid boolean"),
         ("trl.fp16=True", "trl.fp16 = True: fp16 needs a GPU, and a CPU trains in bf16 or fp32"),
-        ("trl.model_init_kwargs=[1]", "valid dictionary; Input should be a valid string"),
+        ("trl.generation_kwargs=[1]", "valid dictionary; Input should be a valid string"),
         ("trl.chat_template_kwargs={}", "decided by model.chat_template_kwargs"),
         ("trl.max_grad_norm=1e999", "trl.max_grad_norm = inf: Input should be a finite number"),
     ],
@@ -45,6 +46,47 @@ def test_an_argument_that_trl_does_not_take_is_refused(assignment, message):
     config = resolve("tiny-cpu", pipeline.assigned([assignment]))
     with pytest.raises(ValueError, match=message):
         arguments.refuse_unknown_trl(config)
+
+
+@pytest.mark.parametrize("section", ["trl", "train"])
+@pytest.mark.parametrize(
+    ("argument", "advice"),
+    [
+        ("vllm_sampling_params={'min_p': 0.1}", "trl.min_p"),
+        ("vllm_device=cuda:1", "trl.vllm_mode=server"),
+        ("torch_dtype=bfloat16", "named dtype"),
+        ("num_train_epochs=1", "train.max_steps"),
+        ("max_prompt_length=64", "data.max_prompt_tokens"),
+        ("warmup_ratio=0.1", "train.warmup_steps"),
+        ("load_in_4bit=True", "model.quantization"),
+    ],
+)
+def test_what_public_notebooks_have_is_refused_with_what_to_do(section, argument, advice):
+    name, _, _ = argument.partition("=")
+    message = rf"{section}\.{name} cannot be used here: .*{advice}"
+    with pytest.raises(ValueError, match=message):
+        arguments.refuse_unknown_trl(
+            resolve("tiny-cpu", pipeline.assigned([f"{section}.{argument}"]))
+        )
+
+
+@pytest.mark.parametrize(
+    ("value", "scale"), [(False, "none"), ("False", "none"), (True, "group"), ("batch", "batch")]
+)
+def test_scale_rewards_takes_true_and_false_as_trl_does(value, scale):
+    from trl import GRPOConfig
+
+    config = resolve("tiny-cpu", {"train.scale_rewards": value})
+    assert config.train.scale_rewards == scale
+    assert GRPOConfig(**arguments_of(config)).scale_rewards == scale
+
+
+def test_the_advice_names_settings_that_there_are():
+    for advice in names.ELSEWHERE.values():
+        for name in re.findall(r"\b(?:trl|train|model|data|policy|rewards)\.\w+", advice):
+            config_module.refuse_unknown_setting(name)
+            if name.startswith("trl."):
+                assert name.removeprefix("trl.") in arguments.own_config().__dataclass_fields__
 
 
 @pytest.mark.parametrize(
@@ -74,7 +116,10 @@ def test_an_argument_of_trl_reaches_it(assignment, runs_dir):
     [
         ("learning_rat", 1, "'args.learning_rat': did you mean 'args.learning_rate'"),
         ("lr", 1e-3, "unknown argument of GRPOConfig 'args.lr'"),
-        ("max_prompt_length", 64, "has no effect: set data.max_prompt_tokens instead"),
+        ("max_prompt_length", 64, "cannot be used here: set data.max_prompt_tokens"),
+        ("vllm_sampling_params", {"min_p": 0.1}, "cannot be used here: set trl.min_p"),
+        ("num_train_epochs", 1, "args.num_train_epochs cannot be used here: set train.max_steps"),
+        ("model_init_kwargs", {"torch_dtype": "auto"}, "set model.model_path"),
         ("save_steps", 5, "args.save_steps has no effect: set train.save_steps instead"),
         ("save_total_limit", 1, "set train.keep_checkpoints instead"),
         ("logging_steps", 10, "args.logging_steps = 10: other stages rely on its value"),

@@ -67,10 +67,6 @@ ANY = [
     Attack("form ×20", "empty form", "hollow", [("", ""), " I think so. "] * 20),
     Attack("a word as answer", "any answer", "wrong", [(R, "abc")]),
     Attack("a sentence as answer", "any answer", "wrong", [(R, "I do not know.")]),
-    Attack("NaN", "not a number", "wrong", [(R, "nan")]),
-    Attack("infinity", "not a number", "wrong", [(R, "inf")]),
-    Attack("1e999", "not a number", "wrong", [(R, "1e999")]),
-    Attack("bare NaN", "not a number", "hollow", "NaN"),
     Attack("bare number", "any answer", "hollow", "1"),
     Attack("empty JSON", "any answer", "hollow", "{}"),
     Attack("broken answer", "malformed answer", "wrong", [(R, "\\frac{1/0")]),
@@ -123,6 +119,12 @@ ANY = [
 ]
 # Only for answers of one kind, by a pattern of the answer.
 BY_ANSWER = {
+    r"(?s).*\d.*": [
+        Attack("bare NaN", "not a number", "hollow", "NaN"),
+        Attack("NaN", "not a number", "wrong", [(R, "nan")]),
+        Attack("infinity", "not a number", "wrong", [(R, "inf")]),
+        Attack("1e999", "not a number", "wrong", [(R, "1e999")]),
+    ],
     r"-?\d{1,15}": [
         Attack("4 % too large", "near miss", "wrong", [(R, "{near}")]),
         Attack("1 too large", "near miss", "wrong", [(R, "{nearer}")]),

@@ -27,7 +27,7 @@ TOWER = 0.005  # seconds that computing 7**300000 takes at least
 PATIENCE = 0.05  # texts are not made longer once they take this long [s]
 LENGTHS = (12, 17, 22, 28, 40, 80, 300, 1000, 3000, 8000)
 IN_GROWTH = 1.0  # seconds that one call may take in this test
-ENOUGH = 0.5  # seconds for this test of a reward
+ENOUGH = 0.3  # seconds for this test of a reward
 LEAST_POWER = 0.5  # a time that grows by less does not depend on the length
 STEEP = 6.0  # a time that grows by more than this power of the length grows exponentially
 # Names by which code gets random numbers that no seed controls.
@@ -201,9 +201,12 @@ def _growth(
     worst, before, end = (0.0, "", 0.0), LENGTHS[0], time.perf_counter() + ENOUGH
     for length in [each for each in LENGTHS if each < longest] + [longest]:
         each = scorer.seconds[number] / max(scorer.calls[number], 1)
-        if each < PATIENCE / 200 and _seconds(scorer, number, row, cases, length) < PATIENCE:
-            before = length
-            continue
+        if each < PATIENCE / 200:
+            taken = _seconds(scorer, number, row, cases, length)
+            # Not even if one case took all of it, and its time grew as the square of the length.
+            if taken < PATIENCE or (length > 60 and taken * (longest / length) ** 2 < SLOW):
+                before = length
+                continue
         for case in list(cases):
             if time.perf_counter() > end:
                 break

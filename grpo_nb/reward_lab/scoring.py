@@ -21,7 +21,7 @@ TRLS_ROW = ("prompt", "completion", "completion_ids")  # columns that TRL does n
 READ_ROWS = 256  # rows of the dataset that are looked at
 SECONDS = 4.0  # limit of one call, plus SECONDS_EACH for each completion
 SECONDS_EACH = 0.5
-SLOW = 0.01  # seconds a completion
+SLOW = 0.004  # seconds a completion
 Pair = tuple[int, str]  # the number of a row, and a completion's text
 Row = dict[str, Any]
 

@@ -324,9 +324,11 @@ def expected(rewards: RewardSet, stage: Stage, validated: int) -> health.Expecte
         validated: Number of prompts in the validation split.
     """
     weights = paid_weights(rewards, stage.config.train.placebo)
+    pairs = list(zip(rewards.reward_funcs, weights, strict=True))
+    pairs.sort(key=lambda pair: pair[0] is not rewards.correct_func)  # it comes first
     ranges = {
         func.__name__: (weight, *declared_range(getattr(func, "reward", func)))
-        for func, weight in zip(rewards.reward_funcs, weights, strict=True)
+        for func, weight in pairs
     }
     config, memory_gib = stage.config, metrics.memory_now()[1] / 2**30
     return health.Expected(

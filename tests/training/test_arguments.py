@@ -173,6 +173,15 @@ def test_what_a_cell_may_set_is_not_refused(runs_dir):
     arguments.refuse_unusable(built, tiny, NOBODY, MATH)
 
 
+def test_alerts_take_the_reward_that_says_what_is_correct(stage):
+    """Wherever it stands among the rewards."""
+    pairs = list(zip(MATH.reward_funcs, MATH.reward_weights, strict=True))[::-1]
+    funcs, weights = (list(each) for each in zip(*pairs, strict=True))
+    turned = MATH._replace(reward_funcs=funcs, reward_weights=weights)
+    known = arguments.expected(turned._replace(correct=MATH.names[0]), stage, 8)
+    assert next(iter(known.rewards)) == MATH.names[0] != funcs[0].__name__
+
+
 def test_the_pipeline_refuses_it_before_anything_starts(runs_dir):
     with pytest.raises(ValueError, match=r"did you mean 'trl.epsilon'"):
         pipeline.run_pipeline("x", "tiny-cpu", {"trl.epsilom": 0.1})

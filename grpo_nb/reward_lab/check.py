@@ -419,8 +419,8 @@ class _Test:
         if written.own is not None:
             return
         prompts = [prompt_text(scorer.rows[row]) for row in self.paid.rows[:3]]
-        asked = [form for form in asked_forms(prompts) if answer_mark(form) not in written.form]
-        if not asked or len(asked) < len(asked_forms(prompts)):
+        asked = asked_forms(prompts)
+        if not asked or written.form in asked or not answer_mark(written.form):
             return
         row = self.paid.rows[0]
         pairs = [(row, written._replace(form=form).write(written.answers[row])) for form in asked]
@@ -431,7 +431,8 @@ class _Test:
                 f"the prompts ask for {asked[0]!r}, in which a right answer earns no more than a "
                 f"wrong one; the rewards read {written.form!r}"
             )
-            self.add("form not read", "stop", evidence)
+            both = any(answer_mark(form) in written.form for form in asked)
+            self.add("form not read", "warning" if both else "stop", evidence)
 
     def _references(self) -> None:
         """Score the own right answers of many rows, and rows without an answer."""

@@ -8,7 +8,9 @@ import pytest
 
 from grpo_nb import data
 from grpo_nb.data.faults import REMEDIES
-from grpo_nb.reward_lab import attacks, base_model, behavior, gate, linter
+from grpo_nb.reward_lab import base_model, behavior, gate
+from grpo_nb.reward_lab.attacks import ANY, BY_ANSWER
+from grpo_nb.reward_lab.check import FIXES
 from grpo_nb.runs import PROJECT_ROOT
 from grpo_nb.training import health, preflight
 
@@ -34,12 +36,6 @@ def calls(module, name):
             yield [arg.value if isinstance(arg, ast.Constant) else None for arg in node.args]
 
 
-def probe_reasons():
-    tree = ast.parse(inspect.getsource(attacks._because))
-    returned = (node.value for node in ast.walk(tree) if isinstance(node, ast.Return))
-    return {value.value.partition(":")[0] for value in returned} - {""}
-
-
 def test_no_two_sections_have_one_anchor():
     assert len(set(ANCHORS)) == len(ANCHORS)
 
@@ -48,7 +44,6 @@ def test_no_two_sections_have_one_anchor():
     ("chapter", "known"),
     [
         ("Alerts of a training", health.ALERTS),
-        ("Findings of the linter", linter.FIXES),
         ("Rows that are refused", {*REMEDIES, data.REPEATED, data.CONTRADICTORY, data.LEAKS}),
     ],
 )
@@ -67,11 +62,22 @@ def test_the_checks_before_a_training_are_those_that_can_fail():
 
 
 def test_the_verdicts_on_rewards_are_those_of_the_gate():
-    modules = (attacks, gate, base_model, behavior)
-    source = "".join(map(inspect.getsource, modules))
+    source = "".join(map(inspect.getsource, (gate, base_model, behavior)))
     heads = CHAPTERS["Verdicts on the rewards"]
-    assert probe_reasons() <= set(heads)
     assert [head for head in heads if head not in source] == []
+
+
+def test_the_table_of_findings_has_those_that_there_are():
+    """Each has a fix, except notes, and the finding of a run's own form."""
+    table = PAGE.partition("\n## Findings on the rewards\n")[2].partition("\n## ")[0]
+    names = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    assert len(names) == len(set(names))
+    notes = {"compares the batch", "sampled completions", "form"}
+    assert set(names) == FIXES.keys() | notes
+    families = {
+        attack.family for attack in [*ANY, *(a for each in BY_ANSWER.values() for a in each)]
+    }
+    assert families <= set(names)
 
 
 def test_links_within_the_page_lead_somewhere():

@@ -1,0 +1,53 @@
+"""Hold the results of checks, in the same type for every stage and every tool."""
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Check(NamedTuple):
+    """Hold the result of one check.
+
+    name: What was checked; unique within its stage.
+    state: "ok"; "note" if the result is for information; "warning" if it deserves attention; "stop"
+        if continuing is pointless; "not yet" if the stage or run that the check needs has not been
+        executed.
+    evidence: What was observed, with its numbers.
+    fix: What to change if the state is not "ok".
+    """
+
+    name: str
+    state: Literal["ok", "note", "warning", "stop", "not yet"]
+    evidence: str
+    fix: str = ""
+
+
+def shown(name: str, state: str, evidence: str, fix: str) -> str:
+    """Format a check as one line of text, with its fix on the line below."""
+    line = f"{state:<8} {name:<22} {evidence}"
+    return f"{line}\n{'':12} → {fix}" if fix else line
+
+
+class Checks(list[Check]):
+    """Collect checks, and display them as a table in a notebook and in a terminal."""
+
+    def table(self) -> "pd.DataFrame":
+        """Return a table with one row per check: name, state, evidence, fix."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self), columns=Check._fields)
+
+    def refuse(self, force: bool = False) -> None:
+        """Raise ValueError naming every check whose state is "stop", unless `force` is set."""
+        stops = [f"{c.name}: {c.evidence}. {c.fix}".strip() for c in self if c.state == "stop"]
+        if stops and not force:
+            raise ValueError("; ".join(stops) + " (to continue anyway: force = True, or --force)")
+
+    def __str__(self) -> str:
+        return self.table().to_string(index=False)
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        display(self.table())

@@ -1,0 +1,1 @@
+"""Example environments, each in one file to copy and change."""

@@ -1,0 +1,284 @@
+"""Play episodes: the model writes a turn, its calls are run, it reads the results, and so on.
+
+    [[episode]] = play(engine, environment, rows, max_completion_length=128)
+
+This is the loop of TRL's GRPOTrainer, token by token, for everything except training: baseline
+rollouts, validation, evaluation, chat and the Environment Lab. Everything after the prompt is the
+episode's completion. A mask excludes the environment's tokens from the loss.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from grpo_nb.environments.contract import Call, Environment, Played, Row, of
+from grpo_nb.models import template, tool_calls
+from grpo_nb.models.engine import Engine, Sample, Sampling
+from grpo_nb.rewards.prompts import Message, transcript
+from grpo_nb.runs import Check
+from grpo_nb.runs.config import RunConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Episode:
+    """Hold an episode in progress, played by a model or by a script.
+
+    Args:
+        environment: The environment to play in.
+        row: The row that the episode starts with.
+        instance: An instance to play in; None creates one.
+
+    Attributes:
+        prompt: The prompt, including the text that `reset` returned.
+        messages: The player's turns and the results.
+        turns: The number of turns whose calls were run.
+        ended: Why the episode ended; "" while it is in progress.
+        reward: The reward of a scripted episode, from 0 to 1; else NaN.
+    """
+
+    reward = float("nan")
+
+    def __init__(self, environment: Environment, row: Row, instance: Played | None = None) -> None:
+        self.environment, self.max_turns = environment, environment.max_turns
+        self.played = instance or environment.factory()
+        text, [*before, last] = self.played.reset(**row), row["prompt"]
+        change = {} if text is None else {"content": last["content"] + str(text)}
+        self.prompt: list[Message] = [*before, last | change]
+        self.messages: list[Message] = []
+        self.turns, self.ended = 0, ""
+
+    @property
+    def calls(self) -> list[Call]:
+        """Return the calls, as the environment's guard recorded them."""
+        return self.played.calls
+
+    @property
+    def trace(self) -> list[Any]:
+        """Return everything that must be equal if the same turns are played again."""
+        return [turn["content"] for turn in [*self.prompt, *self.messages]] + [str(self.reward)]
+
+    def add_turn(self, message: Message) -> list[Message]:
+        """Run the calls of the player's next turn and return their results.
+
+        A turn without calls ends the episode.
+        """
+        self.messages += [message] if message else []
+        calls = message.get("tool_calls")
+        if not calls or self.turns == self.max_turns:
+            self.ended = "turn limit" if calls else "answered"
+            return []
+        results = [run_call(self.played, call) for call in calls]
+        self.messages, self.turns = self.messages + results, self.turns + 1
+        return results
+
+
+class Sampled(Episode):
+    """Hold an episode that a model plays, token by token.
+
+    Args:
+        environment: The environment to play in.
+        row: The row that the episode starts with.
+        tokenizer: A tokenizer prepared by `tool_calls.with_tools`.
+        cap: The limit for all turns together, including results [tokens].
+    """
+
+    def __init__(
+        self, environment: Environment, row: Row, tokenizer: "PreTrainedTokenizerBase", cap: int
+    ) -> None:
+        super().__init__(environment, row)
+        self.tokenizer, self.cap, self.truncated = tokenizer, cap, False
+        [self.prompt_ids] = template.encode(tokenizer, [self.prompt], environment.tools)
+        self.ids: list[int] = []
+        self.mask: list[int] = []  # 1: the model's token; 0: the environment's
+
+    def add_sample(self, sample: Sample) -> None:
+        """Add the model's next turn, and the results of its calls."""
+        ids = sample.ids[: self.cap - len(self.ids)]
+        self.truncated = sample.truncated or len(ids) < len(sample.ids)
+        before = self.prompt_ids + self.ids
+        self.ids, self.mask = self.ids + ids, self.mask + [1] * len(ids)
+        results = self.add_turn(tool_calls.parse(self.tokenizer, ids, before) if ids else {})
+        if self.ended == "answered" and self.truncated:
+            self.ended = "cut off"
+        result_ids = tool_calls.tool_turn(self.tokenizer, results) if results else []
+        if len(self.ids) + len(result_ids) > self.cap:  # TRL rolls such results back as well
+            self.ended, self.messages = "no room for a result", self.messages[: -len(results)]
+        else:
+            self.ids, self.mask = self.ids + result_ids, self.mask + [0] * len(result_ids)
+
+    def sample(self) -> Sample:
+        """Return the episode as a completion; its tokens include the results of calls."""
+        text, end = transcript(self.messages), "a call hung" if self.played.hung else self.ended
+        messages = tuple(self.messages)
+        return Sample(text, len(self.ids), self.truncated, self.ids, self.mask, messages, end)
+
+
+def check_rows(
+    environment: Environment | None,
+    rows: Sequence[Row],
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    max_prompt_tokens: int = 0,
+) -> list[Check]:
+    """Begin an episode with each row; return a list of one check, or [] without an environment.
+
+    Stage 01 calls this function before anything is sampled.
+
+    Args:
+        environment: The environment of the task, if there is one.
+        rows: Prepared rows.
+        tokenizer: The model's tokenizer; None leaves prompts unmeasured.
+        max_prompt_tokens: The most tokens in a prompt, including the text that `reset` adds.
+
+    Raises:
+        ValueError: A row has images or lacks a column that `reset` takes; `reset` raises;
+            `get_reward` raises at the episode's start, or does not return a number from 0 to 1;
+            or a prompt is too long.
+    """
+    if environment is None:
+        return []
+    if any("images" in row for row in rows):
+        raise ValueError(
+            f"{environment.title} supports no images: clear data.image_column or data.environment"
+        )
+    played, prompts = environment.factory(), []
+    for number, row in enumerate(rows, start=1):
+        environment.columns(row)
+        method = "reset"
+        try:
+            prompts.append(Episode(environment, row, played).prompt)
+            method = "get_reward"
+            if hasattr(environment.kind, method):
+                played.get_reward()
+        except Exception as error:
+            where = f"{environment.title}.{method} raised on row {number}"
+            raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+    if tokenizer:
+        tokens = template.count_tokens(tool_calls.with_tools(tokenizer), prompts, environment.tools)
+        if (longest := max(tokens)) > max_prompt_tokens:
+            raise ValueError(
+                f"{environment.title}: with the text of reset, row {tokens.index(longest) + 1} has "
+                f"a prompt of {longest} tokens, over data.max_prompt_tokens = {max_prompt_tokens}: "
+                "shorten the text, or raise that and model.max_seq_length"
+            )
+    tools = ", ".join(environment.methods)
+    evidence = f"{environment.kind.__name__} starts with each of {len(rows)} rows; tools: {tools}"
+    return [Check("environment", "ok", evidence)]
+
+
+def run_call(played: Played, call: Mapping[str, Any]) -> Message:
+    """Run a call and return the tool's message, in TRL's wording."""
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    try:
+        if name not in played.environment.methods:
+            raise ValueError(f"Tool {name} not found.")
+        content = getattr(played, name)(**arguments)
+    except Exception as error:
+        content = str({"error": str(error)})
+    return {"role": "tool", "name": name, "content": content}
+
+
+def play(
+    engine: Engine, environment: Environment, rows: Sequence[Row], **sampling: Any
+) -> list[list[Sample]]:
+    """Let a model play episodes of each row; return them as samples, [rows][num_generations].
+
+    Args:
+        engine: The model that plays.
+        environment: The environment to play in.
+        rows: Rows with a prompt and the columns that `reset` takes.
+        sampling: The fields of `Sampling`; max_completion_length limits all turns of an episode
+            together, including results.
+    """
+    options, tokenizer = Sampling(**sampling), tool_calls.with_tools(engine.tokenizer)
+    size, cap = options.num_generations, options.max_completion_length
+    groups = [[Sampled(environment, row, tokenizer, cap) for _ in range(size)] for row in rows]
+    active, seed = [episode for group in groups for episode in group], count(options.seed)
+    while active := [episode for episode in active if not episode.ended]:
+        one_turn = options._replace(num_generations=1, seed=next(seed))
+        samples = engine.complete([each.prompt_ids + each.ids for each in active], one_turn)
+        for episode, sample in zip(active, samples, strict=True):
+            episode.add_sample(sample)
+    return [[episode.sample() for episode in group] for group in groups]
+
+
+def answer(
+    engine: Engine, rows: Sequence[Row], environment: Environment | None, **sampling: Any
+) -> list[list[Sample]]:
+    """Sample completions of the rows' prompts, or episodes if there is an environment."""
+    if environment:
+        return play(engine, environment, rows, **sampling)
+    return engine.generate([row["prompt"] for row in rows], **sampling)
+
+
+def replay(environment: Environment, row: Row, messages: Sequence[Message]) -> Played:
+    """Run an episode's calls again and return the instance in its final state.
+
+    As in the episode itself, calls in turns beyond the limit are not run.
+    """
+    episode = Episode(environment, row)
+    for message in messages:
+        if message.get("tool_calls"):
+            episode.add_turn(message)
+    return episode.played
+
+
+def script(turns: Sequence[Any]) -> list[Message]:
+    """Convert the turns of an author's `solve` to messages.
+
+    A turn is a string, a call {"name": …, "arguments": …}, or a list of calls.
+
+    Raises:
+        ValueError: A turn is none of these; the message quotes it.
+    """
+    messages = []
+    for turn in turns:
+        calls = [] if isinstance(turn, str) else turn if isinstance(turn, list) else [turn]
+        for call in calls:
+            if not isinstance(call, Mapping) or {*call} != {"name", "arguments"}:
+                raise ValueError(
+                    f'solve gave the turn {turn!r}: give a text, or a call such as {{"name": '
+                    '"guess", "arguments": {"number": 4}}'
+                )
+        tool_calls = [{"type": "function", "function": dict(call)} for call in calls]
+        message = {"role": "assistant", "content": turn if isinstance(turn, str) else ""}
+        messages.append(message | ({"tool_calls": tool_calls} if tool_calls else {}))
+    return messages
+
+
+def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
+    """Count the calls of an episode.
+
+    Args:
+        messages: The episode's messages.
+        opens_call: The text that opens a call, from `tool_calls.opens_call`.
+
+    Returns:
+        turns (with calls), calls, tool_errors, malformed (turns whose attempted call could not be
+        parsed), and at_limit (1 if a limit ended the episode before a call had its result).
+    """
+    turns = [message for message in messages if message["role"] == "assistant"]
+    calls = [message.get("tool_calls") or [] for message in turns]
+    results = [str(message["content"]) for message in messages if message["role"] == "tool"]
+    without_call = [turn for turn, requests in zip(turns, calls, strict=True) if not requests]
+    return {
+        "turns": float(sum(map(bool, calls))),
+        "calls": float(sum(map(len, calls))),
+        "tool_errors": float(sum(text.startswith("{'error': ") for text in results)),
+        "at_limit": float(bool(calls and calls[-1] and messages[-1]["role"] == "assistant")),
+        "malformed": float(sum(opens_call in str(turn["content"]) for turn in without_call)),
+    }
+
+
+def tools_of(config: RunConfig, tokenizer: "PreTrainedTokenizerBase") -> list[Mapping[str, Any]]:
+    """Return the tools listed in the run's prompts, and prepare the tokenizer for their calls.
+
+    Raises:
+        ValueError: The environment cannot be loaded, or the chat template does not support tools.
+    """
+    environment = of(config)
+    if environment is None:
+        return []
+    tool_calls.with_tools(tokenizer)
+    return environment.tools

@@ -1,0 +1,184 @@
+"""Compare runs: which is best on held-out prompts, and which differences are real.
+
+Two runs are compared prompt by prompt, on the prompts that both held out. McNemar's exact test
+uses those that one run answers better than the other. Among n runs there are n (n - 1) / 2 pairs,
+and Holm's procedure corrects p for all of them, so that the best run may be picked after looking
+at the results. A "real" difference concerns these two models only. To show that a setting caused
+the difference, run several seeds of each setting.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from grpo_nb import data
+from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, greedy_answers
+from grpo_nb.reward_lab.statistics import bootstrap, holm, mcnemar
+from grpo_nb.rewards.prompts import question_key
+from grpo_nb.runs import Run, runs_root
+from grpo_nb.runs import config as configs
+from grpo_nb.runs.files import read_json
+
+ALPHA = 0.05
+
+
+class Board(NamedTuple):
+    """Hold the result of `compare`.
+
+    table: One line per run, best first: accuracy of greedy answers with its 95 % interval, the
+        paired difference from the best run with its interval, Holm-adjusted p and verdict, seconds,
+        and the settings that differ between runs.
+    varied: The names of the settings that differ.
+    pairs: One line per pair of runs: shared prompts, difference, p, Holm-adjusted p, verdict.
+    settings: Accuracy over runs that differ only in their seed: mean, min, max, number of runs.
+    curves: The metrics of each run, by name.
+    left_out: The reason for each run that was left out, by name.
+    """
+
+    table: pd.DataFrame
+    varied: list[str]
+    pairs: pd.DataFrame
+    settings: pd.DataFrame
+    curves: dict[str, pd.DataFrame]
+    left_out: dict[str, str]
+
+
+def compare(places: Sequence[str | Path]) -> Board:
+    """Compare the runs in these folders; folders without a finished run are left out.
+
+    Raises:
+        ValueError: None of the folders holds a finished run.
+    """
+    runs, left_out = {}, {}
+    for place in map(Path, places):
+        run = Run(place.absolute())
+        if why := run.why_undone():
+            left_out[run.name] = why
+        else:
+            runs[run.name] = run
+    if not runs:
+        reasons = "".join(f"\n  {name}: {why}" for name, why in left_out.items())
+        make = "make some, for example with python -m grpo_nb sweep notebooks/compare.yaml"
+        raise ValueError(f"no finished run among {len(places)} folders: {make}{reasons}")
+    scores = {name: _scores(run) for name, run in runs.items()}
+    varied = _varied({name: run.config() for name, run in runs.items()})
+    lines = pd.DataFrame([_line(run, scores[name]) for name, run in runs.items()])
+    table = pd.concat([lines, varied.reset_index(drop=True)], axis=1)
+    table = table.sort_values("accuracy", ascending=False, kind="stable", ignore_index=True)
+    scores = pd.concat({name: scores[name] for name in table["run"]}, axis=1)
+    pairs = _pairs(scores)
+    table = pd.concat([table, _against_the_best(scores, pairs)], axis=1)
+    curves = {n: pd.read_json(r / "train/metrics.jsonl", lines=True) for n, r in runs.items()}
+    names = list(varied)
+    return Board(table, names, pairs, _by_setting(table, names), curves, left_out)
+
+
+def named(prefix: str) -> list[Path]:
+    """Return the folders of the runs whose names start with a prefix."""
+    return sorted(path for path in runs_root().glob(f"{prefix}*") if path.is_dir())
+
+
+def _scores(run: Run) -> pd.Series:
+    """Return the last model's score on each held-out prompt, by question and reference answer.
+
+    A question is identified by its text and its images.
+    """
+    _, last = greedy_answers(run)
+    keys = dict(enumerate(map(question_key, data.load(run, "eval"))))
+    return last.groupby([last["row"].map(keys), "reference"])["accuracy"].mean()
+
+
+def _line(run: Run, scores: pd.Series) -> dict[str, Any]:
+    models = list(read_json(run / "eval/report.json")["greedy"].values())
+    low, high = models[-1]["intervals"]["accuracy"] or (np.nan, np.nan)
+    before, accuracy = np.array([models[i]["accuracy"] for i in (0, -1)], dtype=float)
+    line = {"run": run.name, "accuracy": accuracy, "low": low, "high": high, "before": before}
+    line["measured_by"] = list(models[-1])[3]  # the first reward follows accuracy, format and total
+    seconds = sum(entry["seconds"] for entry in run.manifest().values())
+    return line | {"format": models[-1]["format"], "prompts": len(scores), "seconds": seconds}
+
+
+def _varied(configurations: dict[str, configs.RunConfig]) -> pd.DataFrame:
+    """Return the settings that differ between runs, [runs, settings]."""
+    flat = {n: {"profile": c.profile} | configs.flatten(c) for n, c in configurations.items()}
+    frame = pd.DataFrame.from_dict(flat, orient="index")
+    return frame.loc[:, frame.astype(str).nunique() > 1]
+
+
+def _pairs(scores: pd.DataFrame) -> pd.DataFrame:
+    """Compare each pair of runs.
+
+    Each column of `scores` is a run, the best first; NaN marks the prompts that a run lacks.
+    """
+    lines = []
+    for better, worse in combinations(scores, 2):
+        gain = (scores[better] - scores[worse]).dropna().to_numpy()
+        p = mcnemar(int((gain > 0).sum()), int((gain < 0).sum()))
+        lines.append((better, worse, len(gain), gain.mean() if len(gain) else np.nan, p))
+    table = pd.DataFrame(lines, columns=["better", "worse", "prompts", "difference", "p"])
+    table["p_holm"] = holm(table["p"].to_numpy(dtype=float))
+    real = (table["p_holm"] < ALPHA) & (table["prompts"] >= LEAST_PROMPTS)
+    table["verdict"] = np.where(real, "real", UNCLEAR)
+    return table
+
+
+def _against_the_best(scores: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
+    """Return each run's paired difference from the first (best) run, with interval, p, verdict."""
+    gains = scores.sub(scores.iloc[:, 0], axis=0)  # NaN for prompts that are not shared
+    low, high = bootstrap(gains.to_numpy(), np.outer([-0.5, 0.5], np.ones(len(gains.columns))))
+    best = pairs[pairs["better"] == scores.columns[0]].set_index("worse").reindex(scores.columns)
+    table = gains.mean().to_frame("difference").assign(difference_low=low, difference_high=high)
+    table["shared_prompts"], table["p_holm"] = gains.notna().sum(), best["p_holm"]
+    return table.assign(verdict=best["verdict"].fillna("best")).reset_index(drop=True)
+
+
+def _by_setting(table: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame:
+    """Return the mean, lowest and highest accuracy of runs that differ only in their seed."""
+    names = [name for name in varied if name != "seed"] or ["measured_by"]
+    groups = table.astype(dict.fromkeys(names, str)).groupby(names)["accuracy"]
+    accuracy = groups.agg(mean="mean", min="min", max="max", runs="count")
+    return accuracy.sort_values("mean", ascending=False).reset_index()
+
+
+def readable(board: Board) -> pd.DataFrame:
+    """Format the table for display, with each figure and its interval in one column."""
+    table = board.table
+    view = table[["run"]].copy()
+    view["held-out accuracy"] = [
+        f"{line.accuracy:.1%} ({line.low:.1%} … {line.high:.1%})" for line in table.itertuples()
+    ]
+    view["against the best"] = ["best", *map(_difference, table.iloc[1:].itertuples())]
+    if table["measured_by"].nunique() > 1:  # accuracies of different rewards
+        view["measured by"] = table["measured_by"]
+    view["before"] = table["before"].map("{:.1%}".format)
+    view[board.varied] = table[board.varied].astype(str)
+    view["seconds"] = table["seconds"].map("{:.0f}".format)
+    return view
+
+
+def _difference(line: Any) -> str:
+    if not line.shared_prompts:
+        return "no shared prompts"
+    ends = f"{100 * line.difference_low:+z.1f} … {100 * line.difference_high:+z.1f}"
+    shared = f"p {line.p_holm:.2g}, {line.shared_prompts:.0f} shared prompts"
+    return f"{100 * line.difference:+z.1f} points ({ends}), {line.verdict}: {shared}"
+
+
+def show(board: Board) -> None:
+    """Print each table that is not empty; always print the number of real differences."""
+    real = board.pairs[board.pairs["verdict"] == "real"]
+    largest = real.drop(columns=["p", "verdict"]).sort_values("difference", ascending=False)[:10]
+    tables = {
+        f"{len(board.table)} runs; greedy answers, 95 % intervals; p after Holm": readable(board),
+        f"{len(real)} of {len(board.pairs)} differences are real (p < 0.05)": largest,
+        "Equal settings over seeds: accuracy": board.settings,
+        "Left out": pd.DataFrame(board.left_out.items(), columns=["run", "why"]),
+    }
+    for head, frame in tables.items():
+        if len(frame) or frame is largest:
+            text = frame.to_string(index=False, float_format="{:.3g}".format)
+            print(head, text if len(frame) else "", sep="\n", end="\n\n")

@@ -1,0 +1,183 @@
+"""Compare a run with its placebos, which were trained alike but rewarded differently.
+
+`python -m grpo_nb run --name mine --placebo shuffled` makes the placebo `mine-shuffled`. A gain
+that the placebo shares was not caused by the reward, but by training as such, by the choice of the
+best adapter, or by luck. Run and placebo answered the same held-out prompts. They are compared like
+any two models of a report. Nothing is stored: the comparison is computed when it is shown.
+
+| run vs. baseline        | run vs. placebo     | placebo vs. baseline        | verdict        |
+|-------------------------|---------------------|-----------------------------|----------------|
+| better                  | better              | not better                  | CAUSED         |
+| better                  | better              | better                      | PART           |
+| better                  | not better (1)      | better                      | AS_MUCH        |
+| better                  | not better          | not better                  | CANNOT_SAY     |
+| not better              | –                   | –                           | CANNOT_SAY     |
+
+(1) if the whole interval lies below half of the gain; otherwise CANNOT_SAY
+
+Training without any signal changes a model, too. An interval over prompts does not account for
+this, so the check "reward rises" of the run's training must be ok as well. Without this condition,
+two of 20 random rewards were credited with a gain; with it, none was (benchmarks/placebo.py).
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from grpo_nb.evaluation.report import (
+    LEAST_PROMPTS,
+    compare_pair,
+    greedy_answers,
+    per_prompt,
+    with_accuracy,
+)
+from grpo_nb.rewards import load_rewards
+from grpo_nb.runs import Check, Checks, Run, sha256
+from grpo_nb.runs.config import flatten, stage_of
+from grpo_nb.runs.files import read_json
+
+CAUSED = "the reward did it"
+PART = "the reward did part of it"
+AS_MUCH = "the placebo gained as much"
+CANNOT_SAY = "cannot say"
+PLACEBOS = {  # the kinds of placebo, each with the name of its check
+    "shuffled": "caused by the reward",
+    "format-only": "caused by more than format",
+}
+# The settings in which a placebo may differ from its run.
+OF_THE_PLACEBO = ("train.placebo", "train.resume", "rewards.reward_weights")
+
+
+class Cause(NamedTuple):
+    """Hold the result of comparing a run with a placebo.
+
+    verdict: CAUSED, PART, AS_MUCH or CANNOT_SAY.
+    sentence: The verdict with its figures.
+    pair: The comparison of placebo (before) and run (after), as `compare_pair` returns it.
+    """
+
+    verdict: str
+    sentence: str
+    pair: Mapping[str, Any]
+
+
+def caused(run: Run) -> Checks:
+    """Check whether the reward caused the run's gain, once for each placebo of the run.
+
+    Args:
+        run: A trained and evaluated run.
+
+    Returns:
+        The checks, none of which is a "stop". Without a placebo there is one check, whose state is
+        "not yet" and whose fix is the command that makes a placebo.
+    """
+    if (kind := run.config().train.placebo) != "none":
+        evidence = f"this run is itself a placebo ({kind}): ask about the run that it was made for"
+        return Checks([Check(PLACEBOS[kind], "ok", evidence)])
+    kinds = [kind for kind in PLACEBOS if (_placebo(run, kind) / "manifest.json").exists()]
+    return Checks(_check(run, kind) for kind in kinds or ["shuffled"])
+
+
+def _placebo(run: Run, kind: str) -> Run:
+    return Run(run.path.with_name(f"{run.name}-{kind}"))
+
+
+def _check(run: Run, kind: str) -> Check:
+    name, placebo = PLACEBOS[kind], _placebo(run, kind)
+    command = f"python -m grpo_nb run --name {run.name} --placebo {kind}"
+    try:
+        if not placebo.manifest():
+            return Check(name, "not yet", "no placebo was trained", command)
+        if why := placebo.why_undone():
+            return Check(name, "not yet", why, command)
+        cause = compare(run, placebo)
+    except (FileNotFoundError, ValueError) as error:
+        again = f"restore that file, or move {placebo.path} away and rerun the placebo: {command}"
+        return Check(name, "warning", f"{CANNOT_SAY}: {error}", again)
+    if cause.verdict == CAUSED:
+        return Check(name, "ok", cause.sentence)
+    fix = "docs/did-the-reward-do-it.md says what this verdict means, and what to do"
+    return Check(name, "warning", cause.sentence, fix)
+
+
+def compare(run: Run, placebo: Run) -> Cause:
+    """Compare a run with its placebo by their greedy answers to the same held-out prompts.
+
+    Raises:
+        ValueError: One of the runs is not trained or evaluated; the second is not a placebo, or
+            differs in more than its rewards; or the two answered different prompts.
+        FileNotFoundError: The file of the run's rewards no longer exists.
+    """
+    _refuse(run, placebo)
+    preset, seed = load_rewards(run.config().rewards), run.config().seed
+    (first, last), (_, placebo_last) = greedy_answers(run), greedy_answers(placebo)
+    if list(last["question"]) != list(placebo_last["question"]):
+        raise ValueError(f"{run.name!r} and {placebo.name!r} answered different held-out prompts")
+    lines = {"baseline": first, run.name: last, placebo.name: placebo_last}
+    lines = with_accuracy(lines, preset)
+    baseline, ours, theirs = ((name, per_prompt(each, preset)) for name, each in lines.items())
+    gain = compare_pair(baseline, ours, seed)
+    of_placebo = compare_pair(baseline, theirs, seed)
+    pair = compare_pair(theirs, ours, seed)
+    training = run.manifest()["03"].get("checks", [])
+    states = {check["name"]: check["state"] for check in training}
+    why = ""
+    if pair["differences"]["accuracy"]["interval"] is None:
+        why = "no completion could be scored"
+    elif (count := len(last)) < LEAST_PROMPTS:
+        why = f"{count} held-out prompts are too few: at least {LEAST_PROMPTS} (data.eval_rows)"
+    elif gain["verdict"] != "better":
+        why = f"{run.name} is not better than its baseline, so there is no gain to explain"
+    elif states.get("reward rises") != "ok":
+        why = f"the reward of {run.name} did not rise during training, so it is not the cause"
+    if why:
+        return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {why}", pair)
+    verdict, detail = _judge(gain, of_placebo, pair)
+    return Cause(verdict, f"{verdict}{detail}: {pair['sentence']}", pair)
+
+
+def _judge(
+    gain: Mapping[str, Any], of_placebo: Mapping[str, Any], pair: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Return (verdict, detail), from run vs. baseline, placebo vs. baseline and run vs. placebo."""
+    change, total = pair["differences"]["accuracy"], gain["differences"]["accuracy"]["difference"]
+    if pair["verdict"] == "better":
+        if of_placebo["verdict"] != "better":
+            return CAUSED, ""
+        ours = change["difference"]
+        points = f"{100 * ours:.1f} of {100 * total:.1f} points gained ({ours / total:.0%})"
+        return PART, f", {points}"
+    if of_placebo["verdict"] != "better":
+        return CANNOT_SAY, ", as the placebo's own gain is not distinguishable from 0"
+    if change["interval"][1] > total / 2:
+        return CANNOT_SAY, ", as the two gains are not distinguishable"
+    return AS_MUCH, ""
+
+
+def _refuse(run: Run, placebo: Run) -> None:
+    """Refuse the pair unless both are done, the second is a placebo, and only rewards differ."""
+    for one in (run, placebo):
+        if why := one.why_undone():
+            raise ValueError(f"both runs must be finished before they can be compared: {why}")
+    if placebo.config().train.placebo == "none":
+        raise ValueError(f"{placebo.name!r} is not a placebo: it was trained with real rewards")
+    if names := differences(run, placebo):
+        raise ValueError(
+            f"{placebo.name!r} is not comparable with {run.name!r}: they differ in "
+            f"{', '.join(names)}"
+        )
+
+
+def differences(run: Run, placebo: Run) -> list[str]:
+    """Name the settings and files in which two trained runs differ, apart from their rewards."""
+    first, second = _facts(run), _facts(placebo)
+    names = [name for name in first | second if name not in OF_THE_PLACEBO]
+    return [name for name in names if first.get(name) != second.get(name)]
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    settings = {k: str(v) for k, v in flatten(run.config()).items() if stage_of(k) < "04"}
+    # The arguments, rewards and data that were used in training, including changes made in a cell.
+    state = read_json(run / "train/state.json")
+    end = {"whether all steps were trained": state.get("finished", True)}
+    rows = {"data/eval.parquet": sha256(run / "data/eval.parquet")}
+    return settings | state["settings"] | end | rows

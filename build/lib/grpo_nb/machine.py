@@ -1,0 +1,133 @@
+"""Describe what a result depends on: the NVIDIA GPU, the environment, packages and the code.
+
+Only the standard library is imported, because Colab's set-up uses this file before anything is
+installed.
+"""
+
+import atexit
+import gc
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+PROJECT_ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "unsloth", "datasets")
+EXECUTED = ("grpo_nb", "data")
+
+
+def _ask_nvidia(fields: str) -> list[str]:
+    """Return nvidia-smi's report, one line per GPU; [] if nvidia-smi is missing or fails."""
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    if shutil.which(query[0]) is None:
+        return []
+    answer = subprocess.run(query, capture_output=True, text=True, check=False)
+    return answer.stdout.splitlines() if answer.returncode == 0 else []
+
+
+def gpu_name() -> str:
+    """Return the name and memory of the first NVIDIA GPU, from nvidia-smi; "" if there is none."""
+    return next(iter(_ask_nvidia("name,memory.total")), "")
+
+
+def gpu_fault() -> str:
+    """Return the reason why torch, built for CUDA 13, cannot use this GPU; "" if it can."""
+    # CUDA 13.0's release notes require driver 580 or later, and a GPU from Turing (7.5) on.
+    for field, least, what in (
+        ("driver_version", 580, "the NVIDIA driver"),
+        ("compute_cap", 7.5, "the compute capability of this GPU,"),
+    ):
+        version = re.match(r"\d+(\.\d+)?", next(iter(_ask_nvidia(field)), ""))
+        if version and float(version[0]) < least:
+            return f"{what} {version[0]} is too old: CUDA 13 needs {least} or later"
+    return ""
+
+
+def visible_gpus() -> list[str]:
+    """Return the ids of the GPUs that this process may use: $CUDA_VISIBLE_DEVICES, or all."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [str(number) for number in range(len(_ask_nvidia("name")))]
+    return [gpu for gpu in visible.split(",") if gpu not in ("", "-1")]
+
+
+def several_gpus() -> str:
+    """Return advice if this process sees several GPUs (Unsloth trains on one); "" otherwise."""
+    count = len(visible_gpus())
+    return f"{count} GPUs are visible: for Unsloth export CUDA_VISIBLE_DEVICES=0" * (count > 1)
+
+
+def gpu_in_use() -> str:
+    """Return the GPU's name and memory if this process may use the GPU; "" otherwise."""
+    return "" if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") else gpu_name()
+
+
+def limit_spinning() -> None:
+    """Let waiting threads of torch sleep after about 10 µs, here and in child processes.
+
+    By default libgomp's threads spin for milliseconds, which takes CPU time from other processes.
+    If they slept at once, a step of a small model would take 1.6 times as long: see
+    docs/performance.md. Variables that the user has set are kept. libgomp reads them when torch is
+    imported.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+@cache
+def skip_garbage_at_exit() -> None:
+    """Skip the final garbage collection when Python exits; it takes 2 s with torch and Unsloth."""
+    atexit.register(gc.freeze)
+
+
+def bound_kernels() -> None:
+    """Let oneDNN cache kernels for only a few matrix shapes, unless the user has set a number.
+
+    In bf16, each training step has new shapes, and oneDNN keeps 1024 kernels by default: see
+    docs/performance.md. oneDNN reads the variable when it creates its first kernel.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+
+
+def switches() -> dict[str, str]:
+    """Return the environment variables of Unsloth and vLLM, with the values of secrets hidden."""
+    names = [name for name in os.environ if name.startswith(("UNSLOTH_", "VLLM_"))]
+    secret = re.compile("KEY|TOKEN|SECRET|PASSW")
+    return {n: "(secret)" if secret.search(n) else os.environ[n] for n in sorted(names)}
+
+
+def version_of(package: str) -> str:
+    """Return the installed version of a package, without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of the packages that a result depends on."""
+    return {package: version_of(package) for package in PACKAGES}
+
+
+def git_commit() -> str:
+    """Return the project's commit; "unknown" outside a checkout.
+
+    "-dirty" is appended if the package, or the models and rows that come with it, differ from the
+    commit. Changed notebooks do not count: they differ as soon as their parameters are set, and
+    each run keeps its executed notebooks.
+    """
+    git = ["git", "-C", str(PROJECT_ROOT)]
+    describe = [*git, "describe", "--always", "--abbrev=40", "--exclude=*"]  # no tags
+    compare = [*git, "diff", "--quiet", "HEAD", "--", *EXECUTED]
+    try:
+        commit, difference = (
+            subprocess.run(command, capture_output=True, text=True, check=False)
+            for command in (describe, compare)
+        )
+    except FileNotFoundError:
+        return "unknown"
+    dirty = "-dirty" if difference.returncode else ""
+    return commit.stdout.strip() + dirty if commit.returncode == 0 else "unknown"

@@ -1,0 +1,27 @@
+# ruff: noqa: F401 (the imports below are the package's public names)
+"""Load a tokenizer, a policy to train, a checkpoint to evaluate, or an engine that samples.
+
+A base and its adapter are separate arguments: `model_path` and `adapter`.
+torch, unsloth, transformers and vllm take seconds to import, so functions import them when needed.
+"""
+
+from grpo_nb.models.adapter import trained_base
+from grpo_nb.models.engine import (
+    Engine,
+    Progress,
+    Sample,
+    TransformersEngine,
+    free_memory,
+    part_of,
+)
+from grpo_nb.models.engine_choice import engine_of, open_engine
+from grpo_nb.models.hub import load_tokenizer
+from grpo_nb.models.policy import Policy, load_policy, load_weights
+from grpo_nb.models.vllm import lora_rank, use_vllm
+from grpo_nb.models.weights import (
+    cuda_available,
+    has_bf16,
+    load_checkpoint,
+    load_dequantized,
+    sharded,
+)

@@ -1,0 +1,124 @@
+"""Choose the weights that a LoRA adapter trains, and find the base of a saved adapter."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from grpo_nb.runs import refuse_unknown
+from grpo_nb.runs.config import ModelConfig
+from grpo_nb.runs.files import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Weights(NamedTuple):
+    """Hold the names that a model's linear layers and experts have without an adapter.
+
+    layers: Linear layers of the decoder.
+    experts: Weights of experts that are stacked in one tensor.
+    vision: Linear layers of the vision tower; trained only if `model.vision_tower` is set.
+    others: Linear layers that are never trained: routers, and mamba's `out_proj`. The fused
+        kernel of `out_proj` bypasses an adapter, and peft refuses to adapt it, too.
+    """
+
+    layers: list[str]
+    experts: list[str]
+    vision: list[str]
+    others: list[str]
+
+
+def trainable_weights(model: "PreTrainedModel") -> Weights:
+    """Group a model's linear layers and experts; leave out its head and any adapter."""
+    from torch.nn import Linear
+
+    decoder = dict.fromkeys(model.get_decoder().modules())
+    mamba = {m.out_proj for m in decoder if hasattr(m, "A_log") and hasattr(m, "in_proj")}
+    layers, vision, others = [], [], []
+    for name, module in model.named_modules():
+        name = name.removesuffix(".base_layer")
+        if not isinstance(module, Linear) or ".lora_" in name:
+            continue
+        if module is model.get_output_embeddings():
+            continue
+        if module not in decoder:
+            vision.append(name)
+        elif module in mamba or leaf(name) in ("gate", "router"):
+            others.append(name)
+        else:
+            layers.append(name)
+    stacks = [name for name, _ in model.named_parameters() if ".experts." in name]
+    experts = [name for name in stacks if not name.endswith((".weight", "bias"))]
+    experts = [name.replace(".base_layer", "") for name in experts]
+    return Weights(layers, experts, vision, others)
+
+
+def lora_arguments(config: ModelConfig, model: "PreTrainedModel") -> dict[str, Any]:
+    """Return arguments for peft's LoraConfig; Unsloth's `get_peft_model` takes the same.
+
+    Raises:
+        ValueError: `model.lora_targets` names a layer that the model does not have, or
+            `model.vision_tower` is set for a text-only model.
+    """
+    layers, experts, vision, others = trainable_weights(model)
+    if config.lora_targets != "all-linear":
+        targets = config.lora_targets.replace(" ", "").split(",")
+        leaves = sorted({leaf(name) for name in layers + experts})
+        for target in targets:
+            refuse_unknown("model.lora_targets", target, leaves)
+        layers = [name for name in layers if leaf(name) in targets]
+        experts = [name for name in experts if leaf(name) in targets]
+    if config.vision_tower and not vision:
+        why = f"{config.model_path} has no part that reads images"
+        raise ValueError(f"model.vision_tower = true: {why}; leave the setting out")
+    (layers if config.vision_tower else others).extend(vision)
+    leaves = {leaf(name) for name in layers}
+    # A leaf matches all modules whose names end with it; some in a vision tower are not linear.
+    ambiguous = config.vision_tower or leaves & {leaf(name) for name in others}
+    return {
+        "r": config.lora_rank,
+        "lora_alpha": config.lora_alpha,
+        "target_modules": layers if ambiguous else sorted(leaves),
+        "target_parameters": experts or None,
+    }
+
+
+def leaf(name: str) -> str:
+    """Return the last part of a layer's name."""
+    return name.rpartition(".")[2]
+
+
+def adapter_config(folder: Path) -> dict[str, Any]:
+    """Read the configuration of a saved adapter.
+
+    Raises:
+        FileNotFoundError: The folder contains no adapter.
+    """
+    path = folder / "adapter_config.json"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no adapter_config.json: it is not a saved adapter; run 03_train_grpo"
+        )
+    return read_json(path)
+
+
+def trained_base(model_path: str, adapter: Path) -> str:
+    """Return the base that an adapter was trained on.
+
+    For a 4-bit model from the hub, Unsloth may load its own quantized copy. The weights of the copy
+    differ from those that bitsandbytes computes from the original.
+
+    Raises:
+        FileNotFoundError: The folder contains no adapter.
+        ValueError: The adapter was trained on a base with another name.
+    """
+    base = adapter_config(adapter)["base_model_name_or_path"]
+    model_name, base_name = Path(model_path).name.lower(), Path(base).name.lower()
+    copy = re.compile(r"(-unsloth)?-bnb-4bit$")
+    if copy.sub("", model_name) != copy.sub("", base_name):
+        raise ValueError(
+            f"the adapter in {adapter} was trained on {base}, not on {model_path}: set "
+            "model.model_path to its base, or train on this one"
+        )
+    is_other_copy = model_name != base_name and copy.search(base_name)
+    return base if is_other_copy else model_path

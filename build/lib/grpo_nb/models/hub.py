@@ -1,0 +1,123 @@
+"""Find a model in a folder or on the hub, and load its tokenizer."""
+
+import contextlib
+import io
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_nb.machine import skip_garbage_at_exit
+from grpo_nb.models.template import add_defaults
+from grpo_nb.models.vision import load_processor
+from grpo_nb.runs import project_path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def find_model(model_path: str) -> str:
+    """Return the absolute path of a local model, or the unchanged name of a model on the hub.
+
+    Raises:
+        FileNotFoundError: The path is neither a folder with a config.json nor of the form org/name.
+    """
+    folder = project_path(Path(model_path).expanduser())
+    if (folder / "config.json").is_file():
+        return str(folder)
+    is_local = folder.exists() or folder.parent.is_dir()  # data/tiny_bas is a mistyped path
+    if is_local or model_path.count("/") != 1 or model_path[0] in "/.~":
+        raise FileNotFoundError(
+            f"model_path {model_path!r}: {folder} holds no config.json. Give the folder of a "
+            "saved model, or a hub name such as Qwen/Qwen2.5-1.5B-Instruct"
+        )
+    return model_path
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hide banners, progress bars and warnings of the libraries; see also `hide_bars`.
+
+    After an exception other than ValueError and FileNotFoundError, what was hidden is printed.
+    Our own errors have these types and explain themselves.
+    """
+    text = io.StringIO()
+    text.fileno = lambda: 1  # vLLM calls sys.stdout.fileno() while it loads
+    try:
+        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            yield
+    except (ValueError, FileNotFoundError):
+        raise
+    except Exception:
+        print(text.getvalue(), file=sys.stderr)
+        raise
+
+
+def hide_bars() -> None:
+    """Hide the bars of loading models, which a notebook shows even within `quiet`.
+
+    Downloads keep their bars.
+    """
+    from transformers.utils import logging
+
+    logging.set_tqdm_hook(lambda _, args, kwargs: logging.EmptyTqdm(*args, **kwargs))
+
+
+@contextlib.contextmanager
+def hub_errors(model_path: str) -> Iterator[None]:
+    """Replace a library's loading error with an error whose message names the model."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(
+            f"the weights in {model_path} are damaged ({error}), as after a copy that was cut "
+            "off: copy them again, or run the notebook that wrote them again"
+        ) from None
+    except OSError as error:
+        raise FileNotFoundError(
+            f"model_path {model_path!r} could not be loaded ({str(error).splitlines()[0]}). Give "
+            "the folder of a model saved as safetensors with its tokenizer, or check the hub name "
+            "and the network"
+        ) from error
+
+
+def load_tokenizer(
+    model_path: str, chat_template_kwargs: Mapping[str, Any] | None = None
+) -> "PreTrainedTokenizerBase":
+    """Load a tokenizer that pads on the left.
+
+    The tokenizer of a vision-language model has an attribute `processor`, the model's processor.
+
+    Args:
+        model_path: Folder or hub name.
+        chat_template_kwargs: The setting `model.chat_template_kwargs`. Its values become defaults
+            in the template itself. So every program that renders with the template uses them,
+            including a server of the merged model.
+
+    Raises:
+        ValueError: The tokenizer has no chat template, so prompts cannot be rendered.
+    """
+    skip_garbage_at_exit()  # a process that loads a tokenizer also loads torch
+    with quiet(), hub_errors(model_path):
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(find_model(model_path), padding_side="left")
+        processor = load_processor(find_model(model_path), tokenizer)
+    if processor is not None:
+        tokenizer.processor = processor
+        tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            f"the tokenizer of {model_path!r} has no chat template: take an instruct model, or "
+            "save one with tokenizer.chat_template = … and tokenizer.save_pretrained(folder)"
+        )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if chat_template_kwargs:
+        template = tokenizer.get_chat_template()
+        tokenizer.chat_template = add_defaults(template, chat_template_kwargs)
+    if processor is not None:
+        processor.chat_template = tokenizer.chat_template
+    return tokenizer

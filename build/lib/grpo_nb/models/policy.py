@@ -1,0 +1,328 @@
+"""Load the policy, the model that is trained, with Unsloth or with plain transformers and peft."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from grpo_nb.machine import bound_kernels, several_gpus
+from grpo_nb.models import lm_head
+from grpo_nb.models.adapter import adapter_config, leaf, lora_arguments, trained_base
+from grpo_nb.models.engine import Engine, Sample, free_memory
+from grpo_nb.models.engine_choice import engine_of
+from grpo_nb.models.hub import find_model, hide_bars, hub_errors, load_tokenizer, quiet
+from grpo_nb.models.vision import auto_class, has_vision, read_config
+from grpo_nb.models.vllm import VllmEngine, use_vllm
+from grpo_nb.models.weights import cuda_available, load_base, never_sample_images, unpacked
+from grpo_nb.rewards.prompts import Message
+from grpo_nb.runs import Run, project_path, refuse_changed, runs_root
+from grpo_nb.runs.config import ModelConfig, PolicyConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+
+# Unsloth and TRL set these variables for their own vLLM. A later engine must not see them, whether
+# it runs in this process or in a child process.
+ENGINE_VARIABLES = [
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+]
+# Our values of Unsloth's variables for vLLM, unless the user has set them. FlashInfer's sampler
+# refuses a T4, and merging the adapter into 16-bit weights rounds most of a small update away.
+UNSLOTHS_VLLM = {"UNSLOTH_VLLM_NO_FLASHINFER": "1", "UNSLOTH_VLLM_MERGED_ROLLOUT": "0"}
+
+
+class Policy(NamedTuple):
+    """Hold a model that is being trained, and provide an engine that samples from it.
+
+    vllm: Whether Unsloth started vLLM with the model.
+    backend: "unsloth" or "transformers".
+    environment: Values of the ENGINE_VARIABLES before the model was loaded; None if unknown.
+    """
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    vllm: bool
+    backend: str = "unsloth"
+    environment: Mapping[str, str] | None = None
+
+    @property
+    def processing_class(self) -> "PreTrainedTokenizerBase | ProcessorMixin":
+        """Return the processor with which TRL encodes prompts, or else the tokenizer."""
+        return getattr(self.tokenizer, "processor", self.tokenizer)
+
+    @property
+    def engine(self) -> Engine:
+        """Return an engine for the policy's current weights; sampling does not disturb training."""
+        if self.vllm:
+            return VllmEngine(self.model.vllm_engine, self.tokenizer, self.live_adapter)
+        return engine_of(self.model, self.tokenizer, partial(_for_inference, self))
+
+    @property
+    def folds_adapter(self) -> bool:
+        """Return whether the adapter is merged into vLLM's weights, instead of passed as LoRA."""
+        return self.vllm and hasattr(self.model.vllm_engine, "_unsloth_merged_rollout_wrapped")
+
+    def live_adapter(self, *args: Any, **kwargs: Any) -> Any:
+        """Return vLLM's LoRA request for the adapter's current weights; ignore the arguments."""
+        return self.model.load_lora(_live_folder().name, load_tensors=True)
+
+    def generate(self, prompts: Sequence[list[Message]], **sampling: Any) -> list[list[Sample]]:
+        """Sample completions, as `Engine.generate` does."""
+        return self.engine.generate(prompts, **sampling)
+
+    def close(self) -> None:
+        """Free the memory and make the model unusable, even if other names still refer to it.
+
+        A notebook's kernel keeps running after the last cell, and keeps every name.
+        """
+        import torch
+
+        if self.vllm:
+            self.engine.close()
+            del self.model.vllm_engine
+        if self.environment is not None:
+            for name in ENGINE_VARIABLES:
+                os.environ.pop(name, None)
+            os.environ.update(self.environment)
+        for module in self.model.modules():
+            vars(module).pop("quant_state", None)  # both a 4-bit layer and its weight refer to it
+        for tensor in [*self.model.parameters(), *self.model.buffers()]:
+            vars(tensor).pop("quant_state", None)
+            tensor.grad, tensor.data = None, torch.empty(0, dtype=tensor.dtype)
+        free_memory()
+
+
+@contextmanager
+def _for_inference(policy: Policy) -> Iterator[None]:
+    """Set the policy to evaluation mode without gradient checkpointing, and restore it afterwards.
+
+    With gradient checkpointing, `generate` has no key-value cache, and its output is garbage.
+    """
+    model, was_training = policy.model, policy.model.training
+    if policy.backend == "unsloth":
+        fast_model = import_unsloth(has_vision(model.config))
+        fast_model.for_inference(model)
+    model.eval()
+    try:
+        yield
+    finally:
+        if policy.backend == "unsloth":
+            fast_model.for_training(model)
+        model.train(was_training)
+
+
+def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig | None = None) -> Policy:
+    """Load a base to train, either with a new LoRA adapter on its linear layers or in full.
+
+    Args:
+        config: The settings of the model and of its adapter.
+        seed: The seed of the adapter's initial weights.
+        policy: The settings of the policy, such as its backend; None for the defaults.
+    """
+    policy = policy or PolicyConfig()
+    bound_kernels()
+    # vLLM supports no adapter on the vision tower.
+    choice = "off" if config.vision_tower else config.fast_inference
+    vllm = use_vllm(choice, config.quantization, policy)
+    environment = {name: os.environ[name] for name in ENGINE_VARIABLES if name in os.environ}
+    if policy.backend == "unsloth" and (note := several_gpus()):
+        print(note)
+    with quiet(), hub_errors(config.model_path):
+        if policy.backend == "unsloth":
+            model = _load_unsloth(config, seed, policy, vllm)
+        else:
+            model = _load_transformers(config, seed, policy)
+    tokenizer = load_tokenizer(config.model_path, config.chat_template_kwargs)
+    vllm = vllm and has_engine(model, config)
+    result = Policy(model, tokenizer, vllm, policy.backend, environment)
+    if config.adapter:
+        folder = runs_root() / config.adapter / "train/adapter"
+        if folder.is_dir():
+            refuse_changed(Run(config.adapter), "03", "or set model.adapter to another")
+        load_weights(result, folder if folder.is_dir() else project_path(config.adapter))
+    return result
+
+
+def has_engine(model: "PreTrainedModel", config: ModelConfig) -> bool:
+    """Return whether Unsloth has started vLLM with the model; if it has not, print a note.
+
+    Raises:
+        RuntimeError: `model.fast_inference` is "vllm", but Unsloth has not started vLLM.
+    """
+    if hasattr(model, "vllm_engine"):
+        return True
+    reason = f"Unsloth does not run {config.model_path} with vLLM on this GPU"
+    if config.fast_inference == "vllm":
+        raise RuntimeError(f"{reason}: set model.fast_inference = 'detect'")
+    print(f"{reason}: transformers generates the completions, which takes longer")
+    return False
+
+
+@cache
+def _live_folder() -> tempfile.TemporaryDirectory:
+    """Return this process's folder, to which Unsloth writes the live adapter's configuration."""
+    return tempfile.TemporaryDirectory(prefix="live_adapter")
+
+
+def import_unsloth(vision: bool = False) -> Any:
+    """Import and return Unsloth's `FastLanguageModel`, or its `FastVisionModel` if `vision`."""
+    # On a GPU, Unsloth writes compiled code, by default into the working directory.
+    cache_folder = str(runs_root() / ".unsloth_compiled_cache")
+    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", cache_folder)
+    from unsloth import FastLanguageModel, FastVisionModel
+
+    return FastVisionModel if vision else FastLanguageModel
+
+
+def _load_unsloth(
+    config: ModelConfig, seed: int, policy: PolicyConfig, vllm: bool
+) -> "PreTrainedModel":
+    options: dict[str, Any] = {}
+    if vllm:
+        options = {
+            "max_lora_rank": config.lora_rank,
+            "gpu_memory_utilization": policy.gpu_memory_utilization,
+            "unsloth_vllm_standby": policy.standby,
+        }
+        for name, value in UNSLOTHS_VLLM.items():
+            os.environ.setdefault(name, value)
+        _announce_standby(policy.standby)
+    import_unsloth()  # must precede the import of transformers, which reads the config
+    vision = _reads_images(config)
+    fast_model = import_unsloth(vision)
+    hide_bars()
+    # Recomputing activations halves the memory that a GPU needs, but also the speed of a CPU.
+    checkpointing = "unsloth" if cuda_available() else False
+    model, _ = fast_model.from_pretrained(
+        find_model(config.model_path),
+        max_seq_length=config.max_seq_length,
+        load_in_4bit=config.quantization == "4bit",
+        full_finetuning=policy.finetuning == "full",
+        use_gradient_checkpointing=checkpointing,
+        fast_inference=vllm,
+        **options,
+    )
+    never_sample_images(model)
+    if policy.finetuning == "full":
+        return model
+    model = unpacked(model)
+    arguments = lora_arguments(config, model)
+    if vision and not config.vision_tower:  # Unsloth matches leaf names in the decoder
+        leaves = {leaf(name) for name in arguments["target_modules"]}
+        arguments |= {"target_modules": sorted(leaves), "finetune_vision_layers": False}
+    return fast_model.get_peft_model(
+        model,
+        **arguments,
+        use_gradient_checkpointing=checkpointing,
+        random_state=seed,
+    )
+
+
+def _reads_images(config: ModelConfig) -> bool:
+    """Return whether Unsloth loads the model with `FastVisionModel`, which needs a GPU.
+
+    Raises:
+        ValueError: There is no GPU, and without a GPU Unsloth would load only a part of the model.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as TEXT
+
+    base = read_config(find_model(config.model_path))
+    if not has_vision(base) or cuda_available():
+        return has_vision(base)
+    if TEXT.get(type(base), None) is not auto_class(base)._model_mapping[type(base)]:
+        why = f"Unsloth loads the vision-language model {config.model_path} on a GPU only"
+        raise ValueError(f"{why}: set policy.backend = 'transformers'")
+    return False
+
+
+def _announce_standby(standby: bool) -> None:
+    """Set the variable that Unsloth reads on import to decide how to use the GPU's memory."""
+    name, value = "UNSLOTH_VLLM_STANDBY", "1" if standby else "0"
+    if "unsloth" in sys.modules and os.environ.get(name, "0") != value:
+        raise RuntimeError(
+            f"policy.standby = {standby} comes too late: Unsloth was imported with the other "
+            "value. Restart the kernel"
+        )
+    os.environ[name] = value
+
+
+def _load_transformers(config: ModelConfig, seed: int, policy: PolicyConfig) -> "PreTrainedModel":
+    import torch
+
+    model = unpacked(load_base(config.model_path, config.quantization))
+    if not cuda_available():
+        lm_head.install()
+    if policy.finetuning == "full":
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    # peft's preparation for 4-bit training is left out: TRL enables the input gradients, and
+    # Unsloth does not cast the norms and the head to fp32 either.
+    torch.manual_seed(seed)
+    arguments = lora_arguments(config, model)
+    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **arguments))
+
+
+def load_weights(policy: Policy, folder: Path) -> None:
+    """Overwrite the policy's weights in place with a saved adapter or a saved full model.
+
+    Args:
+        policy: The policy. If it has an adapter, only the adapter changes.
+        folder: A folder with safetensors, and with adapter_config.json if they are an adapter's.
+
+    Raises:
+        FileNotFoundError: The folder contains no safetensors.
+        ValueError: The base, a tensor, its shape or the adapter's scale differs from the policy's.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(
+            f"{folder} holds no .safetensors: give the folder of a saved adapter or model"
+        )
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    model = policy.model
+    weights = model.state_dict()
+    if hasattr(model, "peft_config"):
+        from peft import get_peft_model_state_dict
+
+        weights = get_peft_model_state_dict(model, save_embedding_layers=False)
+        config, saved_config = model.peft_config["default"], adapter_config(folder)
+        trained_base(config.base_model_name_or_path, folder)
+        alpha = saved_config["lora_alpha"]
+        if saved_config["r"] == config.r and alpha != config.lora_alpha:
+            raise ValueError(
+                f"the adapter in {folder} has lora_alpha = {alpha}, the policy "
+                f"{config.lora_alpha}: load the policy with model.lora_alpha = {alpha}"
+            )
+    _refuse_other_shapes(weights, tensors, folder)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            weights[name].copy_(tensor)
+
+
+def _refuse_other_shapes(weights: dict[str, Any], tensors: dict[str, Any], folder: Path) -> None:
+    """Raise ValueError if a tensor is missing, has another shape, or has no weight of its name."""
+    places = {weights[name].data_ptr() for name in tensors.keys() & weights.keys()}
+    for name in sorted(weights.keys() | tensors.keys()):
+        here = tuple(weights[name].shape) if name in weights else None
+        there = tuple(tensors[name].shape) if name in tensors else None
+        is_tied = there is None and weights[name].data_ptr() in places
+        if here != there and not is_tied:
+            raise ValueError(
+                f"{folder} does not fit the policy: {name} is "
+                f"{there or 'missing'} there and {here or 'missing'} here. Load the "
+                "policy with the base, model.lora_rank and policy.finetuning that it was saved "
+                "with"
+            )

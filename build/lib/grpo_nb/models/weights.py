@@ -1,0 +1,145 @@
+"""Load a base, with or without an adapter, in the precision that suits the machine."""
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_nb.models.hub import find_model, hide_bars, hub_errors, quiet
+from grpo_nb.models.vision import auto_class, image_tokens, read_config
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+def cuda_available() -> bool:
+    """Return whether torch can use a GPU."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def has_bf16() -> bool:
+    """Return whether the GPU, or else the CPU, computes in bf16 without slow emulation.
+
+    Unsloth uses the same rule. A merged model must compute in the same precision as the policy.
+    ONEDNN_MAX_CPU_ISA=AVX2 hides bf16 from oneDNN, which computes in it on a CPU.
+    """
+    import torch
+
+    if cuda_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    features = torch.cpu.get_capabilities()
+    native = any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return native and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def weights_dtype() -> "torch.dtype":
+    """Return bf16 if the machine computes in it, else fp16 on a GPU and fp32 on a CPU."""
+    import torch
+
+    if has_bf16():
+        return torch.bfloat16
+    return torch.float16 if cuda_available() else torch.float32
+
+
+def sharded() -> bool:
+    """Return whether the launcher shards the weights: by FSDP, or by DeepSpeed ZeRO-3."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        return os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"
+    return os.environ.get("ACCELERATE_USE_FSDP") == "true"
+
+
+def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrainedModel":
+    """Load a model with plain transformers.
+
+    Args:
+        model_path: Folder or hub name.
+        quantization: "4bit", or "16bit" for no quantization beyond that of the checkpoint.
+        changes: Arguments of from_pretrained that replace ours, such as dtype.
+    """
+    from transformers import BitsAndBytesConfig
+
+    # Otherwise every process prints bitsandbytes' hint to install a faster kernel.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # each launched process has its own GPU
+    arguments = {
+        "dtype": weights_dtype(),
+        "use_safetensors": True,
+        # Weights that will be sharded need not fit on one GPU.
+        "device_map": gpu if cuda_available() and not sharded() else "cpu",
+    }
+    if quantization == "4bit":  # with Unsloth's settings; a 4-bit checkpoint has its own
+        arguments["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=weights_dtype(),
+        )
+    path = find_model(model_path)
+    hide_bars()
+    model = auto_class(read_config(path)).from_pretrained(path, **arguments | changes)
+    never_sample_images(model)
+    for module in model.modules():
+        # Otherwise bitsandbytes repacks the weights on some CPUs in the first forward pass.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model
+
+
+def never_sample_images(model: "PreTrainedModel") -> None:
+    """Keep this model's `generate` from sampling image tokens, even when TRL calls it."""
+    if tokens := image_tokens(model.config):
+        model.generation_config.suppress_tokens = tokens
+
+
+def load_dequantized(model_path: str, quantization: str) -> "PreTrainedModel":
+    """Load a base in bf16, with the weight values that a policy of this quantization uses."""
+    import torch
+
+    model = load_base(model_path, quantization, dtype=torch.bfloat16)
+    return dequantized(model) if hasattr(model.config, "quantization_config") else model
+
+
+def dequantized(model: "PreTrainedModel") -> "PreTrainedModel":
+    """Unpack a 4-bit model into the 16-bit or 32-bit weights that it computes with."""
+    from transformers.integrations.bitsandbytes import Bnb4bitDeserialize
+
+    # On saving, transformers reverses the conversions of loading, which fails for 4-bit weights.
+    model._weight_conversions = [
+        conversion
+        for conversion in model._weight_conversions
+        if not any(
+            isinstance(operation, Bnb4bitDeserialize)
+            for operation in getattr(conversion, "operations", [])
+        )
+    ]
+    with quiet():  # transformers prints the dtype
+        return model.dequantize()
+
+
+def unpacked(model: "PreTrainedModel") -> "PreTrainedModel":
+    """Dequantise a 4-bit model if there is no GPU: a CPU would do so again in each forward pass."""
+    is_packed = getattr(model, "is_loaded_in_4bit", False) and not cuda_available()
+    return dequantized(model) if is_packed else model
+
+
+def load_checkpoint(
+    model_path: str, *, adapter: Path | None, quantization: str
+) -> "PreTrainedModel":
+    """Load a model that will not be trained, with plain transformers and peft.
+
+    Args:
+        model_path: Folder or hub name of the base, or of a merged model.
+        adapter: Folder of the adapter to load; None for the model alone.
+        quantization: "4bit" or "16bit".
+    """
+    with quiet(), hub_errors(model_path):
+        model = unpacked(load_base(model_path, quantization))
+        if adapter is not None:
+            from peft import PeftModel
+
+            with hub_errors(str(adapter)):
+                model = PeftModel.from_pretrained(model, adapter)
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,88 @@
+"""`python -m grpo_nb checklist`: the checks of a run with their evidence, and what to do next.
+
+Each stage writes its checks into its manifest entry. The checklist lists them, and adds the checks
+that concern the whole run. A check that a stage has not written yet has the state "not yet".
+"""
+
+from collections import Counter
+from itertools import takewhile
+from typing import Any
+
+from grpo_nb.checks import shown
+from grpo_nb.evaluation.placebos import caused
+from grpo_nb.runs import NOTEBOOKS, Check, Run, refuse_undone
+
+EXPECTED = {
+    "01": ("dataset", "no leakage", "prompt length"),
+    "02": ("rewards", "base model", "completion length"),
+    "03": ("memory", "tracking", "reward rises", "alerts", "format"),
+    "04": ("merge", "baseline", "better"),
+}
+READ = "No check reads completions: read some, docs/reading-a-run.md#reading-completions"
+
+
+def examine(run: Run) -> list[dict[str, str]]:
+    """Return stage, name, state, evidence and fix of every check, in the order of the stages.
+
+    Raises:
+        ValueError: manifest.json or config.yaml cannot be read.
+    """
+    lines, manifest = [], run.manifest()
+    for stage, expected in EXPECTED.items():
+        line = _stage(run, stage, manifest.get(stage, {}))
+        lines.append({"stage": stage, **line})
+        checks = {check["name"]: check for check in manifest.get(stage, {}).get("checks", [])}
+        for name in dict.fromkeys([*expected, *checks]):
+            missing = {"name": name, "state": "not yet", "evidence": "", "fix": line["fix"]}
+            if line["state"] == "ok":
+                missing["fix"] = f"{NOTEBOOKS[stage]} lacks this check: run that notebook again"
+            lines.append({"stage": stage, **checks.get(name, missing)})
+    finished = list(takewhile(lambda stage: run.state(stage).status == "done", NOTEBOOKS))
+    if finished:
+        whole = [_unchanged(run, finished), _reproducible([manifest[stage] for stage in finished])]
+        if "04" in finished and whole[0].state == "ok":
+            whole += caused(run)
+        lines += [{"stage": "all", **check._asdict()} for check in whole]
+    return lines
+
+
+def _stage(run: Run, stage: str, entry: dict[str, Any]) -> dict[str, str]:
+    """Return whether a stage is done, or else why not and which command continues the run."""
+    status, evidence, fix = run.state(stage)
+    state = {"done": "ok", "failed": "stop", "cut off": "stop"}.get(status, "not yet")
+    if status == "done":
+        evidence = f"done in {entry.get('seconds', 0):.0f} s"
+    elif status == "running":
+        fix = "wait"
+    return {"name": NOTEBOOKS[stage], "state": state, "evidence": evidence, "fix": fix}
+
+
+def _unchanged(run: Run, done: list[str]) -> Check:
+    try:
+        refuse_undone(run, f"{int(done[-1]) + 1:02}")
+    except ValueError as error:
+        return Check("unchanged", "stop", str(error), "")
+    count = sum(len(run.manifest()[stage]["outputs"]) for stage in done)
+    return Check("unchanged", "ok", f"{count} files are as their stages wrote them")
+
+
+def _reproducible(entries: list[dict[str, Any]]) -> Check:
+    origins = [[entry[key] for key in ("git_commit", "seed", "versions")] for entry in entries]
+    commit, seed, versions = origins[0]
+    same = all(origin == origins[0] for origin in origins)
+    evidence = f"commit {commit[:12]}{commit[40:]}, seed {seed}, trl {versions['trl']}; "
+    evidence += "the same in each stage" if same else "stages differ in one of these"
+    if same and len(commit) == 40:
+        return Check("reproducible", "ok", evidence)
+    fix = "run all stages from one commit, with the same packages, and nothing uncommitted in "
+    return Check("reproducible", "warning", evidence, f"{fix}grpo_nb/ and data/")
+
+
+def report(run: Run) -> int:
+    """Print each check, with its fix on the line below; return 1 if one is a "stop", else 0."""
+    lines = examine(run)
+    for line in lines:
+        print(line["stage"], shown(**{key: line[key] for key in Check._fields}), sep="  ")
+    counts = Counter(line["state"] for line in lines)
+    print(", ".join(f"{count} {state}" for state, count in counts.items()), READ, sep="\n")
+    return int("stop" in counts)

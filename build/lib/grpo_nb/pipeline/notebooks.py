@@ -1,0 +1,404 @@
+"""Run the four notebooks with papermill, with the settings of a run file and of `--set`.
+
+A run file:
+
+    name: mine
+    profile: tiny-cpu
+    train.max_steps: 200
+    rewards.reward_weights: "1, 0.5, 0, 0"
+
+Everything that can be checked in advance is checked before anything starts. Each notebook runs in
+its own kernel. If a kernel ends too early, an error gives the reason, and the stage is not left as
+"running".
+"""
+
+import ast
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from grpo_nb.machine import limit_spinning
+from grpo_nb.runs import (
+    NOTEBOOKS,
+    PROJECT_ROOT,
+    Run,
+    project_path,
+    refuse_undone,
+    refuse_unknown,
+    resolve_stages,
+)
+from grpo_nb.runs import config as configs
+from grpo_nb.runs.files import disk_error, read_json, read_yaml
+from grpo_nb.runs.profiles import TASKS
+from grpo_nb.runs.signals import signals
+
+FOLDERS = ("data.source", "model.model_path")  # these may also be files
+PATHS = (*FOLDERS, "data.environment", "rewards.preset", "rewards.cases")
+QUIET = {
+    "TQDM_DISABLE": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+# Silences each kernel's warnings that it uses a local TCP port, and that it was interrupted.
+KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=50"]
+KERNEL_ENDED = (
+    "stopped because its kernel died: the system killed it when memory ran out "
+    "(docs/troubleshooting.md#out-of-memory), a user killed it, or a cell called exit. What was "
+    "written before is kept"
+)
+
+
+class StageFailed(RuntimeError):
+    """Report where and why a notebook did not finish."""
+
+
+class Stopped(StageFailed):
+    """Report that a signal, number `signal`, stopped the notebook after it had saved its work."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.signal = number
+
+
+def planned_run(
+    file: str | None, name: str | None, profile: str | None, assignments: Sequence[str]
+) -> tuple[str, str, dict[str, Any]]:
+    """Combine a run file with the command line, whose values override the file's.
+
+    Args:
+        file: A run file, if there is one.
+        name: The name of the run; by default the one in the file, or the file's own name. Without
+            a file, it is made from profile and time.
+        profile: The profile of the run.
+        assignments: Settings in the form of `--set`, such as ["train.max_steps=20"].
+
+    Returns:
+        The run's name, profile and settings.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file cannot be read.
+    """
+    settings = _run_file(Path(file)) if file else {}
+    stem = Path(file).stem if file else f"{profile or 'auto'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    in_file = {"name": settings.pop("name", stem), "profile": settings.pop("profile", "auto")}
+    name = str(in_file["name"] or "") if name is None else name
+    profile = in_file["profile"] if profile is None else profile
+    return name, profile, with_full_paths(settings) | assigned(assignments)
+
+
+def _run_file(path: Path) -> dict[str, Any]:
+    """Read a run file, or the values that were set in a run's own config.yaml."""
+    content = read_yaml(path)
+    if "settings" not in content:
+        return content
+    config = configs.read(path)
+    return {"profile": config.profile, **configs.set_values(config)}
+
+
+def resolve_run(
+    run: Run,
+    profile: str = "auto",
+    settings: Mapping[str, Any] | None = None,
+    first: str = "01",
+    last: str = "04",
+    force: bool = False,
+) -> tuple[configs.RunConfig, dict[str, Any]]:
+    """Resolve the settings of a run, and refuse those that would fail; write nothing.
+
+    Returns:
+        The configuration, and the settings of this call and of earlier calls for these stages,
+        converted to their types.
+
+    Raises:
+        ValueError: A setting is unknown or does not fit, rewards cannot be loaded, or an earlier
+            stage is missing.
+    """
+    from grpo_nb.rewards import load_rewards
+
+    for stage in (first, last):
+        refuse_unknown("stage", stage, list(NOTEBOOKS))
+    if last < first:
+        raise ValueError(f"--from {first} --to {last}: --from must not come after --to")
+    settings = configs.full_names(settings or {})
+    earlier = kept_settings(run, first) if first > "01" else {}
+    config = resolve_stages(run, earlier | settings, first, last, profile)
+    if config.trl:  # TRL may be imported here: only kernels must import Unsloth before it
+        from grpo_nb.training import refuse_unknown_trl
+
+        refuse_unknown_trl(config)
+    load_rewards(config.rewards)
+    if not force:
+        refuse_undone(run, first)
+    for name in [name for name in settings if configs.stage_of(name) < first]:
+        if configs.flatten(config)[name] != configs.flatten(run.config()).get(name):
+            raise ValueError(
+                f"{name} belongs to stage {configs.stage_of(name)}, which --from {first} "
+                f"does not run: use --from {configs.stage_of(name)}"
+            )
+    values = configs.set_values(config)
+    return config, {name: v for name, v in values.items() if configs.stage_of(name) >= first}
+
+
+def refuse_unusable_inputs(config: configs.RunConfig, first: str) -> None:
+    """Refuse files and folders that are missing, and a file whose first rows cannot be used.
+
+    Raises:
+        FileNotFoundError: The model, the data or the file of attacks does not exist.
+        ValueError: The first rows cannot be used.
+    """
+    from grpo_nb import data, reward_lab
+    from grpo_nb.models import hub
+
+    hub.find_model(config.model.model_path)
+    if config.rewards.cases:
+        reward_lab.read_attacks(project_path(config.rewards.cases))
+    if first == "01":
+        data.refuse_unusable_rows(config.data)
+
+
+def kept_settings(run: Run, first: str) -> dict[str, Any]:
+    """Return the values that earlier calls set for the stages from `first` on."""
+    settings = {k: v for k, v in run.settings().items() if configs.stage_of(k) >= first}
+    settings.pop("train.resume", None)  # it applies to one training run only
+    return settings
+
+
+def assigned(assignments: Sequence[str]) -> dict[str, Any]:
+    """Convert the assignments of `--set` to settings, {"train.max_steps": "20"}.
+
+    The value of a `trl.…` name is parsed as a Python literal if it is one.
+
+    Raises:
+        ValueError: An assignment has no `=`.
+    """
+    settings: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise ValueError(f"--set {assignment!r}: write NAME=VALUE, such as train.beta=0.1")
+        settings[name.strip()] = value
+        if name.startswith("trl."):
+            with suppress(ValueError, SyntaxError):  # not a literal: it stays text
+                settings[name.strip()] = ast.literal_eval(value)
+    return with_full_paths(settings)
+
+
+def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Make relative paths of existing files and folders absolute."""
+    return {
+        name: _full_path(name, value) if name in PATHS and isinstance(value, str) else value
+        for name, value in settings.items()
+    }
+
+
+def _full_path(name: str, value: str) -> str:
+    """Make an existing path absolute, even in "mine.py:Guess"; return anything else unchanged.
+
+    The name of a task, environment or preset is not taken for a folder of that name.
+    """
+    path, colon, of_file = value.partition(":") if ".py:" in value else (value, "", "")
+    folder = name in FOLDERS and path not in ("", *TASKS) and Path(path).is_dir()
+    there = folder or Path(path).is_file()
+    return f"{Path(path).resolve()}{colon}{of_file}" if there else value
+
+
+def plan(run: Run, config: configs.RunConfig, first: str, last: str) -> str:
+    """Describe the stages that would run, and every non-default setting with its source."""
+    import pandas as pd
+
+    stages = ", ".join(name for stage, name in NOTEBOOKS.items() if first <= stage <= last)
+    rows = configs.describe(config, "task", "seed", *configs.SECTION_STAGE)
+    table = pd.DataFrame([row for row in rows if row["from"] != "default"], columns=list(rows[0]))
+    text = table.drop(columns="meaning").to_string(index=False)
+    return f"{run.path}, profile {config.profile}: {stages}\n{text}"
+
+
+def run_pipeline(
+    name: str,
+    profile: str = "auto",
+    settings: Mapping[str, Any] | None = None,
+    first: str = "01",
+    last: str = "04",
+    force: bool = False,
+    dry_run: bool = False,
+) -> Run:
+    """Execute the stages from `first` to `last`, and print each with its progress.
+
+    Args:
+        name: The name of the run; an existing run is executed again in place.
+        profile: A name in grpo_nb/runs/profiles/, or "auto" for the one that fits this machine.
+        settings: Dotted names to values, {"train.max_steps": 20}.
+        first: The first stage, "01" … "04"; the stages before it must be done.
+        last: The last stage, "01" … "04".
+        force: Whether to start a stage even if its inputs have changed.
+        dry_run: Whether to start nothing, and only print what would be executed.
+
+    Raises:
+        ValueError: Before anything starts: a setting is unknown or does not fit, or an earlier
+            stage is missing.
+        RuntimeError: Another process is using the run.
+        StageFailed: A notebook did not finish; its executed part is kept.
+        Stopped: SIGTERM or SIGINT was received; training saved a checkpoint first.
+    """
+    from grpo_nb import training
+
+    run = Run(name)
+    config, converted_settings = resolve_run(run, profile, settings, first, last, force)
+    refuse_unusable_inputs(config, first)
+    if dry_run:
+        print(plan(run, config, first, last))
+        return run
+    _papermill()  # imported early, while a signal still ends this process
+    lock = run.lock(".pipeline.lock")
+
+    def parameters(stage: str) -> dict[str, Any]:
+        its_own = {"run_name": name, "settings": configs.of_stage(stage, converted_settings)}
+        first_only = {"profile": config.profile, "task": config.task}
+        return its_own | (first_only if stage == "01" else {"force": force})
+
+    try:
+        run.write_config(config)
+        (run / "notebooks").mkdir(exist_ok=True)
+        for stage in [stage for stage in NOTEBOOKS if first <= stage <= last]:
+            _execute_stage(run, stage, parameters(stage))
+            if stage == "02" and (rescued := training.adopted(run)):
+                changes = ", ".join(f"{name} = {value!r}" for name, value in rescued.items())
+                print(f"the base earns nothing: starting again with {changes}", flush=True)
+                converted_settings |= rescued
+                if training.first_stage(rescued) == "01":
+                    _execute_stage(run, "01", parameters("01"))
+                _execute_stage(run, "02", parameters("02"))
+    finally:
+        lock.release()
+    return run
+
+
+def _execute_stage(run: Run, stage: str, parameters: dict[str, Any]) -> None:
+    """Run a notebook; SIGTERM and SIGINT interrupt its kernel, as the interrupt button does."""
+
+    def interrupt() -> None:
+        for child in psutil.Process().children():
+            child.send_signal(signal.SIGINT)
+
+    print(f"{NOTEBOOKS[stage]} …", flush=True)
+    # On a signal nbclient would end the kernel at once; in another thread it gets no signals.
+    pool = ThreadPoolExecutor(1)
+    with signals(interrupt) as received, pool:
+        task = pool.submit(execute_notebook, run, stage, parameters)
+        while wait([task], timeout=0.25).not_done:
+            if sys.stdout.isatty():
+                print(f"{run.progress():<79}", end="\r", flush=True)
+        if sys.stdout.isatty():
+            print(" " * 79, end="\r", flush=True)
+        try:
+            task.result()
+        except StageFailed as error:
+            text = f"{error}\nTo go on: python -m grpo_nb run --name {run.name} --from {stage}"
+            raise (Stopped(text, received[0]) if received else StageFailed(text)) from None
+
+
+def print_summary(run: Run, last: str = "04") -> None:
+    """Print the results of a run whose stages up to `last` are done, and where its files are.
+
+    Raises:
+        StageFailed: `last` is "02" and its verdict failed; raised after printing.
+    """
+    if last == "04":
+        for pair in read_json(run / "eval/report.json")["comparisons"]:
+            if pair["after"] == "merged" and pair["before"] in ("base", "warm-up"):
+                print(pair["sentence"])
+    failures = read_json(run / "rewards/report.json")["failures"] if last >= "02" else []
+    for failure in failures:
+        print(f"rewards    FAILED: {failure}")
+    if last >= "02" and not failures:
+        print("rewards    passed")
+    seconds = {NOTEBOOKS[k]: e["seconds"] for k, e in run.manifest().items() if k <= last}
+    print("time      ", ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items()))
+    for place in ("notebooks", "figures", *(["model/merged"] if last == "04" else [])):
+        print(f"{place.partition('/')[0]:<10} {run / place}")
+    if last == "02" and failures:
+        raise StageFailed(f"the rewards failed their test: {failures[0]}")
+
+
+def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> None:
+    """Run one notebook in its own kernel, and keep the executed copy in the run.
+
+    Raises:
+        StageFailed: A cell raised, the kernel died, the disk is full, or the notebook ended
+            before its stage was done.
+    """
+    source = PROJECT_ROOT / "notebooks" / f"{NOTEBOOKS[stage]}.ipynb"
+    target = run / "notebooks" / source.name
+    (run / "progress.json").unlink(missing_ok=True)
+    set_environment(run)
+    before = run.manifest().get(stage, {})
+    why, entry = _execute(source, target, parameters), run.manifest().get(stage, {})
+    if not why and (entry.get("status") != "done" or entry == before):
+        why = "ended before its last cell, which records the stage as done: was exit() called?"
+    if not why:
+        return
+    from grpo_nb.training.checkpoints import trained_steps
+
+    note = f"The notebook up to there: {target}"
+    if entry != before:  # otherwise the stage did not start, and its earlier results are valid
+        with suppress(OSError):  # a full disk, as `why` reports; the stage is then "cut off"
+            run.record(stage, {"status": "failed", "error": why})
+    if stage == "03" and (steps := trained_steps(run / "train")):
+        note += f"\nThe training is kept up to step {steps}"
+    raise StageFailed(f"{NOTEBOOKS[stage]} {why}\n{note}")
+
+
+def set_environment(run: Run) -> None:
+    """Set the environment of child processes: folders, no progress bars, little busy-waiting."""
+    limit_spinning()
+    path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
+    os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent)})
+
+
+def _papermill() -> Any:
+    # jsonschema would load this module to check the format of URLs, which notebooks do not have,
+    # and building its grammar would add 2 s to the import of papermill.
+    sys.modules.setdefault("rfc3987_syntax", None)
+    import papermill
+
+    return papermill
+
+
+def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
+    """Execute a notebook; return why it did not finish, or "" if it did."""
+    papermill = _papermill()
+    from nbclient.exceptions import DeadKernelError
+
+    try:
+        papermill.execute_notebook(
+            source,
+            target,
+            parameters=dict(parameters),
+            cwd=source.parent,
+            kernel_name="python3",
+            progress_bar=False,
+            extra_arguments=KERNEL_ARGUMENTS,
+            store_widget_state=False,
+        )
+    except papermill.PapermillExecutionError as error:
+        if error.ename == "KeyboardInterrupt":  # SIGTERM, too, interrupts the kernel
+            return f"was stopped in cell {error.exec_count}: {error.evalue or 'interrupted'}"
+        return f"failed in cell {error.exec_count}: {error.ename}: {error.evalue}"
+    except OSError as error:
+        return f"was stopped: {disk_error(target, error)}"
+    except DeadKernelError:
+        return KERNEL_ENDED
+    except RuntimeError as error:  # the kernel did not start
+        return f"failed: {error}"
+    return ""

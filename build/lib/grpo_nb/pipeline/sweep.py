@@ -1,0 +1,267 @@
+"""Execute the many runs of a sweep file, each in its own process, so that kill -9 loses nothing.
+
+    name: rates
+    settings: {train.max_steps: 100}
+    grid: {train.learning_rate: [1e-3, 3e-4], seed: [0, 1, 2]}
+
+Instead of `grid`, a file may have `list: [{train.beta: 0.01}, …]`. When the process that started a
+trial ends, the system sends SIGTERM to the trial, which then saves its work. There is no state
+outside the runs: a trial's manifest shows whether it is done, its config.yaml holds its settings,
+and its locks show whether a process is working on it. So each call to `run_sweep` starts every
+trial that is neither done nor in use. `cluster` does the same on Ray.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import product
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
+from typing import Any, NamedTuple
+
+from grpo_nb.machine import visible_gpus
+from grpo_nb.pipeline.notebooks import Stopped, resolve_run, with_full_paths
+from grpo_nb.runs import PROJECT_ROOT, Run, refuse_unknown, runs_root
+from grpo_nb.runs.files import read_yaml
+from grpo_nb.runs.signals import signals
+
+KEYS = ["name", "profile", "settings", "grid", "list"]
+LOCKS = (".lock", ".pipeline.lock")
+POLL = 0.05  # time between two polls of the trials [s]
+STOPPED = "stopped"
+# Runs a command, which gets SIGTERM when the thread that started this program ends.
+ENDS_WITH_STARTER = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Trial(NamedTuple):
+    """Define one run of a sweep: `swept` has the settings that vary, and `settings` has all."""
+
+    name: str
+    swept: dict[str, Any]
+    settings: dict[str, Any]
+
+
+class Sweep(NamedTuple):
+    """Hold the checked content of a sweep file."""
+
+    name: str
+    profile: str
+    trials: list[Trial]
+
+
+Command = Callable[[Sweep, Trial], list[str]]
+
+
+def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
+    """Read a sweep file, and check each trial as `grpo-nb run` would.
+
+    Args:
+        path: The YAML file.
+        elsewhere: Whether the trials run on other machines, so that the local GPU is irrelevant.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is not YAML, has an unknown key or setting, or varies nothing.
+    """
+    content = read_yaml(path)
+    for key in content:
+        refuse_unknown("key of a sweep", key, KEYS)
+    name, shared = content.get("name", path.stem) or "", content.get("settings") or {}
+    profile = content.get("profile", "auto")
+    if not isinstance(shared, dict):
+        raise ValueError(f"{path}: settings: write `setting: value` pairs")
+    if elsewhere and profile == "auto":
+        raise ValueError(f"{path}: name the cluster's profile: auto would choose one for this host")
+    trials: list[Trial] = []
+    for number, swept in enumerate(_points(path, content)):
+        for key in swept.keys() & shared.keys():
+            raise ValueError(f"{path}: {key} is varied, and set in settings: remove one of them")
+        run = Run(f"{name}-{number:03}")
+        config, settings = resolve_run(run, profile, with_full_paths(shared | swept))
+        profile = config.profile  # "auto" chooses for the first trial, and so for all
+        trials.append(Trial(run.name, swept, settings))
+    return Sweep(str(name), profile, trials)
+
+
+def _points(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the varied settings of each trial; the last setting of a grid varies fastest."""
+    grid, points = content.get("grid") or {}, content.get("list") or []
+    lists = isinstance(grid, dict) and all(isinstance(v, list) and v for v in grid.values())
+    pairs = isinstance(points, list) and all(isinstance(point, dict) for point in points)
+    if not (lists and pairs) or bool(grid) == bool(points):
+        raise ValueError(
+            f"{path}: a sweep needs something to vary: either grid: {{setting: [value, …], …}} or "
+            "list: [{setting: value, …}, …]"
+        )
+    return points or [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+
+def plan(sweep: Sweep) -> str:
+    """Return one line per trial with its varied settings."""
+    lines = []
+    for trial in sweep.trials:
+        swept = [f"{name} = {value}" for name, value in trial.swept.items()]
+        lines.append(f"{trial.name}  {', '.join(swept)}")
+    return "\n".join([f"sweep {sweep.name}: {len(lines)} trials, {sweep.profile}", *lines])
+
+
+def trial_command(sweep: Sweep, trial: Trial) -> list[str]:
+    """Return the `grpo-nb run` command that starts at the first stage that is not done."""
+    command = [sys.executable, "-m", "grpo_nb", "run", f"--name={trial.name}"]
+    command += [f"--profile={sweep.profile}", f"--from={Run(trial.name).undone()}"]
+    return command + [f"--set={name}={value}" for name, value in trial.settings.items()]
+
+
+def in_use(trial: Trial) -> bool:
+    """Return whether a process is using the run, even if it is only saving the trial's work."""
+    return Run(trial.name).in_use(*LOCKS)
+
+
+def waiting(sweep: Sweep) -> list[Trial]:
+    """Return the trials that are not done; those in use come last.
+
+    Raises:
+        ValueError: A trial's run exists with other settings.
+    """
+    for trial in sweep.trials:
+        run = Run(trial.name)
+        if not run.manifest():
+            continue
+        existing = run.settings() | {"profile": run.config().profile}
+        settings = trial.settings | {"profile": sweep.profile}
+        if changes := [f"{k} = {v}" for k, v in settings.items() if existing.get(k) != v]:
+            raise ValueError(
+                f"{run.path} exists and was not made with {', '.join(changes)}: give the sweep "
+                "another name"
+            )
+    return sorted((trial for trial in sweep.trials if Run(trial.name).undone()), key=in_use)
+
+
+def run_trial(
+    sweep: Sweep, trial: Trial, command: Command, environment: Mapping[str, str], stop: Event
+) -> str:
+    """Run a trial to its end, on this machine or on a cluster's node, and return how it ended.
+
+    The trial waits while another process is working on the run. Once `stop` is set, it saves its
+    work and ends.
+    """
+    run = Run(trial.name)
+    while run.undone():
+        if stop.is_set():
+            return STOPPED
+        if in_use(trial):
+            stop.wait(POLL)
+            continue
+        code = _attempt(run, command(sweep, trial), environment, stop)
+        # If the run is in use, another process was faster.
+        if run.undone() and not in_use(trial) and not stop.is_set():
+            return f"failed: {_why_failed(run, code)}"
+    return "done"
+
+
+def _attempt(run: Run, command: Sequence[str], environment: Mapping[str, str], stop: Event) -> int:
+    """Run a trial's process, with its output in the run's sweep.log, and return the exit code."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    with (run / "sweep.log").open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-I", "-c", ENDS_WITH_STARTER, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            cwd=PROJECT_ROOT,
+            env=os.environ | environment | {"GRPO_NB_RUNS": str(run.path.parent)},
+            start_new_session=True,  # only the driver gets Ctrl-C, and it ends the trials
+        )
+    try:
+        while process.poll() is None and not stop.wait(POLL):
+            pass
+    finally:  # Ray cancels its tasks by an exception
+        process.terminate()
+        code = process.wait()
+    return code
+
+
+def _why_failed(run: Run, code: int) -> str:
+    """Return the last error message in a trial's log."""
+    lines = (run / "sweep.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    messages = (line for line in reversed(lines) if line.startswith("grpo-nb: "))
+    return next(messages, f"ended with exit code {code}")
+
+
+def run_sweep(sweep: Sweep, jobs: int = 1, command: Command = trial_command) -> int:
+    """Run every unfinished trial on this machine, `jobs` at a time; print each start and end.
+
+    Args:
+        sweep: The sweep to run.
+        jobs: The number of trials at a time; at most one per GPU, if there are GPUs.
+        command: Returns the command of a trial, which must write the manifest of a finished run.
+
+    Returns:
+        0 if every trial is done, else 1.
+
+    Raises:
+        ValueError: Before anything starts: a run exists with other settings, or `jobs` is wrong.
+        Stopped: SIGTERM or SIGINT was received; running trials saved their work.
+    """
+    free, stop = SimpleQueue(), Event()
+    for share in shares(jobs):
+        free.put(share)
+
+    def run_one(trial: Trial) -> str:
+        share = free.get()
+        try:
+            if not stop.is_set():
+                print(f"{trial.name}: started", flush=True)
+            return run_trial(sweep, trial, command, share, stop)
+        finally:
+            free.put(share)
+
+    trials = waiting(sweep)
+    # A trial's process ends with its thread, and the threads live as long as the pool.
+    with signals(stop.set) as received, ThreadPoolExecutor(jobs) as pool:
+        try:
+            tasks = {pool.submit(run_one, trial): trial for trial in trials}
+            for task in as_completed(tasks):
+                if (outcome := task.result()) != STOPPED:
+                    print(f"{tasks[task].name}: {outcome}", flush=True)
+        finally:
+            stop.set()
+    return summarize(sweep, received)
+
+
+def summarize(sweep: Sweep, received: Sequence[int]) -> int:
+    """Print how many trials are done, and return the exit code of `run_sweep`."""
+    rest = sum(bool(Run(trial.name).undone()) for trial in sweep.trials)
+    counts = f"{len(sweep.trials) - rest} of {len(sweep.trials)} trials are done"
+    if received and rest:
+        raise Stopped(f"sweep stopped, {counts}; the same command continues it", received[0])
+    print(f"sweep {sweep.name}: {counts}")
+    print(f"compare: python -m grpo_nb report {runs_root()}/{sweep.name}-*")
+    return int(rest > 0)
+
+
+def shares(jobs: int) -> list[dict[str, str]]:
+    """Return environment variables for each concurrent trial: a GPU, or a share of the cores.
+
+    Raises:
+        ValueError: There are no jobs, or more jobs than GPUs.
+    """
+    gpus = visible_gpus()
+    if jobs < 1:
+        raise ValueError(f"--jobs {jobs}: it must be at least 1")
+    if gpus and jobs > len(gpus):
+        raise ValueError(
+            f"--jobs {jobs} with {len(gpus)} GPUs: one trial per GPU, so --jobs {len(gpus)}"
+        )
+    if gpus:
+        return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:jobs]]
+    share = max(1, len(os.sched_getaffinity(0)) // jobs)
+    return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}] * jobs

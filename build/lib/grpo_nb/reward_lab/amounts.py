@@ -1,0 +1,342 @@
+"""Score right answers, wrong ones and attacks, and say which attacks win.
+
+A *stop* is what a policy that maximises the weighted total would rather do than answer rightly, or
+what counts as right and is not. A *warning* is what makes learning slower: an attack that earns
+more than an honest wrong answer, or a right answer in a usual spelling that is not paid.
+"""
+
+import builtins
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from grpo_nb.checks import Check
+from grpo_nb.reward_lab.attacks import Attack, attacks_on, code_attacks, written_out
+from grpo_nb.reward_lab.scoring import Pair, Scorer, cut, prompt_text
+from grpo_nb.reward_lab.written import Written, distinct_rows, others_of
+from grpo_nb.rewards.judge import LLMJudge
+
+TIE = 1e-6
+MARK = "grpo_nb_was_here"  # what a completion's code sets if it runs in this process
+HACKS = ("hollow", "wrong")  # kinds of attacks
+HALF = 0.5  # share of the way below which a right answer is not paid
+FULL = 0.99  # share of the way from wrong to right that counts as right
+NEARLY = 0.25  # what counts as right and earns less by more than this share of the way is no stop
+MARGIN = 0.02  # share of the way from wrong to right that a difference has to exceed
+WON, GUESSED = 0.3, 0.6  # an attack wins on more than this share of rows; by luck it wins on some
+GUESSES = ("copied from the prompt", "every number", "any answer")
+LEAST_ROWS, MOST_ROWS = 1, 8
+FAMILIES, JUDGED_ROWS = 40, 2  # attacks on judges, and the rows on which they are scored
+SECONDS = 0.4  # for scoring attacks: slow rewards get fewer rows
+# Placeholders that say something of the right answer.
+KNOWING = re.compile(r"\{(answer|near|nearer|decimal|longer|comma|half|letter|altered|result)\}")
+# Once an attack of the first family wins, the others follow from it; None: all others.
+IMPLIED = {
+    "nothing written": None,
+    "any answer": None,
+    "empty form": ("nothing written", "plea"),
+    "mentioned": ("negated", "several answers", "every number", "equation", "part of a number"),
+    "several answers": ("every number", "equation"),
+    "stuffing": ("plea", "repetition"),
+    "length": ("repetition",),
+}
+
+
+class Roles(NamedTuple):
+    """Hold what each reward pays for, by number.
+
+    right: It pays a row's own answer more than another row's.
+    form: It pays both the same, and less where the form is missing.
+    shaping: Anything else.
+    """
+
+    right: list[int]
+    form: list[int]
+    shaping: list[int]
+    reversed: list[int]
+
+
+class Amounts(NamedTuple):
+    """Hold what completions earn, weighted, [rows] or [rows, rewards]."""
+
+    rows: list[int]
+    right: np.ndarray
+    wrong: np.ndarray
+    empty: np.ndarray
+    longer: np.ndarray  # a wrong answer with the reasoning that earns most
+
+    @property
+    def gap(self) -> np.ndarray:
+        """Return how much more a right answer earns than a wrong one, [rows]."""
+        return self.right.sum(axis=1) - self.wrong.sum(axis=1)
+
+
+def weighted(scorer: Scorer, weights: np.ndarray, pairs: Sequence[Pair]) -> np.ndarray:
+    """Return what each reward adds to the total, [pairs, rewards]; None counts as 0, as in TRL."""
+    return np.nan_to_num(scorer.scores(pairs) * weights)
+
+
+def right_text(written: Written, scorer: Scorer, row: int) -> str:
+    """Return the right completion of a row."""
+    if written.own is not None:
+        return str(written.own(scorer.rows[row]))
+    return written.write(written.answers[row])
+
+
+def amounts(scorer: Scorer, weights: np.ndarray, written: Written, rows: Sequence[int]) -> Amounts:
+    """Return what right, wrong and empty completions earn on these rows."""
+    others = others_of(written.answers)
+    texts = [
+        [right_text(written, scorer, row) for row in rows],
+        [written.write(others[row]) for row in rows],
+        [""] * len(rows),
+        [written.write(others[row], written.longer) for row in rows],
+    ]
+    each = [list(zip(rows, column, strict=True)) for column in texts]
+    scorer.beside = {row: [c[place][1] for c in each] for place, row in enumerate(rows)}
+    return Amounts(list(rows), *(weighted(scorer, weights, pairs) for pairs in each))
+
+
+def roles(
+    scorer: Scorer, weights: np.ndarray, written: Written, paid: Amounts, correct: Sequence[int]
+) -> Roles:
+    """Return what each reward pays for, by what it does; `correct` overrules for "right"."""
+    bare = [(row, f"{written.answers[row]}") for row in paid.rows if row in written.answers]
+    plain = weighted(scorer, weights, bare) if bare else paid.empty
+    sign = np.sign(weights) + (weights == 0)
+    more = (paid.right - paid.wrong) * sign  # whatever the weight, by the raw score
+    right, form, shaping, backwards = [], [], [], []
+    for number in range(len(scorer.funcs)):
+        gain, steady = more[:, number], np.abs(more[:, number]) <= TIE
+        extra = (paid.wrong[:, number].mean() - plain[:, number].mean()) * sign[number]
+        if number in correct or (not correct and gain.mean() > TIE and (gain < -TIE).mean() < 0.2):
+            right.append(number)
+        elif gain.mean() < -TIE and (gain > TIE).mean() < 0.2:
+            backwards.append(number)
+        elif steady.mean() > 0.5 and extra > TIE:
+            form.append(number)
+        else:
+            shaping.append(number)
+    return Roles(right, form, shaping, backwards)
+
+
+class Result(NamedTuple):
+    """Hold what an attack earns: means over its rows, and why it wins ("" if it loses)."""
+
+    attack: Attack
+    completion: str
+    scores: np.ndarray
+    total: float
+    right: float
+    wrong: float
+    level: str
+    because: str
+    payer: int
+
+
+def affordable_rows(scorer: Scorer, written: Written, most: int = MOST_ROWS) -> list[int]:
+    """Return the rows on which attacks are scored: fewer if the rewards are slow."""
+    if any(isinstance(func, LLMJudge) for func in scorer.funcs):
+        return distinct_rows(written.answers, JUDGED_ROWS)
+    each = float((scorer.seconds / np.maximum(scorer.calls, 1)).sum())
+    count = int(np.clip(SECONDS / max(60 * each, 1e-9), LEAST_ROWS, most))
+    return distinct_rows(written.answers, count)
+
+
+def attack_all(
+    scorer: Scorer,
+    weights: np.ndarray,
+    written: Written,
+    paid: Amounts,
+    part: Roles,
+    longest: int,
+    users: Sequence[Attack] = (),
+    executed: bool = False,
+) -> list[Result]:
+    """Score every attack on the rows of `paid`, and judge each.
+
+    Programs that end or change their process are left out if completions are `executed` in this
+    one. Slow rewards get one attack of each family.
+    """
+    others = others_of(written.answers)
+    is_slow = any(scorer.is_slow(number) for number in range(len(scorer.funcs)))
+    texts: dict[str, tuple[Attack, list[tuple[int, str]]]] = {}
+    for place, row in enumerate(paid.rows):
+        answer, question = written.answers[row], prompt_text(scorer.rows[row])
+        tests = scorer.rows[row].get("tests")
+        extra = code_attacks(answer, tests, executed) if tests else []
+        chosen = [*attacks_on(answer, users), *extra]
+        if is_slow:
+            chosen = list({attack.family: attack for attack in reversed(chosen)}.values())[::-1]
+        for attack in chosen:
+            text = written_out(attack, written, answer, others[row], question, longest)
+            if text is not None and (
+                attack.kind == "honest" or text != right_text(written, scorer, row)
+            ):
+                texts.setdefault(attack.name, (attack, []))[1].append((place, text))
+    everything = [(paid.rows[place], text) for _, each in texts.values() for place, text in each]
+    scores, start, results = weighted(scorer, weights, everything), 0, []
+    for attack, each in texts.values():
+        places, own = [place for place, _ in each], scores[start : start + len(each)]
+        start += len(each)
+        beside = _part_of(paid, places)
+        if scorer.grouped:
+            own, beside = _in_groups(scorer, weights, written, paid, each)
+        results.append(_judge(attack, each[0][1], own, beside, part))
+    return results
+
+
+def _part_of(paid: Amounts, places: Sequence[int]) -> Amounts:
+    return Amounts([paid.rows[place] for place in places], *(a[list(places)] for a in paid[1:]))
+
+
+def _in_groups(
+    scorer: Scorer,
+    weights: np.ndarray,
+    written: Written,
+    paid: Amounts,
+    each: Sequence[tuple[int, str]],
+) -> tuple[np.ndarray, Amounts]:
+    """Return what an attack and honest completions earn in one group, for each row."""
+    groups = []
+    for place, text in each:
+        row = paid.rows[place]
+        beside = [text, *scorer.beside[row]]
+        groups.append(np.nan_to_num(scorer.together(row, beside) * weights))
+    stacked = np.stack(groups, axis=1)  # [attack and honest ones, rows, rewards]
+    return stacked[0], Amounts([paid.rows[place] for place, _ in each], *stacked[1:])
+
+
+def runs_here(scorer: Scorer, written: Written, row: int) -> bool:
+    """Return whether a reward runs a completion's code in this process."""
+    if not scorer.rows[row].get("tests"):
+        return False
+    builtins.__dict__.pop(MARK, None)
+    scorer.scores([(row, written.write(f"import builtins\nbuiltins.{MARK} = True"))])
+    return builtins.__dict__.pop(MARK, False)
+
+
+def _judge(attack: Attack, text: str, scores: np.ndarray, paid: Amounts, part: Roles) -> Result:
+    """Return an attack's result from its scores, [rows of the attack, rewards]."""
+    level = because = ""
+    least = GUESSED if attack.family in GUESSES else WON
+    for name, reason, won in _tests(attack, scores, paid, part):
+        if won.mean() > least and (won.sum() > 1 or len(won) < 3):
+            level, because = name, reason
+            break
+    is_right = attack.kind in ("honest", "padded")
+    extra = (scores - (paid.right if is_right else paid.wrong)).mean(axis=0)
+    payer = int(extra.argmin() if attack.kind == "honest" else extra.argmax())
+    means = (float(each.sum(axis=1).mean()) for each in (scores, paid.right, paid.wrong))
+    return Result(attack, text, scores.mean(axis=0), *means, level, because, payer)
+
+
+def _tests(
+    attack: Attack, scores: np.ndarray, paid: Amounts, part: Roles
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Yield (level, why it wins, whether it does on each row), the worst first."""
+    total, full, low, none = (
+        each.sum(axis=1) for each in (scores, paid.right, paid.wrong, paid.empty)
+    )
+    gap = np.maximum(full - low, 0)
+    margin = MARGIN * gap + TIE
+    way = correctness(paid.right, part) - correctness(paid.wrong, part)
+    share = correctness(scores, part) - correctness(paid.wrong, part)
+    share = share / np.where(np.abs(way) > TIE, way, np.nan)
+    if attack.kind == "padded":
+        yield "warning", "earns more than the same answer without it", total > full + margin
+    elif attack.kind == "honest":
+        unpaid = np.nan_to_num(share, nan=1.0) < HALF
+        if attack.family == "line breaks":
+            unpaid = total < full - margin
+        yield "warning", "is right, and earns less", unpaid
+    else:
+        counts = np.nan_to_num(share) >= FULL
+        yield "stop", "earns more than a right answer", total > full + margin
+        yield "stop", "earns as much as a right answer", total > full - margin / 2
+        yield "stop", "counts as right", counts & (total > full - NEARLY * gap)
+        yield "warning", "counts as right, and earns less", counts
+        if not KNOWING.search(str(attack.completion)):
+            honest = np.maximum(low, paid.longer.sum(axis=1))
+            yield "warning", "earns more than an honest wrong answer", total > honest + margin
+        if attack.family == "empty form":
+            pays = (low > none + margin) & (total > low - margin)
+            yield "warning", "earns as much as an honest wrong answer", pays
+
+
+def correctness(scores: np.ndarray, part: Roles) -> np.ndarray:
+    """Return what the rewards that say "right" pay, [rows]."""
+    return scores[:, part.right].sum(axis=1)
+
+
+def findings(
+    results: Sequence[Result], names: Sequence[str], fix: Callable[[str], str], most: int = 6
+) -> list[Check]:
+    """Return a check for each family of attacks that wins, the worst first, without repetition."""
+    chosen: dict[str, list[Result]] = {}
+    for result in results:
+        if result.level:
+            chosen.setdefault(result.attack.family, []).append(result)
+    hidden = _implied(chosen)
+    checks = []
+    for family, each in chosen.items():
+        if family not in hidden:
+            each = [r for r in each if r.level == "stop"] or each
+            checks.append(_check(family, each, names, fix))
+    checks.sort(key=lambda check: check.state != "stop")
+    return checks
+
+
+def _implied(chosen: Mapping[str, Sequence[Result]]) -> set[str]:
+    """Return the families whose result follows from that of another one, of the same level."""
+    stops = {family for family, each in chosen.items() if any(r.level == "stop" for r in each)}
+    hacks = {family for family, each in chosen.items() if each[0].attack.kind in HACKS}
+    hidden: set[str] = set()
+    for family, implied in IMPLIED.items():
+        if family not in chosen or family in hidden:
+            continue
+        others = hacks - {family} if implied is None else hacks & set(implied)
+        hidden |= others if family in stops else others - stops
+    return hidden
+
+
+def _check(
+    family: str, each: Sequence[Result], names: Sequence[str], fix: Callable[[str], str]
+) -> Check:
+    """Return one check for the results of a family, which names the one that earns most."""
+    worst = max(each, key=lambda result: result.total - result.right)
+    if worst.attack.kind == "honest":
+        worst = min(each, key=lambda result: result.total - result.right)
+        ways = ", ".join(cut(result.completion[-60:], 60) for result in each[:4])
+        evidence = (
+            f"right answers that earn less: {ways}: {worst.total:.3g}, the reference "
+            f"{worst.right:.3g}; `{names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"
+        )
+        return Check(family, "warning", evidence, fix(family))
+    evidence = (
+        f"{cut(worst.completion)} {worst.because}: {worst.total:.3g}; right {worst.right:.3g}, "
+        f"wrong {worst.wrong:.3g}; `{names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"
+    )
+    more = [result.attack.name for result in each if result is not worst]
+    evidence += f" (so do: {', '.join(more[:3])})" if more else ""
+    return Check(family, worst.level, evidence, fix(family))
+
+
+def table(results: Sequence[Result], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return one line for each attack: what it is, what each reward pays, and whether it wins."""
+    return [
+        {
+            "attack": result.attack.name,
+            "kind": result.attack.kind,
+            **dict(zip(names, map(float, result.scores), strict=True)),
+            "total": result.total,
+            "right": result.right,
+            "wrong": result.wrong,
+            "won": result.level,
+            "because": result.because,
+            "completion": cut(result.completion),
+        }
+        for result in results
+    ]

@@ -1,0 +1,187 @@
+"""Sample baseline rollouts from the base once, and test rewards on them as often as needed.
+
+    test = open_test(stage, rewards.load_rewards(stage.config.rewards))
+    verdict = reward_lab.judge(test)
+
+`rewards/baseline.parquet` stores the completions and the sampling settings. A later call
+with the same settings reads this file, and samples only for prompts that are not in it.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from grpo_nb import data, environments, models
+from grpo_nb.data.images import variants
+from grpo_nb.environments.cache import Cache, answer_cached
+from grpo_nb.models import hub
+from grpo_nb.reward_lab.table import Bench, Row, bench_of
+from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.prompts import Completion
+from grpo_nb.runs import Run, Stage
+from grpo_nb.runs.config import RunConfig
+from grpo_nb.runs.files import digests, read_json
+
+KEPT_AT = "rewards/baseline.parquet"
+WARMED = "rewards/warm_up"  # folder of the weights after the SFT warm-up, from which GRPO starts
+REFERENCE_ROWS = 512  # rows whose reference answers are scored
+
+
+class Baseline(NamedTuple):
+    """Hold prompts and their sampled completions.
+
+    rows: Dataset rows, [prompts].
+    samples_P_G: Samples, [prompts][group].
+    unseen: Samples with swapped and with blank images, {kind of image: samples}; {} without images.
+    """
+
+    rows: list[Row]
+    samples_P_G: list[list[models.Sample]]
+    unseen: dict[str, list[list[models.Sample]]] = {}  # noqa: RUF012 (never changed)
+
+    @property
+    def completions_P_G(self) -> list[list[Completion]]:
+        return [[sample.completion for sample in group] for group in self.samples_P_G]
+
+    @property
+    def repeated_rows(self) -> list[Row]:
+        """Return the row of each sample."""
+        return [row for row, group in zip(self.rows, self.samples_P_G, strict=True) for _ in group]
+
+    @property
+    def samples(self) -> list[models.Sample]:
+        return [sample for group in self.samples_P_G for sample in group]
+
+
+class RewardTest(NamedTuple):
+    """Hold rewards and everything that they are tested on.
+
+    stage: Stage 02, with the settings of the run.
+    rows: Dataset rows, which include the reference answers.
+    baseline: Baseline rollouts for the first rows.
+    bench: The rewards, and the conditions under which they score completions.
+    """
+
+    stage: Stage
+    rows: list[Row]
+    baseline: Baseline
+    bench: Bench
+
+    def using(self, preset: RewardSet) -> "RewardTest":
+        """Return the same test with other rewards."""
+        return self._replace(bench=self.bench._replace(preset=preset))
+
+    def table(self) -> pd.DataFrame:
+        """Return the score table of the baseline rollouts, with the prompts' images, if any."""
+        table = self.bench.table(self.baseline.rows, self.baseline.completions_P_G)
+        if "images" in self.rows[0]:
+            table["images"] = [row["images"] for row in self.baseline.repeated_rows]
+        return table
+
+
+def sample(
+    run: Run,
+    rows: Sequence[Row],
+    config: RunConfig,
+    engine: models.Engine | None = None,
+    progress: models.Progress | None = None,
+    warmed: bool = True,
+    unseen: bool = True,
+) -> Baseline:
+    """Return completions of the model that training starts with, from the cache if possible.
+
+    The cache is written after each batch, so an interruption loses only the last batch.
+
+    Args:
+        run: The run with the cache.
+        rows: Dataset rows, [prompts].
+        config: The base model, its sampling settings, and `rewards.baseline_completions`.
+        engine: The engine of a loaded policy, which samples without its adapter unless there was
+            an SFT warm-up; None loads the model.
+        progress: A function of the number of completions done, their total, and a note.
+        warmed: Whether to use the weights after the SFT warm-up, if there was one.
+        unseen: Whether to sample again with swapped and with blank images, if the rows have any.
+    """
+    others, count = variants(rows) if unseen else {}, len(rows)
+    folder = warm_folder(run, config) if warmed else None
+    with ExitStack() as stack:
+        groups = answer_cached(
+            Cache(run / KEPT_AT, _settings(config, folder)),
+            list(chain(rows, *others.values())),
+            environments.of(config),
+            lambda: engine or stack.enter_context(closing(open_base(config, folder))),
+            max_completion_length=config.train.max_completion_length,
+            temperature=config.train.temperature,
+            num_generations=config.rewards.baseline_completions,
+            seed=config.seed,
+            batch_size=config.step_completions,  # the same batch as in training
+            adapter=folder is not None,
+            progress=progress,
+            show="the first completion" if progress else "",
+        )
+    parts = {way: groups[n * count :][:count] for n, way in enumerate(others, start=1)}
+    return Baseline(list(rows), groups[:count], parts)
+
+
+def warm_folder(run: Run, config: RunConfig) -> Path | None:
+    """Return the folder of the weights after the SFT warm-up, if there is one."""
+    folder = run / WARMED
+    return folder if config.train.sft_steps and folder.is_dir() else None
+
+
+def open_base(config: RunConfig, warmed: Path | None) -> models.Engine:
+    """Return an engine for the base model, or for the weights in the folder `warmed`, if given."""
+    model, whole = config.model, warmed and config.policy.finetuning == "full"
+    return models.open_engine(
+        str(warmed) if whole else model.model_path,
+        adapter=None if whole else warmed,
+        quantization=model.quantization,
+        chat_template_kwargs=model.chat_template_kwargs,
+    )
+
+
+def _settings(config: RunConfig, warmed: Path | None) -> dict[str, Any]:
+    """Return all settings that the samples depend on, and the digests of a local model's files."""
+    return {
+        "model_path": config.model.model_path,
+        "warm_up": warmed and read_json(warmed / "about.json")["of"],
+        "weights": digests(Path(hub.find_model(config.model.model_path)), "*"),
+        "quantization": config.model.quantization,
+        "chat_template_kwargs": config.model.chat_template_kwargs,
+        "max_completion_length": config.train.max_completion_length,
+        "temperature": config.train.temperature,
+        "baseline_completions": config.rewards.baseline_completions,
+        "seed": config.seed,
+        "environment": environments.identity(environments.of(config)),
+    }
+
+
+def open_test(
+    stage: Stage,
+    preset: RewardSet,
+    engine: models.Engine | None = None,
+    progress: models.Progress | None = None,
+) -> RewardTest:
+    """Return a test of rewards on baseline rollouts; sample the rollouts that the cache lacks.
+
+    Args:
+        stage: Stage 02, started or not.
+        preset: The rewards.
+        engine: A loaded engine, as `sample` takes it.
+        progress: A function of the number of completions done, their total, and a note.
+    """
+    rows = data.load(stage.run, "train")
+    first_rows = rows[: stage.config.rewards.baseline_prompts]
+    baseline = sample(stage.run, first_rows, stage.config, engine, progress)
+    return reward_test(stage, preset, rows, baseline)
+
+
+def reward_test(stage: Stage, preset: RewardSet, rows: list[Row], baseline: Baseline) -> RewardTest:
+    """Return a test of rewards under the conditions of the stage's training."""
+    model = stage.config.model
+    tokenizer = models.load_tokenizer(model.model_path, model.chat_template_kwargs)
+    return RewardTest(stage, rows, baseline, bench_of(stage.config, preset, tokenizer))

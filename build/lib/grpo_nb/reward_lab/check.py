@@ -1,0 +1,608 @@
+"""Test rewards before training: `check_rewards` says whether a policy can hack them, and how.
+
+    from grpo_nb import check_rewards
+    check_rewards([correct, well_formed], train_dataset)
+
+Nothing about the rewards is declared: how right answers are written, what each reward pays for, and
+on what else its scores depend is found by calling them.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from grpo_nb.checks import Check, Checks
+from grpo_nb.reward_lab import linter
+from grpo_nb.reward_lab.amounts import (
+    Amounts,
+    Result,
+    Roles,
+    affordable_rows,
+    amounts,
+    attack_all,
+    findings,
+    roles,
+    runs_here,
+    table,
+    weighted,
+)
+from grpo_nb.reward_lab.attacks import Attack
+from grpo_nb.reward_lab.mentions import columns_of, missing_columns
+from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, cut, prompt_text, read_rows
+from grpo_nb.reward_lab.written import (
+    LONG_STEPS,
+    Written,
+    answer_mark,
+    answers_of,
+    answers_to_try,
+    asked_forms,
+    distinct_rows,
+    find,
+    others_of,
+)
+from grpo_nb.runs.files import read_yaml
+
+FIXES = read_yaml(Path(__file__).with_name("fixes.yaml"))  # {finding: what to do}
+CHARACTERS = 4  # per token, for the length of the longest completion
+CAP = 1024  # tokens, where `args` does not say how long completions may be
+REFERENCE_ROWS = 64  # rows whose own right answer is scored
+SHORT = 200  # characters of the longest attack where a reward is slow
+LINES = 12  # findings that are printed
+UNUSABLE = ("missing column", "wrong type", "wrong length", "no number")
+WARNED = ("slow", "side effects", "None", "constant")
+GROUP = 4  # rows in the batch of the linter
+
+
+class RewardVerdict(NamedTuple):
+    """Hold the verdict of `check_rewards`; printing it shows what matters.
+
+    findings: Checks whose state is "stop" (do not train), "warning" or "note", the worst first.
+    roles: {reward: "right", "form" or "shaping"}.
+    reference: A right completion as it was found, on the first row; "" if none was found.
+    form: How right answers are written, a text with {reasoning} and {answer}.
+    table: What each attack earns, one record each.
+    rows: How many rows of the dataset were read.
+    seconds: How long the check took.
+    """
+
+    findings: Checks
+    roles: dict[str, str]
+    reference: str
+    form: str
+    table: list[dict[str, Any]]
+    amounts: dict[str, float]
+    rows: int
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Return whether no finding says stop."""
+        return not any(check.state == "stop" for check in self.findings)
+
+    def __str__(self) -> str:
+        counts = [sum(c.state == state for c in self.findings) for state in ("stop", "warning")]
+        outcome = "do not train" if counts[0] else "train"
+        lines = [
+            f"{outcome}: {_count(counts[0], 'reason')} to stop, {_count(counts[1], 'warning')} "
+            f"({_count(self.rows, 'row')}, {self.seconds:.1f} s)"
+        ]
+        if self.reference:
+            earned = ", ".join(f"{name} {value:.3g}" for name, value in self.amounts.items())
+            lines.append(f"the right answer is written so: {cut(self.reference, 160)}")
+            lines.append(f"earned: {earned}")
+        for role in ("right", "form", "shaping"):
+            if names := [name for name, each in self.roles.items() if each == role]:
+                lines.append(f"pays for {role}: {', '.join(names)}")
+        for check in self.findings[:LINES]:
+            lines.append(f"{check.state:<8} {check.name}: {check.evidence}")
+            lines += [f"         → {check.fix}"] if check.fix and check.state != "note" else []
+        if more := len(self.findings) - LINES:
+            lines += [f"… and {more} more in .findings"] if more > 0 else []
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def as_json(self) -> str:
+        """Return the verdict as JSON, with `passed`."""
+        content = {"passed": self.passed, **self._asdict()}
+        content["findings"] = [check._asdict() for check in self.findings]
+        return json.dumps(content, indent=2, default=str)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def check_rewards(
+    reward_funcs: Any,
+    dataset: Any,
+    completions: Sequence[Any] | None = None,
+    *,
+    reward_weights: Sequence[float] | None = None,
+    correct: Any = None,
+    reference: Callable[[Row], str] | None = None,
+    form: str = "",
+    args: Any = None,
+    processing_class: Any = None,
+    attacks: Sequence[Attack] = (),
+) -> RewardVerdict:
+    """Lint, attack and score rewards, and return a verdict.
+
+    Args:
+        reward_funcs: What GRPOTrainer gets: a function, or a list of functions, partials,
+            instances or async functions.
+        dataset: The rows: train_dataset, a list of dicts, or a DataFrame. The first 256 are read.
+        completions: Completions sampled by the model, for the first rows in order: a list of texts
+            or messages, or a list of groups; None to test without any.
+        reward_weights: One weight for each reward; by default those of `args`, else 1.
+        correct: The reward, or the rewards, that say what is right; by default found by what
+            they pay for.
+        reference: A function that writes a row's right completion; by default found.
+        form: How right answers are written: a text with {reasoning} and {answer}, or a name such
+            as "boxed"; by default found.
+        args: The GRPOConfig, or a dict, for reward_weights and max_completion_length.
+        processing_class: The tokenizer, for rewards that read `completion_ids`.
+        attacks: Attacks of your own.
+
+    Returns:
+        The verdict. Print it, or look at `findings`, `reference` and `table`.
+
+    Raises:
+        ValueError: There is no reward, there are no rows, or the weights do not fit.
+
+    >>> def right(completions, answer, **kwargs):
+    ...     return [float(a in text) for text, a in zip(completions, answer)]
+    >>> rows = [{"prompt": f"{n} + 15?", "answer": str(n + 15)} for n in (16, 25, 68, 91)]
+    >>> [check.name for check in check_rewards(right, rows).findings if check.state == "stop"][:1]
+    ['mentioned']
+    """
+    start = time.perf_counter()
+    funcs, rows = _functions(reward_funcs), read_rows(dataset)
+    weights = _weights(reward_weights, args, len(funcs))
+    scorer = Scorer(funcs, rows, processing_class)
+    test = _Test(scorer, weights, _longest(args), list(attacks))
+    test.static(reward_funcs)
+    if not test.unusable:
+        test.behavior(_numbers(correct, scorer), reference, form, _texts(completions))
+    seconds = time.perf_counter() - start
+    return test.verdict(seconds)
+
+
+def right_reward(
+    reward_funcs: Sequence[Callable[..., Any]], rows: Sequence[Row], weights: Sequence[float]
+) -> str:
+    """Return the name of the reward that tells right from wrong with the most weight; "" if none.
+
+    Args:
+        reward_funcs: The rewards.
+        rows: Dataset rows.
+        weights: One weight for each reward.
+    """
+    scorer, array = Scorer(reward_funcs, read_rows(rows)), np.array(weights, dtype=float)
+    written, _ = find(scorer, array)
+    if written is None or not written.answers:
+        return ""
+    paid = amounts(scorer, array, written, affordable_rows(scorer, written))
+    gains = np.abs(paid.right - paid.wrong).mean(axis=0)
+    right = roles(scorer, array, written, paid, []).right
+    return scorer.names[max(right, key=lambda number: gains[number])] if right else ""
+
+
+class _Test:
+    """Carry one check from step to step."""
+
+    def __init__(
+        self, scorer: Scorer, weights: np.ndarray, longest: int, attacks: list[Attack]
+    ) -> None:
+        self.scorer, self.weights, self.longest, self.attacks = scorer, weights, longest, attacks
+        self.checks: list[Check] = []
+        self.written: Written | None = None
+        self.paid: Amounts | None = None
+        self.roles: Roles | None = None
+        self.results: list[Result] = []
+        self.unusable = False
+
+    def add(self, name: str, state: str, evidence: str, reward: int | None = None) -> None:
+        """Add a finding, unless the same one was added for this reward."""
+        title = name if reward is None else f"{self.scorer.names[reward]}: {name}"
+        if not any(check.name == title for check in self.checks):
+            self.checks.append(Check(title, state, evidence, FIXES.get(name, "")))
+
+    def static(self, reward_funcs: Any) -> None:
+        """Find what shows without a call: missing columns, and names that TRL would merge."""
+        scorer = self.scorer
+        if "prompt" not in scorer.rows[0]:
+            self.add("prompt", "warning", f"the rows have no column `prompt`: {scorer.columns}")
+        for number, func in enumerate(scorer.funcs):
+            if absent := missing_columns(func, scorer.columns):
+                evidence = f"it reads {absent[0]!r}; the rows have {scorer.columns}"
+                self.add("missing column", "stop", evidence, number)
+                self.unusable = True
+
+    def _hangs(self) -> bool:
+        """Add a finding for each reward that would take long on texts without a known form."""
+        scorer, found = self.scorer, False
+        for number in range(len(scorer.funcs)):
+            fault = linter.growth(scorer, number, 0, self.longest, [str])
+            if fault:
+                self.add(
+                    fault.rule,
+                    "warning" if fault.rule in WARNED else "stop",
+                    fault.evidence,
+                    number,
+                )
+                self.longest = min(self.longest, SHORT)
+                found |= fault.rule == "hangs"
+        return found
+
+    def behavior(
+        self,
+        correct: Sequence[int],
+        reference: Callable[[Row], str] | None,
+        form: str,
+        completions: list[tuple[int, str]],
+    ) -> None:
+        """Find out what is right, then test what the rewards depend on, and attack them."""
+        scorer, weights = self.scorer, self.weights
+        texts = [text for _, text in completions]
+        if self._hangs():
+            return
+        self.written, tried = find(scorer, weights, form, reference, texts)
+        if self._faults():
+            return
+        batch = self._batch()
+        self._lint(batch)
+        if self._faults():
+            return
+        if self.written is None or not self.written.answers:
+            self._without_reference(tried, batch)
+        else:
+            self._with_reference(correct)
+        self._sampled(completions)
+        self._faults()
+
+    def _faults(self) -> bool:
+        """Add the faults of calls; return whether one of them makes further tests useless."""
+        for number, fault in self.scorer.faults.items():
+            self.add(fault.rule, "stop", fault.evidence, number)
+            self.unusable |= fault.rule in UNUSABLE
+        return self.unusable
+
+    def _batch(self) -> list[tuple[int, str]]:
+        """Return completions of several kinds on a few rows, those of a row side by side."""
+        written, rows = self.written, range(min(GROUP, len(self.scorer.rows)))
+        if written is None or not written.answers:
+            ways = answers_of(self.scorer.rows, self.scorer.columns)
+            known = next(iter(ways.values()), {})
+            return [
+                (row, text) for row in rows for text in (known.get(row, "so it is"), "", "1+1=2")
+            ]
+        rows, others = distinct_rows(written.answers, GROUP), others_of(written.answers)
+        if any(map(self.scorer.is_slow, range(len(self.scorer.funcs)))):
+            right = [(row, written.write(written.answers[row])) for row in rows[:2]]
+            return [*right[:1], (rows[0], written.write(others[rows[0]])), *right[1:]]
+        return [
+            (row, text)
+            for row in rows
+            for text in (
+                written.write(written.answers[row]),
+                written.write(others[row]),
+                written.write(written.answers[row], LONG_STEPS) + "\n",
+                "",
+                f"I think it is {written.answers[row]}.",
+            )
+        ]
+
+    def _lint(self, batch: Sequence[tuple[int, str]]) -> None:
+        """Find what scores depend on besides rows and completions, and what takes too long."""
+        scorer = self.scorer
+        scorer.scores(batch)
+        written = self.written
+        writers = [written.write, lambda text: written.write("1", text)] if written else []
+        for number in range(len(scorer.funcs)):
+            if number in scorer.faults:
+                continue
+            try:
+                fault = linter.repeatability(scorer, number, batch)
+                effects = linter.side_effects(scorer, number, batch)
+            except Exception as error:  # it ran before: it depends on what was called since
+                fault, effects = Fault("state", f"a later call raises {error!r:.100}"), []
+            if number in scorer.grouped:
+                self.add("compares the batch", "note", "attacks are scored in groups", number)
+            if effects:
+                state = "stop" if any("torch" in effect for effect in effects) else "warning"
+                self.add("side effects", state, "; ".join(effects), number)
+            quick = scorer.seconds[number] / max(scorer.calls[number], 1) < linter.PATIENCE / 10
+            if fault is None and writers and quick and number not in scorer.grouped:
+                row = batch[0][0]
+                fault = linter.growth(scorer, number, row, self.longest, writers)
+                if not fault and not scorer.rows[row].get("tests"):
+                    fault = linter.tower(scorer, number, row, writers[0])
+                if fault:
+                    self.longest = min(self.longest, SHORT)
+            if fault:
+                state = "warning" if fault.rule in WARNED else "stop"
+                self.add(fault.rule, state, fault.evidence, number)
+            self._missing_scores(number, batch)
+
+    def _missing_scores(self, number: int, batch: Sequence[tuple[int, str]]) -> None:
+        scores = self.scorer.scores(batch)[:, number]
+        if number not in self.scorer.faults and (share := np.isnan(scores).mean()) > 0.3:
+            state = "stop" if share == 1 else "warning"
+            self.add("None", state, f"None for {share:.0%} of {len(scores)} completions", number)
+
+    def _without_reference(self, tried: int, batch: Sequence[tuple[int, str]]) -> None:
+        """Say why no attack can be judged, and what earns most of what was tried."""
+        scorer = self.scorer
+        read = sorted({c for func in scorer.funcs for c in columns_of(func, scorer.columns)})
+        ways = {way: each for level in answers_to_try(scorer)[:1] for way, each in level.items()}
+        hidden = [way for way, answers in ways.items() if not _in_prompts(scorer, answers)]
+        scores = np.nan_to_num(scorer.scores(batch))
+        spread = np.ptp(scores, axis=0)
+        if read and hidden and tried:
+            number = next(iter(ways[hidden[0]]))
+            evidence = (
+                f"no way of writing an answer earns more than another row's answer; {tried} were "
+                f"tried, such as {cut(ways[hidden[0]][number], 60)} ({hidden[0]})"
+            )
+            self.add("nothing earns", "stop", evidence)
+        elif read:
+            columns = ", ".join(read)
+            self.add("no reference", "note", f"no column is the answer as such ({columns})")
+        elif ways:
+            names = ", ".join(sorted({way.partition(",")[0] for way in ways}))
+            self.add("reads no answer", "warning", f"no reward reads a column; there are {names}")
+        else:
+            self.add("no reference", "note", "the rows hold no answers, and nothing is compared")
+        self._hollow(bool(spread.any()), bool(hidden))
+
+    def _hollow(self, differ: bool, answers: bool) -> None:
+        """Say which text without content earns most, where nothing is known to be right."""
+        texts = ["", "so it is " * 3, ("so it is " * self.longest)[: self.longest], "1", "<a></a>"]
+        totals = weighted(self.scorer, self.weights, [(0, text) for text in texts]).sum(axis=1)
+        if np.ptp(totals) > 1e-6 and totals.argmax() == 2:
+            evidence = f"{cut(texts[2])} earns {totals[2]:.3g}, shorter text {totals[1]:.3g}"
+            self.add("length", "warning", evidence)
+        named = any(check.name == "nothing earns" for check in self.checks)
+        if answers and not named and not differ and not np.ptp(totals):
+            self.add("constant", "stop", f"every text earns {totals[0]:.3g}")
+
+    def _with_reference(self, correct: Sequence[int]) -> None:
+        """Find the rewards' roles, score all references, and attack."""
+        scorer, weights, written = self.scorer, self.weights, self.written
+        rows = affordable_rows(scorer, written)
+        self.paid = paid = amounts(scorer, weights, written, rows)
+        self.roles = part = roles(scorer, weights, written, paid, correct)
+        gap = paid.gap
+        if not (gap > 1e-6).any():
+            evidence = (
+                f"the right answer earns {paid.right.sum(axis=1).mean():.3g}, a wrong one as much"
+            )
+            return self.add("nothing earns", "stop", evidence)
+        for number in part.reversed:
+            evidence = (
+                f"a wrong answer earns {-(paid.right - paid.wrong)[:, number].mean():.3g} more"
+            )
+            self.add("sign", "stop", evidence, number)
+        executed = runs_here(scorer, written, rows[0])
+        if executed:
+            self.add("runs here", "warning", "a completion's code ran in this process")
+        self.results = attack_all(
+            scorer, weights, written, paid, part, self.longest, self.attacks, executed
+        )
+        self.checks += findings(self.results, scorer.names, lambda name: FIXES.get(name, ""))
+        self._whole(paid)
+        self._prompts_form()
+        self._references()
+        self._constant()
+
+    def _whole(self, paid: Amounts) -> None:
+        """Compare what the form earns with what a right answer earns."""
+        form = (paid.wrong.sum(axis=1) - paid.empty.sum(axis=1)).mean()
+        gain = paid.gap.mean()
+        if form > gain * 1.02 + 1e-6:
+            evidence = (
+                f"a wrong answer in the form earns {form:.3g} more than nothing, and a right one "
+                f"only {gain:.3g} more than that"
+            )
+            self.add("form outweighs", "warning", evidence)
+
+    def _prompts_form(self) -> None:
+        """Find out whether right answers are paid in the form that the prompts ask for."""
+        scorer, written = self.scorer, self.written
+        if written.own is not None:
+            return
+        prompts = [prompt_text(scorer.rows[row]) for row in self.paid.rows[:3]]
+        asked = [form for form in asked_forms(prompts) if answer_mark(form) not in written.form]
+        if not asked or len(asked) < len(asked_forms(prompts)):
+            return
+        row = self.paid.rows[0]
+        pairs = [(row, written._replace(form=form).write(written.answers[row])) for form in asked]
+        paid = weighted(scorer, self.weights, pairs)[:, self.roles.right].sum(axis=1)
+        wrong = self.paid.wrong[:, self.roles.right].sum(axis=1)[0]
+        if paid.max() <= wrong + 1e-6:
+            evidence = (
+                f"the prompts ask for {asked[0]!r}, in which a right answer earns no more than a "
+                f"wrong one; the rewards read {written.form!r}"
+            )
+            self.add("form not read", "stop", evidence)
+
+    def _references(self) -> None:
+        """Score the own right answers of many rows, and rows without an answer."""
+        scorer, written = self.scorer, self.written
+        each = float((scorer.seconds / np.maximum(scorer.calls, 1)).sum())
+        count = int(np.clip(0.2 / max(2 * each, 1e-9), 4, REFERENCE_ROWS))
+        numbers, others = list(written.answers)[:count], others_of(written.answers)
+        own = [(n, written.write(written.answers[n])) for n in numbers]
+        other = [(n, written.write(others[n])) for n in numbers]
+        both = weighted(scorer, self.weights, [*own, *other]).sum(axis=1)
+        losers = [
+            n
+            for n, a, b in zip(numbers, both[: len(own)], both[len(own) :], strict=True)
+            if a <= b + 1e-6
+        ]
+        if losers:
+            state = "stop" if len(losers) > len(numbers) / 2 else "warning"
+            answer = cut(written.answers[losers[0]], 60)
+            evidence = f"on {len(losers)} of {len(numbers)} rows, such as {answer}"
+            self.add("reference loses", state, evidence)
+        self._empty_references()
+        commonest = max(map(list(written.answers.values()).count, set(written.answers.values())))
+        if (share := commonest / len(written.answers)) > 0.6 and len(written.answers) > 4:
+            self.add("one answer", "note", f"{share:.0%} of the rows have the same answer")
+
+    def _empty_references(self) -> None:
+        """Find rows without an answer on which any answer is right."""
+        scorer, written = self.scorer, self.written
+        column = re.split(r"[.,\[]", written.source)[0]
+        empty = [
+            n
+            for n, row in enumerate(scorer.rows)
+            if column in row and (row[column] is None or not str(row[column]).strip())
+        ]
+        if not empty or not self.roles.right:
+            return
+        wrong = next(iter(written.answers.values()))
+        pairs = [(empty[0], text) for text in (written.write(wrong), wrong, "")]
+        paid = weighted(scorer, self.weights, pairs)[:, self.roles.right].sum(axis=1)
+        full = self.paid.right[:, self.roles.right].sum(axis=1).mean()
+        if (best := int(paid.argmax())) >= 0 and paid[best] >= 0.99 * full > 0:
+            rows = _count(len(empty), "row")
+            evidence = f"{cut(pairs[best][1])} earns {paid[best]:.3g} on {rows} without an answer"
+            self.add("empty reference", "stop", evidence)
+
+    def _constant(self) -> None:
+        """Find rewards that paid the same for everything that was tried."""
+        for number in range(len(self.scorer.funcs)):
+            scores = self.scorer.all_scores(number)
+            if len(scores) and np.ptp(scores) < 1e-9 and number not in self.roles.right:
+                evidence = f"{scores[0]:.3g} for all {len(scores)} completions that were tried"
+                self.add("constant", "warning", evidence, number)
+
+    def _sampled(self, completions: list[tuple[int, str]]) -> None:
+        """Score sampled completions, and say on how many prompts they differ."""
+        if not completions:
+            return
+        rows = len(self.scorer.rows)
+        pairs = [(number % rows, text) for number, text in completions]
+        totals = weighted(self.scorer, self.weights, pairs).sum(axis=1)
+        groups: dict[int, list[float]] = {}
+        for (number, _), total in zip(pairs, totals, strict=True):
+            groups.setdefault(number, []).append(total)
+        same = [number for number, group in groups.items() if np.ptp(group) < 1e-6]
+        evidence = (
+            f"mean {totals.mean():.3g}, from {totals.min():.3g} to {totals.max():.3g}; "
+            f"{len(same)} of {len(groups)} prompts have the same total throughout"
+        )
+        state = "warning" if len(same) == len(groups) and len(totals) > len(groups) else "note"
+        self.add("sampled completions", state, evidence)
+
+    def verdict(self, seconds: float) -> RewardVerdict:
+        """Return the verdict, the worst findings first."""
+        order = ("stop", "warning", "note")
+        checks = sorted(self.checks, key=lambda check: order.index(check.state))
+        names, part, earned, written = self.scorer.names, {}, {}, self.written
+        if self.roles:
+            for role in ("right", "form", "shaping"):
+                part |= {names[number]: role for number in getattr(self.roles, role)}
+            means = [
+                getattr(self.paid, kind).sum(axis=1).mean() for kind in ("right", "wrong", "empty")
+            ]
+            titles = ("the right answer", "another row's answer", "an empty completion")
+            earned = dict(zip(titles, map(float, means), strict=True))
+        reference = ""
+        if self.paid:
+            row = self.paid.rows[0]
+            reference = (
+                written.own(self.scorer.rows[row])
+                if written.own
+                else written.write(written.answers[row])
+            )
+        lines = table(self.results, names)
+        return RewardVerdict(
+            Checks(checks), part, str(reference), written.form if written else "", lines, earned,
+            len(self.scorer.rows), seconds,
+        )  # fmt: skip
+
+
+def _in_prompts(scorer: Scorer, answers: dict[int, str]) -> bool:
+    """Return whether prompts tell their own answers, which other rows' answers do not share."""
+    others = others_of(answers)
+    prompts = {number: prompt_text(scorer.rows[number]) for number in answers}
+    own = sum(text in prompts[number] for number, text in answers.items())
+    other = sum(others[number] in prompts[number] for number in answers)
+    return own >= 0.9 * len(answers) and other < 0.5 * len(answers)
+
+
+def _functions(reward_funcs: Any) -> list[Callable[..., Any]]:
+    """Return the rewards as a list.
+
+    Raises:
+        ValueError: There is none, or one cannot be called.
+    """
+    funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    for func in funcs:
+        if not callable(func) or isinstance(func, type) or hasattr(func, "parameters"):
+            raise ValueError(
+                f"reward_funcs holds {func!r:.80}, which is not a reward function: leave out "
+                "reward models, and give functions of `completions` that return a list of scores"
+            )
+    if not funcs:
+        raise ValueError("reward_funcs is empty: give the rewards that GRPOTrainer gets")
+    return funcs
+
+
+def _setting(args: Any, name: str) -> Any:
+    return args.get(name) if isinstance(args, dict) else getattr(args, name, None)
+
+
+def _weights(reward_weights: Sequence[float] | None, args: Any, count: int) -> np.ndarray:
+    """Return the weights as an array.
+
+    Raises:
+        ValueError: There is not one finite weight for each reward.
+    """
+    weights = reward_weights if reward_weights is not None else _setting(args, "reward_weights")
+    array = np.ones(count) if weights is None else np.array(list(weights), dtype=float)
+    if len(array) != count or not np.isfinite(array).all():
+        raise ValueError(f"reward_weights = {weights}: give one number for each of {count} rewards")
+    return array
+
+
+def _longest(args: Any) -> int:
+    tokens = _setting(args, "max_completion_length") or CAP
+    return int(min(tokens, 4096)) * CHARACTERS
+
+
+def _numbers(correct: Any, scorer: Scorer) -> list[int]:
+    """Return the numbers of the rewards that `correct` names.
+
+    Raises:
+        ValueError: It is neither a reward of the set nor its name.
+    """
+    chosen = [] if correct is None else correct
+    chosen = list(chosen) if isinstance(chosen, list | tuple) else [chosen]
+    numbers = []
+    for each in chosen:
+        places = [n for n, f in enumerate(scorer.funcs) if f is each or scorer.names[n] == each]
+        if not places:
+            raise ValueError(f"correct = {each!r:.80} is none of {', '.join(scorer.names)}")
+        numbers += places
+    return numbers
+
+
+def _texts(completions: Sequence[Any] | None) -> list[tuple[int, str]]:
+    """Return (number of the row, text) of sampled completions, one or a group for each row."""
+    from grpo_nb.rewards.prompts import completion_text
+
+    pairs = []
+    for number, each in enumerate(completions or ()):
+        is_one = isinstance(each, str) or (each and isinstance(each[0], dict))
+        pairs += [(number, completion_text(one)) for one in ([each] if is_one else each)]
+    return pairs

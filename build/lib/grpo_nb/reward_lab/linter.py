@@ -1,0 +1,257 @@
+"""Find faults of rewards that show without knowing what is right: by calling them again.
+
+Each reward is called twice on the same batch, on the batch in another order, on parts of it, and on
+longer and longer texts. What it changes in the process is put back and reported.
+"""
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer
+from grpo_nb.rewards.load import names_in
+from grpo_nb.rewards.surroundings import Muted, kept
+
+NOISE = 1e-6  # largest difference between scores that count as equal
+NONE_SHARE = 0.05
+SLOW, HANGS = 1.0, 60.0  # seconds for one completion of the largest length
+TOWER = 0.005  # seconds that computing 7**300000 takes at least
+PATIENCE = 0.05  # texts are not made longer once they take this long [s]
+LENGTHS = (12, 17, 22, 28, 40, 80, 300, 1000, 3000, 8000)
+IN_GROWTH = 1.0  # seconds that one call may take in this test
+ENOUGH = 0.5  # seconds for this test of a reward
+LEAST_POWER = 0.5  # a time that grows by less does not depend on the length
+STEEP = 6.0  # a time that grows by more than this power of the length grows exponentially
+# Names by which code gets random numbers that no seed controls.
+RANDOM = {"random", "uniform", "gauss", "randint", "choice", "default_rng", "urandom", "uuid4"}
+CLOCK = {"time", "monotonic", "perf_counter", "now", "utcnow", "today"}
+LATER = 100_000.0  # how far the clocks are set forward [s]
+# Texts on which regular expressions and loops often take long: repeated, after what begins them.
+STRESS = (
+    ("", " "), ("", "\n"), ("", "1"), ("", "1,"), ("", "a"), ("", "a "), ("<answer>", "thinking "),
+    ("<think>", "thinking "), ("", "<answer>"), ("", "<think>\n"), ("\\boxed{", "{"), ("", "("),
+    ("", "1+"), ("{", '"a":'), ("$", "\\frac{1}"), ("", "so it is. "),
+)  # fmt: skip
+
+
+def changed(before: Sequence[float], after: Sequence[float]) -> int:
+    """Return how many scores differ."""
+    return int((~np.isclose(before, after, rtol=0, atol=NOISE, equal_nan=True)).sum())
+
+
+def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault | None:
+    """Return how the scores of a batch depend on anything but rows and completions.
+
+    A reward that compares the completions of a batch, without other faults, is added to
+    `scorer.grouped`, and its scores are forgotten.
+
+    Args:
+        scorer: The rewards; scores from before are compared too.
+        number: The reward.
+        batch: Pairs, those of a row next to each other.
+
+    Raises:
+        Exception: Whatever the reward raises.
+    """
+    before = [scorer._kept[number].get(pair) for pair in batch]
+    first = scorer.call(number, batch)
+    size = len(batch)
+    second = scorer.call(number, batch)
+    if scorer.is_slow(number) and changed(first, second):  # a time limit of its own, perhaps
+        first, second = (scorer.call(number, batch) for _ in range(2))
+    if count := changed(first, second):
+        cause = _cause(scorer, number, batch)
+        return Fault(cause, f"{count} of {size} scores changed on a second call")
+    if scorer.is_slow(number):
+        return _grouped(scorer, number, batch, first)
+    with _later():
+        if count := changed(first, scorer.call(number, batch)):
+            return Fault("clock", f"{count} of {size} scores change with the time of day")
+    order = _other_order(batch)
+    moved = scorer.call(number, [batch[place] for place in order])
+    if count := changed([first[place] for place in order], moved):
+        return Fault("order", f"{count} of {size} scores changed when the batch was reordered")
+    _grouped(scorer, number, batch, first)
+    if number in scorer.grouped:
+        return None
+    known = [place for place, score in enumerate(before) if score is not None]
+    if count := changed([before[p] for p in known], [second[p] for p in known]):
+        return Fault("state", f"{count} of {size} scores changed after the first call")
+    return None
+
+
+def _grouped(scorer: Scorer, number: int, batch: Sequence[Pair], scores: Sequence[float]) -> None:
+    """Add a reward to `scorer.grouped` if completions earn something else alone than in a batch."""
+    alone = [scorer.call(number, [pair])[0] for pair in batch[:12]]
+    if changed(scores[: len(alone)], alone):
+        scorer.grouped.add(number)
+        scorer.forget(number)
+
+
+def _cause(scorer: Scorer, number: int, batch: Sequence[Pair]) -> str:
+    """Return why two calls differ: "random", or "state" if it remembers earlier calls."""
+    if CLOCK & names_in(scorer.funcs[number]):
+        return "clock"
+    one, other, again = (scorer.call(number, batch, seed=seed) for seed in ("1", "2", "1"))
+    if not changed(one, again):
+        return "random" if changed(one, other) else "state"
+    return "random" if RANDOM & names_in(scorer.funcs[number]) else "state"
+
+
+def _other_order(batch: Sequence[Pair]) -> list[int]:
+    """Return an order in which rows and the completions of each row are reversed."""
+    return list(reversed(range(len(batch))))
+
+
+@contextmanager
+def _later() -> Iterator[None]:
+    """Set the clocks of the module `time` forward."""
+    names = ("time", "monotonic", "perf_counter")
+    clocks = {name: getattr(time, name) for name in names}
+    try:
+        for name, clock in clocks.items():
+            setattr(time, name, lambda clock=clock: clock() + LATER)
+        yield
+    finally:
+        for name, clock in clocks.items():
+            setattr(time, name, clock)
+
+
+def side_effects(scorer: Scorer, number: int, batch: Sequence[Pair]) -> list[str]:
+    """Return what a reward changes in the process and in its arguments, as phrases."""
+    func, effects = scorer.funcs[number], []
+    states: dict[str, list[Any]] = {}
+    with kept(), redirect_stdout(Muted()):
+        for seed in (1, 2):
+            _seed(seed)
+            arguments = scorer.arguments(number, batch)
+            original = {name: deepcopy(v) for name, v in arguments.items() if isinstance(v, list)}
+            folder = Path.cwd()
+            with redirect_stdout(Muted()):
+                _without_restoring(func, arguments)
+            if Path.cwd() != folder:
+                effects.append("it changes the working directory")
+                os.chdir(folder)
+            for name, state in _states().items():
+                states.setdefault(name, []).append(state)
+            effects += [f"it changes `{n}`" for n, v in original.items() if v != arguments[n]]
+    effects += [f"it seeds {name}" for name, (one, two) in states.items() if one == two]
+    return list(dict.fromkeys(effects))
+
+
+def _without_restoring(func: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    """Call a reward directly, because `run` would put back what it changes."""
+    result = func(**arguments)
+    if hasattr(result, "__await__"):
+        result.close()  # it was not started, so it has changed nothing
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(seed)
+
+
+def _states() -> dict[str, Any]:
+    states = {"random": random.getstate()}
+    if numpy := sys.modules.get("numpy"):
+        states["numpy"] = numpy.random.get_state()[1].tobytes()
+    if torch := sys.modules.get("torch"):
+        states["torch"] = torch.default_generator.get_state().numpy().tobytes()
+    return states
+
+
+def growth(
+    scorer: Scorer, number: int, row: int, longest: int, writers: Sequence[Callable[[str], str]]
+) -> Fault | None:
+    """Return a fault if the reward would take long on a completion of the largest length.
+
+    Lengths grow by small factors, and a text is made longer only while the shorter one was quick,
+    so that even a time that grows exponentially is measured and not waited for.
+
+    Args:
+        scorer: The rewards.
+        number: The reward.
+        row: The row whose columns it gets.
+        longest: The largest length of a completion [characters].
+        writers: Functions that write a text into a completion, such as the form's.
+    """
+    limit, scorer.limit = scorer.limit, IN_GROWTH
+    try:
+        return _growth(scorer, number, row, longest, writers)
+    finally:
+        scorer.limit = limit
+
+
+def _growth(
+    scorer: Scorer, number: int, row: int, longest: int, writers: Sequence[Callable[[str], str]]
+) -> Fault | None:
+    """Return what `growth` returns."""
+    cases = [(begin, unit, write) for write in writers for begin, unit in STRESS]
+    worst, before, end = (0.0, "", 0.0), LENGTHS[0], time.perf_counter() + ENOUGH
+    for length in [each for each in LENGTHS if each < longest] + [longest]:
+        each = scorer.seconds[number] / max(scorer.calls[number], 1)
+        if each < PATIENCE / 200 and _seconds(scorer, number, row, cases, length) < PATIENCE:
+            before = length
+            continue
+        for case in list(cases):
+            if time.perf_counter() > end:
+                break
+            taken = _seconds(scorer, number, row, [case], length)
+            if taken > PATIENCE / 4:
+                earlier = _seconds(scorer, number, row, [case], before)
+                power = float(np.log(taken / earlier) / np.log(max(length / before, 1.01)))
+                estimate = taken * (longest / length) ** np.clip(power, 0, 40)
+                if power > STEEP:
+                    longer = _seconds(scorer, number, row, [case], int(length * 1.15))
+                    power = power if longer > 1.6 * taken else 0.0
+                if power < LEAST_POWER:
+                    continue
+                worst = max(worst, (float(estimate), case[1], power))
+                cases.remove(case)
+        if number in scorer.faults or not cases or time.perf_counter() > end:
+            break
+        before = length
+    seconds, unit, power = worst
+    if seconds < SLOW:
+        return None
+    takes = "more than 10 s" if seconds > 10 else f"about {seconds:.2g} s"
+    evidence = f"{takes} for one completion of {longest:,} characters: {unit!r} repeated"
+    return Fault("hangs" if power > STEEP and seconds > HANGS else "slow", evidence)
+
+
+def _seconds(scorer: Scorer, number: int, row: int, cases: Sequence[tuple], length: int) -> float:
+    """Return the seconds that a reward takes to score each case at this length, in one batch."""
+    pairs = [(row, write(begin + unit * (length // len(unit)))) for begin, unit, write in cases]
+    taken = np.inf
+    for _ in range(2):  # the first time may be another process's
+        taken = min(taken, max(_timed(scorer, number, pairs), 1e-7))
+        if taken < PATIENCE / 4 or taken > ENOUGH:
+            break
+    return taken
+
+
+def tower(scorer: Scorer, number: int, row: int, write: Callable[[str], str]) -> Fault | None:
+    """Return a fault if the reward computes powers of any size that a completion asks for."""
+    small, large = ([(row, write(text))] for text in ("7**2", "7**300000"))
+    base = min(_timed(scorer, number, small) for _ in range(3))
+    taken = min(_timed(scorer, number, large) for _ in range(3))
+    if taken < TOWER or taken < 20 * base:
+        return None
+    return Fault("hangs", "it computes 7**300000 as an answer, so 9**9**9 would never end")
+
+
+def _timed(scorer: Scorer, number: int, pairs: Sequence[Pair]) -> float:
+    start = time.thread_time()  # other processes do not count
+    scorer._safe(number, pairs)
+    return time.thread_time() - start

@@ -1,0 +1,129 @@
+"""Read what a reward's code mentions: its strings, the columns it reads, and what it lacks.
+
+Nothing is parsed: strings are found in the compiled code, in the globals, closures, defaults and
+attributes that it uses, and in the helpers of the same module that it calls.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from grpo_nb.rewards import Reward
+from grpo_nb.rewards.contract import TRLS_OWN
+from grpo_nb.rewards.load import names_in
+
+DEPTH, MANY = 8, 200  # how deep values are followed, and how many items of a collection
+OWN = (*TRLS_OWN, "environments")
+
+
+def strings_of(func: Callable[..., Any]) -> list[str]:
+    """Return the strings that a reward mentions, regular expressions included, each once.
+
+    >>> tag = "<answer>"
+    >>> def right(completions, **kwargs):
+    ...     return [float(tag in text and kwargs["gold"][0] in text) for text in completions]
+    >>> {"<answer>", "gold"} <= set(strings_of(right))
+    True
+    """
+    return list(dict.fromkeys(_strings(func, _module(func), set(), 0)))
+
+
+def _module(func: Any) -> str:
+    while isinstance(func, partial):
+        func = func.func
+    return getattr(func, "__module__", "") or ""
+
+
+def _strings(value: Any, module: str, visited: set[int], depth: int) -> Iterator[str]:
+    """Yield the strings in a value; functions of other modules are followed only at the start."""
+    if isinstance(value, str):
+        yield value
+        return
+    if depth > DEPTH or id(value) in visited:
+        return
+    visited.add(id(value))
+    for part in _parts(value, module, depth):
+        yield from _strings(part, module, visited, depth + 1)
+
+
+def _parts(value: Any, module: str, depth: int) -> Sequence[Any]:
+    """Return what a value consists of, as far as a reward uses it."""
+    if isinstance(value, re.Pattern):
+        return [value.pattern] if isinstance(value.pattern, str) else []
+    if isinstance(value, CodeType):
+        return list(value.co_consts)
+    if isinstance(value, dict):
+        return [part for pair in list(value.items())[:MANY] for part in pair]
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)[:MANY]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, Reward):
+        return [value.score, value.options]
+    if isinstance(value, FunctionType):
+        if depth > 2 and value.__module__ != module:
+            return []
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        names = names_in(value) & value.__globals__.keys()
+        return [value.__code__, cells, value.__defaults__, value.__kwdefaults__] + [
+            value.__globals__[name] for name in sorted(names)
+        ]
+    if hasattr(type(value), "__call__") and _module(type(value)) == module:  # noqa: B004
+        members = [*vars(type(value)).values()] if not isinstance(value, type) else []
+        return [getattr(value, "__dict__", {}), *members, getattr(value, "__wrapped__", None)]
+    return [value.__wrapped__] if hasattr(value, "__wrapped__") else []
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 (raises if the closure's variable is not set yet)
+    except ValueError:
+        return False
+    return True
+
+
+def columns_of(func: Callable[..., Any], columns: Sequence[str]) -> list[str]:
+    """Return which of the dataset's columns a reward reads, in the dataset's order."""
+    if isinstance(func, Reward):
+        parameters, takes_any = {*func.columns, *func._optional}, False
+    else:
+        signature = _parameters(func)
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in signature)
+        parameters = {each.name for each in signature}
+    mentioned = set(strings_of(func)) if takes_any else set()
+    return [name for name in columns if name in parameters or name in mentioned]
+
+
+def mentions(func: Callable[..., Any], name: str) -> bool:
+    """Return whether a reward reads an argument of TRL's, such as `completion_ids`."""
+    if isinstance(func, Reward):
+        return name in (*func.columns, *func._optional)
+    return name in [each.name for each in _parameters(func)] or name in strings_of(func)
+
+
+def missing_columns(func: Callable[..., Any], columns: Sequence[str]) -> list[str]:
+    """Return the columns that a reward's signature needs and the dataset lacks."""
+    if isinstance(func, Reward):
+        needed = func.columns
+    else:
+        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        needed = [
+            each.name
+            for each in _parameters(func)
+            if each.kind not in kinds and each.default is each.empty
+        ]
+    return [name for name in needed if name not in (*OWN, *columns)]
+
+
+def _parameters(func: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        parameters = inspect.signature(func).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return []
+    bound = getattr(func, "keywords", {})
+    return [each for each in parameters.values() if each.name not in bound]

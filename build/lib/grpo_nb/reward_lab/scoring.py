@@ -1,0 +1,282 @@
+"""Call rewards as TRL's GRPOTrainer calls them, on any completions, and remember the scores."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from copy import deepcopy
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from grpo_nb.reward_lab.mentions import mentions, missing_columns
+from grpo_nb.rewards.contract import run
+from grpo_nb.rewards.judge import LLMJudge
+from grpo_nb.rewards.limits import TookTooLong
+from grpo_nb.rewards.prompts import completion_text
+from grpo_nb.rewards.surroundings import Muted
+
+TRLS_ROW = ("prompt", "completion", "completion_ids")  # columns that TRL does not pass to rewards
+READ_ROWS = 256  # rows of the dataset that are looked at
+SECONDS = 4.0  # limit of one call, plus SECONDS_EACH for each completion
+SECONDS_EACH = 0.5
+SLOW = 0.01  # seconds a completion
+Pair = tuple[int, str]  # the number of a row, and a completion's text
+Row = dict[str, Any]
+
+
+class Fault(NamedTuple):
+    """Describe a call that failed: the rule that it breaks, and what was observed."""
+
+    rule: str
+    evidence: str
+
+
+def read_rows(dataset: Any, count: int = READ_ROWS) -> list[Row]:
+    """Return the first rows of a dataset.
+
+    Args:
+        dataset: A list of rows, a `datasets.Dataset`, IterableDataset or DatasetDict (its "train"
+            part), or a pandas DataFrame.
+        count: The largest number of rows.
+
+    Raises:
+        ValueError: There are no rows, or they are not mappings.
+    """
+    if hasattr(dataset, "to_dict") and hasattr(dataset, "iloc"):  # a DataFrame
+        dataset = dataset.iloc[:count].to_dict("records")
+    if isinstance(dataset, Mapping):
+        dataset = dataset.get("train", next(iter(dataset.values()), []))
+    rows = list(islice(dataset, count))
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise ValueError(
+            f"dataset = {dataset!r:.80} holds no rows: give the train_dataset of GRPOTrainer, or a "
+            'list such as [{"prompt": …, "answer": …}]'
+        )
+    return [dict(row) for row in rows]
+
+
+def names_of(reward_funcs: Sequence[Any]) -> list[str]:
+    """Return the rewards' names as TRL logs them, made distinct by numbers."""
+    names: list[str] = []
+    for func in reward_funcs:
+        while isinstance(func, partial):
+            func = func.func
+        name = getattr(func, "__name__", type(func).__name__)
+        number = sum(each == name or each.startswith(f"{name}#") for each in names)
+        names.append(f"{name}#{number + 1}" if number else name)
+    return names
+
+
+class Scorer:
+    """Score completions with every reward, each distinct completion of a row once.
+
+    Args:
+        reward_funcs: The rewards, in TRL's shape.
+        rows: Dataset rows.
+        tokenizer: The tokenizer for `completion_ids`, which are made only for rewards that read
+            them; if it is None, each word is a token.
+
+    Attributes:
+        faults: {number of a reward: its first fault}.
+        limit: Seconds that a call may take, besides SECONDS_EACH for each completion.
+        grouped: Numbers of the rewards that compare the completions of a batch. Each of these
+            scores a completion beside those of `beside`.
+    """
+
+    def __init__(
+        self, reward_funcs: Sequence[Callable[..., Any]], rows: Sequence[Row], tokenizer: Any = None
+    ) -> None:
+        self.funcs, self.names = list(reward_funcs), names_of(reward_funcs)
+        self.rows, self.tokenizer = list(rows), tokenizer
+        self.columns = [name for name in rows[0] if name not in TRLS_ROW]
+        self.faults: dict[int, Fault] = {}
+        self.grouped: set[int] = set()
+        self.beside: dict[int, list[str]] = {}
+        self.limit = SECONDS
+        self.seconds = np.zeros(len(self.funcs))
+        self.calls = np.zeros(len(self.funcs))
+        self._kept: list[dict[Pair, float]] = [{} for _ in self.funcs]
+        self._ids = [mentions(func, "completion_ids") for func in self.funcs]
+        self._state = [mentions(func, "trainer_state") for func in self.funcs]
+
+    def scores(self, pairs: Sequence[Pair]) -> np.ndarray:
+        """Return the raw scores, [pairs, rewards]; NaN for None and where a reward failed."""
+        for number in range(len(self.funcs)):
+            kept = self._kept[number]
+            fresh = [pair for pair in dict.fromkeys(pairs) if pair not in kept]
+            if number in self.grouped:
+                for row, text in fresh:
+                    group = [(row, text), *((row, other) for other in self.beside.get(row, []))]
+                    kept[row, text] = self._safe(number, group)[0]
+            elif fresh:
+                kept.update(zip(fresh, self._safe(number, fresh), strict=True))
+        return np.array([[kept[pair] for kept in self._kept] for pair in pairs], dtype=float)
+
+    def is_slow(self, number: int) -> bool:
+        """Return whether a reward takes so long that it is called as rarely as possible."""
+        if isinstance(self.funcs[number], LLMJudge):
+            return True
+        return bool(self.seconds[number] / max(self.calls[number], 1) > SLOW)
+
+    def together(self, row: int, texts: Sequence[str]) -> np.ndarray:
+        """Return the raw scores of completions that form a batch of their own, [texts, rewards]."""
+        scores = self.scores([(row, text) for text in texts])
+        for number in self.grouped:
+            scores[:, number] = self._safe(number, [(row, text) for text in texts])
+        return scores
+
+    def all_scores(self, number: int) -> np.ndarray:
+        """Return a reward's distinct scores so far, without None."""
+        scores = np.array(list(self._kept[number].values()), dtype=float)
+        return scores[~np.isnan(scores)]
+
+    def forget(self, number: int) -> None:
+        """Forget a reward's scores, for example when it turns out to compare completions."""
+        self._kept[number] = {}
+
+    def _safe(self, number: int, pairs: Sequence[Pair]) -> list[float]:
+        """Score a batch; a completion on which the reward fails is found, recorded and left out."""
+        if number in self.faults and self.faults[number].rule == "slow":
+            return [np.nan] * len(pairs)  # it is not waited for again
+        try:
+            return self.call(number, pairs)
+        except Exception as error:  # a user's reward may raise anything
+            if isinstance(error, TookTooLong) or len(pairs) == 1 or number in self.faults:
+                self.faults.setdefault(number, self._fault(number, error, pairs))
+                return [np.nan] * len(pairs)
+        half = len(pairs) // 2
+        first = self._safe(number, pairs[:half])
+        if number in self.faults:  # one is enough: each further one costs calls
+            return first + [np.nan] * (len(pairs) - half)
+        last = self._safe(number, pairs[half:])
+        if number not in self.faults:
+            self.faults[number] = Fault("raises", f"a batch of {len(pairs)} fails, its halves pass")
+        return first + last
+
+    def _fault(self, number: int, error: Exception, pairs: Sequence[Pair]) -> Fault:
+        row, text = pairs[0]
+        message = f"{type(error).__name__}: {error}".strip().split("\n")[0][:200]
+        if isinstance(error, TookTooLong):
+            return Fault("slow", f"it took too long on {cut(text)}")
+        if isinstance(error, _Misfit):
+            return Fault(error.rule, str(error))
+        absent = missing_columns(self.funcs[number], self.columns)
+        key = error.args[0] if isinstance(error, KeyError) and error.args else ""
+        absent += [key] if isinstance(key, str) and key and key not in self.columns else []
+        if absent:
+            return Fault("missing column", f"it reads {absent[0]!r}; the rows have {self.columns}")
+        if self._other_type(number, pairs[:1]):
+            is_text = isinstance(self.rows[row].get("prompt"), str)
+            have, want = ("text", "messages") if is_text else ("messages", "text")
+            return Fault("wrong type", f"{message}: completions are {have}, it reads {want}")
+        return Fault("raises", f"{message} on {cut(text)}")
+
+    def _other_type(self, number: int, pairs: Sequence[Pair]) -> bool:
+        """Return whether the reward runs if prompts and completions have the other type."""
+        try:
+            self.call(number, pairs, other_type=True)
+        except Exception:  # it fails either way, so the type is not the reason
+            return False
+        return True
+
+    def call(
+        self, number: int, pairs: Sequence[Pair], seed: str = "", other_type: bool = False
+    ) -> list[float]:
+        """Call one reward once, as TRL does; the numbers and errors are the reward's own."""
+        arguments = self.arguments(number, pairs, other_type)
+        limit, start = self.limit + SECONDS_EACH * len(pairs), time.perf_counter()
+        with redirect_stdout(Muted()), redirect_stderr(Muted()):
+            scores = run(self.funcs[number], limit, arguments, seed)
+        self.seconds[number] += time.perf_counter() - start
+        self.calls[number] += len(pairs)
+        if len(scores) != len(pairs):
+            raise _Misfit("wrong length", f"{len(scores)} scores for {len(pairs)} completions")
+        return [_number(score) for score in scores]
+
+    def arguments(
+        self, number: int, pairs: Sequence[Pair], other_type: bool = False
+    ) -> dict[str, Any]:
+        """Return the keyword arguments with which TRL would call a reward on these completions."""
+        rows = [self.rows[row] for row, _ in pairs]
+        columns = {name: [_copied(row.get(name)) for row in rows] for name in self.columns}
+        prompts = [_copied(row.get("prompt", "")) for row in rows]
+        texts = [text for _, text in pairs]
+        if other_type:
+            prompts = [_as_chat(p) if isinstance(p, str) else _as_text(p) for p in prompts]
+        columns["prompts"] = prompts
+        columns["completions"] = [
+            text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        columns["completion_ids"] = self._tokens(texts) if self._ids[number] else [[0]] * len(texts)
+        columns["trainer_state"] = _trainer_state() if self._state[number] else None
+        return columns | {"log_extra": _ignore, "log_metric": _ignore}
+
+    def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        if self.tokenizer is None:
+            return [[1] * len(text.split()) for text in texts]
+        tokenizer = getattr(self.tokenizer, "tokenizer", self.tokenizer)  # inside a processor
+        return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+
+
+class _Misfit(ValueError):
+    """Report a return value that is not a list of numbers, one for each completion."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(message)
+        self.rule = rule
+
+
+def _number(score: Any) -> float:
+    """Return a score as a number; None, which TRL takes for "no score", as NaN.
+
+    Raises:
+        ValueError: The score is NaN, infinite, or not a number.
+    """
+    if score is None:
+        return float("nan")
+    try:
+        number = float(score)
+    except (TypeError, ValueError):
+        raise _Misfit("no number", f"a score is {score!r:.80}") from None
+    if not np.isfinite(number):
+        raise _Misfit("not finite", f"a score is {number}")
+    return number
+
+
+def cut(text: str, length: int = 100) -> str:
+    """Return a text in quotes, shortened in the middle so that both ends can be read."""
+    if len(text) > length:
+        text = f"{text[: length - 30]} … {text[-25:]}"
+    return repr(text)
+
+
+def prompt_text(row: Mapping[str, Any]) -> str:
+    """Return the text of a row's prompt, all turns of a chat."""
+    prompt = row.get("prompt", "")
+    return prompt if isinstance(prompt, str) else _as_text(prompt)
+
+
+def _as_text(prompt: Sequence[Any]) -> str:
+    return "\n".join(completion_text([turn]) for turn in prompt if isinstance(turn, Mapping))
+
+
+def _as_chat(prompt: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}]
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a value that a reward might change."""
+    return deepcopy(value) if isinstance(value, list | dict) else value
+
+
+def _trainer_state() -> Any:
+    from transformers import TrainerState
+
+    return TrainerState(epoch=0.0, max_steps=100)
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Do nothing, in place of TRL's `log_extra` and `log_metric`: nothing is logged here."""

@@ -1,0 +1,184 @@
+"""Tabulate each completion's scores, the reasons for them, and its advantage in training."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from grpo_nb.environments import Environment, of, replay
+from grpo_nb.models import cuda_available, hub
+from grpo_nb.reward_lab import advantages
+from grpo_nb.rewards import Reward, RewardSet, Scored, call, declared_range
+from grpo_nb.rewards.prompts import Completion, completion_text, in_parts, transcript
+from grpo_nb.runs.config import RunConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Row = dict[str, Any]
+TRLS_ROW = ("prompt", "completion", "completion_ids")  # columns that TRL does not pass to rewards
+TIE = 1e-6  # totals and advantages that are this close differ only by rounding
+
+
+class Bench(NamedTuple):
+    """Hold rewards, and the training conditions under which they score completions.
+
+    preset: The rewards and their weights.
+    train: The training settings, which decide how advantages are computed.
+    tokenizer: The tokenizer for the `completion_ids` that TRL passes to rewards. If it is None,
+        length rewards count words.
+    unsloth_on_gpu: Whether Unsloth will train on a GPU, which changes the effect of `dr_grpo`.
+    environment: The task's environment. Rewards get its instances as `environments`, each in its
+        state after the tool calls of a completion.
+    """
+
+    preset: RewardSet
+    train: TrainConfig = TrainConfig()
+    tokenizer: "PreTrainedTokenizerBase | None" = None
+    unsloth_on_gpu: bool = False
+    environment: Environment | None = None
+
+    def arguments(self, rows: Sequence[Row], completions: Sequence[Completion]) -> dict[str, Any]:
+        """Return the keyword arguments with which TRL would call a reward.
+
+        Every call to a reward outside training uses these arguments.
+
+        Args:
+            rows: One dataset row for each completion (repeated per generation).
+            completions: Strings or message lists; as in training, rewards get messages if the
+                prompt is a chat.
+        """
+        with hub.quiet():
+            from transformers import TrainerState
+
+        columns = {key: [row[key] for row in rows] for key in rows[0] if key not in TRLS_ROW}
+        columns["prompts"] = [in_parts(row["prompt"]) for row in rows]
+        columns["completions"] = list(map(_as_in_training, columns["prompts"], completions))
+        if self.tokenizer is not None:
+            texts = [transcript(completion) for completion in completions]
+            encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            cut, end = self.train.max_completion_length, self.tokenizer.eos_token_id
+            columns["completion_ids"] = [ids if len(ids) >= cut else [*ids, end] for ids in encoded]
+        if self.environment:
+            columns["environments"] = [
+                replay(self.environment, row, completion)
+                for row, completion in zip(rows, columns["completions"], strict=True)
+            ]
+        # The state at the start of training, which an `Adaptive` reward does not count as a step.
+        columns["trainer_state"] = TrainerState(epoch=0.0, max_steps=self.train.max_steps)
+        columns["trainer_state"].is_training = False
+        return columns | {"log_extra": _ignore, "log_metric": _ignore}
+
+    def score(self, rows: Sequence[Row], completions: Sequence[Completion]) -> np.ndarray:
+        """Return the raw scores, [completions, rewards], with NaN for None."""
+        arguments = self.arguments(rows, completions)
+        scores = [call(func, **arguments) for func in self.preset.reward_funcs]
+        return np.array(scores, dtype=float).T
+
+    def totals(self, scores: np.ndarray) -> np.ndarray:
+        """Return the weighted total of each completion, [completions]."""
+        return advantages.weighted_totals(scores, self.preset.reward_weights)
+
+    def table(
+        self, rows: Sequence[Row], completions_P_G: Sequence[Sequence[Completion]]
+    ) -> pd.DataFrame:
+        """Return the score table, one line per completion, group after group.
+
+        Args:
+            rows: Dataset rows, [prompts].
+            completions_P_G: Completions, [prompts][group].
+
+        Returns:
+            The columns question, reference, completion, answer (as extracted), each reward and
+            its `<reward>/reason`, total, mean and std of the group, advantage, and signal
+            (whether the advantages of the group differ at all).
+        """
+        group = len(completions_P_G[0])
+        row_of_each = [row for row in rows for _ in range(group)]
+        batch = [completion for completions in completions_P_G for completion in completions]
+        arguments = self.arguments(row_of_each, batch)
+        texts = [transcript(completion) for completion in batch]
+        table = pd.DataFrame({"question": [row["question"] for row in row_of_each]})
+        table["reference"] = [row["answer"] for row in row_of_each]
+        table["completion"] = texts
+        answers = [self.preset.extract(completion_text(completion)) for completion in batch]
+        table["answer"] = pd.Series(answers, dtype=object)
+        for func in self.preset.reward_funcs:
+            results = explain(func, arguments)
+            table[func.__name__] = np.array([each.score for each in results], dtype=float)
+            table[f"{func.__name__}/reason"] = [each.reason for each in results]
+        return self.weighed(table, group)
+
+    def weighed(self, table: pd.DataFrame, num_generations: int) -> pd.DataFrame:
+        """Return the table with total, mean, std, advantage and signal computed from its scores."""
+        scores, train = table[self.preset.names].to_numpy(), self.train
+        totals = self.totals(scores)
+        groups = pd.Series(totals).groupby(np.arange(len(totals)) // num_generations)
+        advantage = advantages.advantages(
+            scores,
+            self.preset.reward_weights,
+            num_generations,
+            advantages.effective_scaling(train.scale_rewards, train.loss_type, self.unsloth_on_gpu),
+            train.multi_objective_aggregation,
+        )
+        has_signal = np.ptp(advantage.reshape(-1, num_generations), axis=1) > TIE
+        return table.assign(
+            total=totals,
+            mean=groups.transform("mean").to_numpy(),
+            std=groups.transform("std").to_numpy(),
+            advantage=advantage,
+            signal=np.repeat(has_signal, num_generations),
+        )
+
+
+def bench_of(config: RunConfig, preset: RewardSet, tokenizer: Any = None) -> Bench:
+    """Return a bench with these rewards and the training conditions of a run."""
+    return Bench(preset, config.train, tokenizer, cuda_available(), of(config))
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Do nothing, in place of TRL's `log_extra` and `log_metric`: nothing is logged here."""
+
+
+def _as_in_training(prompt: Any, completion: Completion) -> Completion:
+    """Convert a completion to the type of its prompt: text, or one assistant message."""
+    if isinstance(prompt, str) or not isinstance(completion, str):
+        return completion
+    return [{"role": "assistant", "content": completion}]
+
+
+def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]:
+    """Return each completion's score and reason; plain functions give no reasons.
+
+    Raises:
+        ValueError: The reward did not return one number or None for each completion.
+    """
+    if isinstance(func, Reward):
+        return call(func.explain, **arguments)
+    scores = call(func, **arguments)
+    misfits = [each for each in scores if each is not None and not hasattr(each, "__float__")]
+    if misfits or len(scores) != len(arguments["completions"]):
+        raise ValueError(
+            f"reward {func.__name__} gave {len(scores)} scores for {len(arguments['completions'])} "
+            f"completions, such as {(misfits or scores)[:1]}: return one number or None for each"
+        )
+    return [Scored(score) for score in scores]
+
+
+def signal_table(preset: RewardSet, table: pd.DataFrame) -> pd.DataFrame:
+    """Return each reward's mean, std, share of scores above its minimum, and share of None."""
+    scores = table[preset.names]
+    lows = {func.__name__: declared_range(func)[0] for func in preset.reward_funcs}
+    lines = {
+        "mean": scores.mean(),
+        "std": scores.std(),
+        "share above minimum": scores.gt(pd.Series(lows)).mean(),
+        "share None": scores.isna().mean(),
+    }
+    return pd.DataFrame(lines).rename_axis("reward").reset_index()
+
+
+def passed(table: pd.DataFrame, preset: RewardSet) -> np.ndarray:
+    """Return whether completions earn the reward for correctness in full, [completions]."""
+    return np.isclose(table[preset.correct_func.__name__], preset.full)

@@ -1,0 +1,529 @@
+"""Find how a right answer is written, so that rewards can be tested without being told.
+
+A *form* is a text with {reasoning} and {answer} in it, such as
+"<think>{reasoning}</think><answer>{answer}</answer>". Forms are built from the tags and markers
+that stand in the prompts and in the rewards' code, and from those in common use. An answer is the
+value of a column, or the part of it that is marked as the answer. Each form is tried with a row's
+own answer and with another row's; the form is right that tells the two apart and earns most.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import permutations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from grpo_nb.answers.find import extract_boxed, extract_hash_answer
+from grpo_nb.answers.forms import FORMS, STEP, find_form
+from grpo_nb.reward_lab.mentions import columns_of
+from grpo_nb.reward_lab.scoring import Row, Scorer, prompt_text
+
+TRIED_ROWS = 4  # rows on which the best forms are compared
+BEST = 6  # forms that are compared on all of these rows
+SECONDS = 0.4  # for the first comparison of forms; slow rewards try fewer
+FEW, MOST = 12, 3000  # how many completions the first comparison scores
+TIE = 1e-6
+EXPRESSION = "an expression of the row's numbers"
+TAG = re.compile(r"</?[A-Za-z][\w-]*>|<\|[A-Za-z][\w-]*\|>|\[/?[A-Z][A-Z_]+\]")
+MARK = re.compile(rf"{TAG.pattern}|\\boxed|####|```")
+LANGUAGE = re.compile(r"```(\w+)")
+MARKER = re.compile(
+    r"(?:Final Answer|Answer|ANSWER|answer|The answer is|Result|Output):? ?(?=\S|$)"
+)
+THOUGHTS = re.compile(r"(?i)think|reason|thought|work|scratch|analysis|explanation|plan|step")
+ANSWERS = re.compile(r"(?i)answer|solution|result|output|final|response|code|label|summary")
+USUAL = (("<reasoning>", "</reasoning>"), ("<think>", "</think>"), ("<answer>", "</answer>"))
+COPIED = 0.3  # an answer that is more than this share of its prompt is the prompt
+LONG_STEPS = (
+    "Step 1: I read the question and note what is given.\n"
+    "Step 2: First I write down what is known, then I work it out: 1+1=2.\n"
+    "Step 3: Therefore the result follows, and I check it once more."
+)
+WORDS = "I think about it"  # for patterns that take words alone
+REASONINGS = (f"{WORDS}.\n{STEP}", LONG_STEPS)
+
+
+class Written(NamedTuple):
+    """Describe how right answers are written.
+
+    form: A text with {reasoning} and {answer}; "" if a function or a column writes completions.
+    answers: {number of a row: the right answer}, for rows that have one.
+    reasoning: A short reasoning.
+    longer: The reasoning that earns most of those that were tried.
+    source: Where the answers come from, for people to read.
+    own: A function (row → completion) of the user; None to write in the form.
+    """
+
+    form: str
+    answers: dict[int, str]
+    reasoning: str = STEP
+    longer: str = STEP
+    source: str = ""
+    own: Callable[[Row], str] | None = None
+
+    def write(self, answer: str, reasoning: str | None = None) -> str:
+        """Write a completion in the form.
+
+        >>> Written("<answer>{answer}</answer>", {}).write("18")
+        '<answer>18</answer>'
+        """
+        return fill(self.form, answer, self.reasoning if reasoning is None else reasoning)
+
+
+def fill(form: str, answer: str, reasoning: str) -> str:
+    """Return a form with its two parts filled in."""
+    return "".join(
+        {"{answer}": answer, "{reasoning}": reasoning}.get(part, part)
+        for part in re.split(r"(\{answer\}|\{reasoning\})", form)
+    )
+
+
+# -- answers
+
+
+def answers_to_try(scorer: Scorer) -> list[dict[str, dict[int, str]]]:
+    """Return the ways to read answers from the columns that rewards read, then from the others.
+
+    A column that is a large part of the prompt holds no answers.
+    """
+    read = {name for func in scorer.funcs for name in columns_of(func, scorer.columns)}
+    found = []
+    for columns in (sorted(read), [name for name in scorer.columns if name not in read]):
+        ways = answers_of(scorer.rows, columns)
+        ways = {way: each for way, each in ways.items() if not _is_prompt(scorer, each)}
+        if solved := solutions(scorer.rows, columns):
+            ways = {EXPRESSION: solved, **ways}
+        found.append(ways)
+    return [ways for ways in found if ways]
+
+
+def solutions(rows: Sequence[Row], columns: Sequence[str]) -> dict[int, str]:
+    """Return {row: an expression of its numbers that gives its target}, for rows of countdown.
+
+    These are rows with a number and a list of at most five numbers; {} for other data.
+
+    >>> solutions([{"target": 93, "nums": [54, 34, 5]}], ["target", "nums"])
+    {0: '(54 + 34) + 5'}
+    """
+    found = {}
+    for number, row in enumerate(rows[:16]):
+        values = [row.get(column) for column in columns]
+        lists = [v for v in values if isinstance(v, list) and 2 <= len(v) <= 5]
+        lists = [v for v in lists if all(isinstance(n, int | float) for n in v)]
+        goals = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        if len(lists) == 1 and goals and (text := _reach(goals[0], lists[0])):
+            found[number] = text
+    return found if len(found) > 1 else {}
+
+
+def _reach(goal: float, numbers: Sequence[float]) -> str:
+    """Return an expression that uses each number once and gives the goal; "" if there is none."""
+    states = [[(float(n), f"{n:g}") for n in numbers]]
+    while states:
+        state = states.pop()
+        if len(state) == 1:
+            if abs(state[0][0] - goal) < 1e-9:
+                return state[0][1].removeprefix("(").removesuffix(")")
+            continue
+        for one, other in permutations(range(len(state)), 2):
+            rest = [part for place, part in enumerate(state) if place not in (one, other)]
+            (a, left), (b, right) = state[one], state[other]
+            for sign, value in (
+                ("/", a / b if b else None),
+                ("*", a * b),
+                ("-", a - b),
+                ("+", a + b),
+            ):
+                if value is not None:
+                    states.append([*rest, (value, f"({left} {sign} {right})")])
+    return ""
+
+
+def _is_prompt(scorer: Scorer, answers: Mapping[int, str]) -> bool:
+    """Return whether most of these texts are a large part of their prompts."""
+    prompts = {number: prompt_text(scorer.rows[number]) for number in list(answers)[:16]}
+    parts = [len(answers[n]) / max(len(p), 1) * (answers[n] in p) for n, p in prompts.items()]
+    return sum(part > COPIED for part in parts) > len(parts) / 2
+
+
+def answers_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Return {description: {number of a row: answer}} for each way to read answers from columns."""
+    ways: dict[str, dict[int, str]] = {}
+    for number, row in enumerate(rows):
+        for column in columns:
+            for name, value in _leaves(column, row.get(column)):
+                for way, text in _texts(name, value):
+                    ways.setdefault(way, {})[number] = text
+    enough = [way for way, answers in ways.items() if len(answers) > len(rows) / 2]
+    distinct: dict[str, dict[int, str]] = {}
+    for way in enough:
+        if not any(ways[way] == other for other in distinct.values()):
+            distinct[way] = ways[way]
+    return distinct
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of the single values in a column: numbers, texts, fields of a dict."""
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        yield name, value
+    elif isinstance(value, Mapping):
+        yield name, json.dumps(value, default=str)
+        for key, part in value.items():
+            yield from _leaves(f"{name}.{key}", part)
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], str | int | float):
+        yield f"{name}[0]", value[0]
+        yield name, json.dumps(list(value), default=str)
+
+
+def _texts(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield (description, text) of each way to read an answer from a value."""
+    text = str(value)
+    if not text.strip() or text.lstrip().startswith("assert"):  # a test is no answer
+        return
+    if (marked := extract_hash_answer(text)) is not None:
+        yield f"{name}, after ####", marked
+    if (boxed := extract_boxed(text)) is not None:
+        yield f"{name}, in \\boxed{{}}", boxed
+    tags = re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", text, re.DOTALL)
+    if tags:
+        yield f"{name}, in <{tags[-1][0]}>", tags[-1][1]
+    if fenced := re.findall(r"```\w*\n(.*?)\n?```", text, re.DOTALL):
+        yield f"{name}, in a block of code", fenced[-1]
+    yield name, text.strip() if text.strip()[:1] not in ("$",) else text.strip().strip("$")
+
+
+# -- forms
+
+
+def forms_of(texts: Sequence[str], prompts: Sequence[str] = ()) -> list[str]:
+    """Return forms to try: with marks of the prompts first, with reasoning first, short ones first.
+
+    Args:
+        texts: Strings of the rewards' code.
+        prompts: The texts of some prompts.
+    """
+    plain = [text.replace("\\", "") for text in texts]
+    told = "\n".join(prompts)
+    mentioned = _pairs([*prompts, *plain])
+    pairs = list(dict.fromkeys([*mentioned, *USUAL]))
+    thoughts = [pair for pair in pairs if THOUGHTS.search(pair[0])]
+    answers = [pair for pair in pairs if pair not in thoughts or ANSWERS.search(pair[0])]
+    marks = _marks("\n".join([told, *plain]))
+    forms = [*marks, *(f"{{reasoning}}\n{mark}" for mark in marks)]
+    for answer in [*answers, *[pair for pair in mentioned if pair not in answers]]:
+        others = [pair for pair in mentioned if pair != answer]
+        for thought in [None, *dict.fromkeys([*thoughts, *others])]:
+            if thought != answer:
+                forms += _layouts([thought, answer])
+        if len(others) > 1:
+            forms += _layouts([*others, answer])
+    for begin, end in dict.fromkeys([*thoughts, *mentioned]):
+        for mark in marks:
+            forms += [f"{begin}{{reasoning}}{end}\n{mark}", f"{begin}{{reasoning}}{end}{mark}"]
+            forms += [f"{begin}\n{{reasoning}}\n{end}\n{mark}", f"{{reasoning}}{end}\n{mark}"]
+    for thought, answer in [(t, a) for t in thoughts for a in answers if t != a]:
+        forms.append(f"{{reasoning}}{thought[1]}{answer[0]}{{answer}}{answer[1]}")
+        inside = [mark for mark in marks if mark != "{answer}"]
+        forms += [
+            f"{thought[0]}{{reasoning}}{thought[1]}\n{answer[0]}{m}{answer[1]}" for m in inside
+        ]
+    return sorted(
+        dict.fromkeys(forms),
+        key=lambda form: (-_told(form, told), _opened(form), "{reasoning}" not in form, len(form)),
+    )
+
+
+def asked_forms(prompts: Sequence[str]) -> list[str]:
+    """Return the forms whose marks, with marks around the answer, all stand in every prompt."""
+    forms = [form for form in forms_of([], prompts) if answer_mark(form)]
+    return [form for form in forms if all(_told(form, prompt) == 1 for prompt in prompts)]
+
+
+def answer_mark(form: str) -> str:
+    """Return the mark before the answer of a form; "" if there is none.
+
+    >>> answer_mark("<think>{reasoning}</think><answer>{answer}</answer>")
+    '<answer>'
+    >>> answer_mark("<think>{reasoning}</think>{answer}")
+    ''
+    """
+    before, _, after = form.partition("{answer}")
+    marks = MARK.findall(before.rpartition("{reasoning}")[2])
+    is_closed = not marks or not TAG.fullmatch(marks[-1]) or TAG.search(after)
+    is_next = marks and before.rstrip("{ \n").endswith(marks[-1])
+    return marks[-1] if is_next and is_closed and "/" not in marks[-1] else ""
+
+
+def _opened(form: str) -> bool:
+    """Return whether a form closes a tag that it does not open, because the template opened it."""
+    first = form.find("{reasoning}")
+    return first == 0 and bool(TAG.match(form, len("{reasoning}")))
+
+
+def _told(form: str, prompts: str) -> float:
+    """Return the share of a form's marks that stand in the prompts; half if it has none."""
+    marks = MARK.findall(form)
+    return sum(mark in prompts for mark in marks) / len(marks) if marks else 0.5
+
+
+def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (opening, closing) of each pair of tags in the texts, in order of appearance."""
+    tags = list(dict.fromkeys(tag for text in texts for tag in TAG.findall(text)))
+    pairs = []
+    for tag in tags:
+        word = tag.strip("<>[]|/")
+        bracket = tag[0]
+        closing = {"<": f"</{word}>", "[": f"[/{word}]"}[bracket]
+        for begin in ("start", "begin"):
+            if begin in word:
+                closing = tag.replace(begin, "end")
+        if closing in tags and closing != tag and "/" not in tag:
+            pairs.append((tag, closing))
+        elif "</" in tag and tag.replace("/", "") not in tags:
+            pairs.append((tag.replace("/", ""), tag))
+    return pairs
+
+
+def _layouts(pairs: Sequence[tuple[str, str] | None]) -> list[str]:
+    """Return a form in each layout: on one line, with line breaks around tags, and in between."""
+    parts = [pair for pair in pairs if pair is not None]
+    names = ["{reasoning}"] * (len(parts) - 1) + ["{answer}"]
+    around = zip(parts, names, strict=True)
+    filled = [(f"{a}{name}{b}", f"{a}\n{name}\n{b}") for (a, b), name in around]
+    dense, broken = (list(each) for each in zip(*filled, strict=True))
+    return [
+        "".join(dense),
+        "\n".join(broken),
+        "\n".join(broken) + "\n",
+        "\n".join(dense),
+        "\n".join([*broken[:-1], dense[-1]]),
+    ]
+
+
+def _marks(text: str) -> list[str]:
+    """Return the forms of an answer outside tags, those that the text mentions first."""
+    marks = {
+        "\\boxed{{answer}}": "boxed",
+        "#### {answer}": "####",
+        **{f"```{name}\n{{answer}}\n```": "```" for name in sorted(set(LANGUAGE.findall(text)))},
+        "```python\n{answer}\n```": "python",
+        "```\n{answer}\n```": "```",
+        **{
+            f"{m.strip()} {{answer}}": m for m in sorted(set(MARKER.findall(text)))[:6] if m.strip()
+        },
+        "Answer: {answer}": "nswer:",
+        "The answer is {answer}.": "answer is",
+        "The final answer is $\\boxed{{answer}}$": "final answer",
+        "{answer}": "",
+    }
+    return sorted(marks, key=lambda mark: marks[mark] not in text)
+
+
+# -- the search
+
+
+def find(
+    scorer: Scorer,
+    weights: np.ndarray,
+    form: str = "",
+    reference: Callable[[Row], str] | None = None,
+    completions: Sequence[str] = (),
+) -> tuple[Written | None, int]:
+    """Return how right answers are written, and how many ways were tried; None if none is right.
+
+    Args:
+        scorer: The rewards with rows.
+        weights: One weight for each reward.
+        form: The form to use, a text with {answer} or a name in FORMS; "" to find it.
+        reference: A function that writes a row's right completion; None to find the form.
+        completions: Sampled completions, whose tags are tried too.
+    """
+    levels = answers_to_try(scorer)
+    if reference is not None:
+        texts = {number: str(reference(row)) for number, row in enumerate(scorer.rows)}
+        ways = {way: each for level in levels for way, each in level.items()}
+        answers = _answers_in(texts, ways) or next(iter(ways.values()), {})
+        source = f"{getattr(reference, '__name__', 'reference')}(row)"
+        return Written(_form_of(texts, ways), answers, source=source, own=reference), 1
+    if form:
+        forms = [as_text(form)]
+    else:
+        strings = [text for func in scorer.funcs for text in mentioned(func)]
+        prompts = list(dict.fromkeys(prompt_text(row) for row in scorer.rows[:3]))
+        forms = forms_of([*strings, *completions[:8]], prompts)
+    tried = 0
+    for reasoning in (STEP, WORDS):
+        for ways in levels:
+            search = _Search(scorer, weights, ways, reasoning)
+            candidates = [(way, each) for each in forms for way in ways]
+            tried += len(candidates)
+            if found := search.best(candidates):
+                return search.reasoned(found), tried
+    return None, tried
+
+
+def mentioned(func: Callable[..., Any]) -> list[str]:
+    """Return the strings of a reward's code that are short enough to name tags and markers."""
+    from grpo_nb.reward_lab.mentions import strings_of
+
+    return [text for text in strings_of(func) if len(text) < 2000]
+
+
+def as_text(form: str) -> str:
+    """Return a form as a text with {answer}.
+
+    Args:
+        form: Such a text, or a name in FORMS, such as "boxed" or "tags:think,answer".
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if "{answer}" in form:
+        return form
+    return find_form(form).write("{reasoning}", "{answer}") if form else FORMS["tags"].name
+
+
+def others_of(answers: Mapping[int, str]) -> dict[int, str]:
+    """Return {row: a wrong answer}: another row's answer, neither part of which is in the other."""
+    others = {}
+    for number, answer in answers.items():
+        rest = [text for text in answers.values() if _plain(text) != _plain(answer)]
+        apart = [text for text in rest if text not in answer and answer not in text]
+        apart = [text for text in apart if not _is_near(answer, text)] or apart
+        if apart or rest:
+            pool = apart or rest
+            others[number] = pool[number % len(pool)]
+        else:
+            others[number] = changed(answer)
+    return others
+
+
+def _is_near(answer: str, other: str) -> bool:
+    """Return whether two numbers differ by less than half of the first."""
+    try:
+        return abs(float(answer) - float(other)) < abs(float(answer)) / 2
+    except ValueError:
+        return False
+
+
+def changed(answer: str) -> str:
+    """Return a wrong answer for data in which every answer is the same.
+
+    >>> changed("18"), changed("B"), changed("yes")
+    ('25', 'C', 'none of these')
+    """
+    if re.fullmatch(r"-?\d+(\.\d+)?", answer):
+        return str(int(float(answer)) + 7)
+    if re.fullmatch(r"[A-Ya-y]", answer):
+        return chr(ord(answer) + 1)
+    return "none of these"
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\W+", "", text.casefold()) or text
+
+
+def distinct_rows(answers: Mapping[int, str], count: int) -> list[int]:
+    """Return the numbers of the first rows whose answers differ, then of others."""
+    first = list({_plain(text): number for number, text in reversed(answers.items())}.values())
+    first.sort()
+    return (first + [number for number in answers if number not in first])[:count]
+
+
+class _Search:
+    """Try candidates, (way to read answers, form), and find the one that earns most."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        weights: np.ndarray,
+        ways: Mapping[str, dict[int, str]],
+        reasoning: str,
+    ) -> None:
+        self.scorer, self.weights, self.ways, self.reasoning = scorer, weights, ways, reasoning
+        self.others = {way: others_of(answers) for way, answers in ways.items()}
+
+    def best(self, candidates: Sequence[tuple[str, str]]) -> Written | None:
+        """Return the candidate that earns most among those whose own answers beat others'."""
+        if not candidates:
+            return None
+        size, order = self._affordable(candidates), []
+        is_slow = size == FEW
+        for rows in (1,) if is_slow else (1, 3):  # the first row may be odd
+            first = self._gains(candidates[:size], rows)
+            order = sorted(range(len(first)), key=lambda n: (-round(first[n][0], 4), n))
+            order = [number for number in order if first[number][1] > TIE]
+            if order:
+                break
+        best = [candidates[number] for number in order[: 2 if is_slow else BEST]]
+        gains = self._gains(best, 2 if is_slow else TRIED_ROWS)
+        if not any(gain > TIE for _, gain in gains):
+            return None
+        place = max(range(len(best)), key=lambda n: (gains[n][1] > TIE, round(gains[n][0], 4), -n))
+        way, form = best[place]
+        return Written(form, self.ways[way], self.reasoning, self.reasoning, way)
+
+    def _affordable(self, candidates: Sequence[tuple[str, str]]) -> int:
+        """Return how many candidates can be tried in SECONDS, from the time that a few take."""
+        pairs = [
+            (number, fill(form, answer, self.reasoning))
+            for way, form in candidates[:8]
+            for number, answer in list(self.ways[way].items())[:1]
+        ]
+        before, calls = self.scorer.seconds.sum(), self.scorer.calls.max()
+        self.scorer.scores(pairs)
+        calls = max(self.scorer.calls.max() - calls, 1)
+        each = (self.scorer.seconds.sum() - before) / calls
+        return int(np.clip(SECONDS / max(2 * each, 1e-9), FEW, MOST))
+
+    def _gains(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:
+        """Return each candidate's mean total, and how much more that is than another's answer."""
+        pairs, places = [], []
+        for way, form in candidates:
+            numbers = distinct_rows(self.ways[way], rows)
+            for number in numbers:
+                pairs.append((number, fill(form, self.ways[way][number], self.reasoning)))
+                pairs.append((number, fill(form, self.others[way][number], self.reasoning)))
+            places.append(len(numbers))
+        if not pairs:
+            return []
+        totals = np.nansum(self.scorer.scores(pairs) * self.weights, axis=1).reshape(-1, 2)
+        gains, start = [], 0
+        for count in places:
+            own, other = totals[start : start + count].mean(axis=0)
+            gains.append((float(own), float(own - other)))
+            start += count
+        return gains
+
+    def reasoned(self, found: Written) -> Written:
+        """Return the form with the reasoning that earns most of those that are tried."""
+        if "{reasoning}" not in found.form:
+            return found
+        numbers, totals = distinct_rows(found.answers, 2), []
+        reasonings = (self.reasoning, *REASONINGS)
+        for reasoning in reasonings:
+            pairs = [(n, found.write(found.answers[n], reasoning)) for n in numbers]
+            totals.append(np.nansum(self.scorer.scores(pairs) * self.weights, axis=1).mean())
+        best = next(i for i, total in enumerate(totals) if total > max(totals) - TIE)
+        return found._replace(longer=reasonings[best])
+
+
+def _form_of(texts: Mapping[int, str], ways: Mapping[str, dict[int, str]]) -> str:
+    """Return the form in which a person's function writes answers; "{answer}" if it is unclear."""
+    for answers in ways.values():
+        forms = {
+            "{answer}".join(texts[n].rsplit(answers[n], 1)) if answers[n] in texts[n] else ""
+            for n in distinct_rows(answers, 3)
+        }
+        if len(forms) == 1 and (form := forms.pop()):
+            return form
+    return "{answer}"
+
+
+def _answers_in(texts: Mapping[int, str], ways: Mapping[str, dict[int, str]]) -> dict[int, str]:
+    for answers in ways.values():
+        if all(answers[n] in texts[n] for n in distinct_rows(answers, 3)):
+            return answers
+    return {}

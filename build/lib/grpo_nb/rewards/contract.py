@@ -1,0 +1,281 @@
+"""Enforce the contract of a reward; `@reward` turns a function of one completion into a reward.
+
+TRL calls a reward once per batch, with keyword arguments only: `prompts`, `completions`,
+every dataset column (already repeated for each generation), and TRL's own `completion_ids`,
+`trainer_state`, `log_extra`, `log_metric`. TRL expects one `float | None` per completion.
+
+A missing column, or a column of the wrong length, raises an error at once. A score outside the
+declared range, or an exception in the scorer, raises an error too; with on_error="skip" the score
+is None instead. NaN and infinity are never returned: the score is None, and the metric
+`<name>/skipped` counts it. If more than `max_none_share` of the scores of a batch are None, the
+reward raises an error with the first reason.
+"""
+
+import asyncio
+import functools
+import inspect
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from grpo_nb.rewards.limits import LIMIT, contained, limited
+from grpo_nb.rewards.prompts import Completion, as_text, completion_text
+from grpo_nb.rewards.surroundings import kept
+
+Scores = list[float | None]
+THREADS = "grpo_nb_rewards"
+SMALL_BATCH = 20  # completions; max_none_share does not apply to smaller batches
+TRLS_OWN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+
+
+class Scored(NamedTuple):
+    """Hold a score and a reason for people to read."""
+
+    score: float | None
+    reason: str = ""
+
+
+class Reward:
+    """Wrap a scorer as a reward in TRL's shape, as `@reward` does.
+
+    A call returns one `float | None` per completion. `explain` returns the reasons too, and
+    `configured` returns a copy with other options and another name. A reward keeps no state, so it
+    may be called from several threads.
+    """
+
+    def __init__(self, score: Callable[..., Any], settings: "reward", **options: Any) -> None:
+        self.score, self.settings, self.options = score, settings, options
+        self.__name__ = self.__qualname__ = score.__name__
+        self.__module__, self.__doc__ = score.__module__, score.__doc__
+        self.range = (settings.low, settings.high)
+        parameters = list(inspect.signature(score).parameters.values())[1:]
+        columns = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        self.columns = [p.name for p in columns if p.default is p.empty]
+        self._optional = [p.name for p in columns if p.default is not p.empty]
+        self.option_names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+    def configured(self, name: str = "", **options: Any) -> "Reward":
+        """Return a copy of the reward with other options.
+
+        Args:
+            name: The copy's name in the metrics; by default the options are added to the name.
+            options: The scorer's keyword-only parameters.
+
+        Raises:
+            ValueError: The scorer has no such option.
+        """
+        for option in options:
+            if option not in self.option_names:
+                names = ", ".join(self.option_names) or "none"
+                raise ValueError(f"{self.__name__} has no option {option!r}; it has {names}")
+        copy = type(self)(self.score, self.settings, **{**self.options, **options})
+        suffix = "_".join(f"{key}_{value}" for key, value in options.items())
+        copy.__name__ = name or f"{self.__name__}_{suffix}"
+        return copy
+
+    def __repr__(self) -> str:
+        return f"<reward {self.__name__}>"
+
+    def __call__(
+        self, completions: Sequence[Completion], prompts: Sequence[Any] | None = None, **columns
+    ) -> Scores:
+        return self._finish(self.explain(completions, prompts, **columns), columns)
+
+    def explain(
+        self, completions: Sequence[Completion], prompts: Sequence[Any] | None = None, **columns
+    ) -> list[Scored]:
+        """Return each completion's score and reason; the arguments are those of `__call__`."""
+        rows = self._rows(completions, prompts, columns)
+        nested = threading.current_thread().name.startswith(THREADS)
+        if not self.settings.parallel or nested:
+            return [self._scored(row) for row in rows]
+        # If several processes train, each may use only its share of the cores.
+        countable = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if countable else os.cpu_count() or 1
+        context = copy_context()  # passes this thread's `limits.stop` to the pool's threads
+        threads = _pool(cores, os.getpid())
+        return list(threads.map(lambda row: context.copy().run(self._scored, row), rows))
+
+    def _rows(self, completions, prompts, columns) -> list[tuple[int, str, dict]]:
+        """Check all columns, then return (number, response, {column: value}) per completion."""
+        data = dict(columns)
+        if prompts is not None and "prompt" in (*self.columns, *self._optional):
+            data["prompt"] = list(map(as_text, prompts))
+        if absent := [column for column in self.columns if column not in data]:
+            raise ValueError(
+                f"reward {self.__name__} needs the column {absent[0]!r}, but the dataset has "
+                f"{sorted(k for k, v in data.items() if isinstance(v, list))}: add or rename it"
+            )
+        table: dict[str, Sequence[Any]] = {}
+        for column in [c for c in self.columns + self._optional if c in data]:
+            values = data[column]
+            if column == "trainer_state" or values is None:
+                values = [values] * len(completions)
+            if len(values) != len(completions):
+                raise ValueError(
+                    f"reward {self.__name__}: column {column!r} has {len(values)} values for "
+                    f"{len(completions)} completions; give one for each completion, not one for "
+                    "each prompt"
+                )
+            table[column] = list(values)
+        return [
+            (row, completion_text(completion), {name: table[name][row] for name in table})
+            for row, completion in enumerate(completions)
+        ]
+
+    def _scored(self, row: tuple) -> Scored:
+        number, response, columns = row
+        try:
+            with contained(self.__name__):
+                limit, options = getattr(self, LIMIT, 0.0), {**columns, **self.options}
+                score = limited(self.__name__, limit, self.score, response, **options)
+                return self._checked(score)
+        except Exception as error:
+            if self.settings.on_error == "skip":
+                return Scored(None, f"{type(error).__name__}: {error}")
+            error.add_note(f"in reward {self.__name__}, completion {number} of the batch")
+            raise
+
+    def _checked(self, value: Any) -> Scored:
+        result = value if isinstance(value, Scored) else Scored(value)
+        if result.score is None or not math.isfinite(result.score):
+            return Scored(None, result.reason or f"the scorer gave {result.score}")
+        low, high = self.range
+        if not low <= result.score <= high:
+            raise ValueError(
+                f"reward {self.__name__} gave {result.score}, outside its declared range "
+                f"[{low}, {high}]: correct it, or declare @reward(low=…, high=…)"
+            )
+        return Scored(float(result.score), result.reason)
+
+    def _finish(self, results: list[Scored], columns: dict[str, Any]) -> Scores:
+        reasons = [one.reason for one in results if one.score is None]
+        if log_metric := columns.get("log_metric"):
+            log_metric(f"{self.__name__}/skipped", float(len(reasons)))
+        if (log_extra := columns.get("log_extra")) and any(one.reason for one in results):
+            log_extra(f"{self.__name__}/reason", [one.reason for one in results])
+        limit = self.settings.max_none_share * len(results)
+        if len(results) >= SMALL_BATCH and len(reasons) > limit:
+            raise RuntimeError(
+                f"reward {self.__name__} could not score {len(reasons)} of {len(results)} "
+                f"completions, over max_none_share = {self.settings.max_none_share:g}: "
+                f"{reasons[0]}. Correct the reward or the data, or raise max_none_share"
+            )
+        return [one.score for one in results]
+
+
+@functools.cache
+def _pool(cores: int, process: int) -> ThreadPoolExecutor:
+    """Return a thread pool that all rewards share, so that at most one program runs per core."""
+    return ThreadPoolExecutor(cores, thread_name_prefix=THREADS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class reward:
+    """Turn `def score(response, <columns>, *, <options>)` into a reward that TRL can call.
+
+    The scorer's first parameter is the completion's text; `prompt`, `completion_ids` and
+    `trainer_state` come from TRL. The content of each message of `prompt` is text; in a task with
+    images, `images` contains the images. Any other parameter is a column of the dataset, which is
+    optional if the parameter has a default. Keyword-only parameters are options, which `configured`
+    sets. The scorer returns a float, None, or `Scored(score, reason)`.
+
+    Args:
+        low: Lowest score that the scorer may give.
+        high: Highest score that the scorer may give; weights belong in `reward_weights`.
+        on_error: "raise" raises the scorer's errors; "skip" gives the row the score None instead.
+        max_none_share: Highest accepted share of None (in batches of at least SMALL_BATCH).
+        parallel: Whether to score a batch in threads, for a scorer that waits for another process.
+        resists: The reward hacking that the reward resists, for the table of rewards.
+        needs: The part that the form must have, "marks" or "reasoning". Reward sets in a form
+            without this part leave the reward out.
+
+    >>> @reward()
+    ... def says(response: str, answer: str) -> float:
+    ...     return float(answer in response)
+    >>> says(prompts=["?", "?"], completions=["4", "5"], answer=["4", "4"])
+    [1.0, 0.0]
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+    on_error: Literal["raise", "skip"] = "raise"
+    max_none_share: float = 1.0
+    parallel: bool = False
+    resists: str = ""
+    needs: str = ""
+
+    def __call__(self, score: Callable[..., Any]) -> Reward:
+        if inspect.iscoroutinefunction(score):
+            raise ValueError(
+                f"reward {score.__name__} is async: decorate a plain function, or write it in "
+                "TRL's shape, `async def f(completions, **columns)`, without @reward"
+            )
+        return Reward(score, self)
+
+
+def declared_range(reward_func: Callable[..., Any]) -> tuple[float, float]:
+    """Return the lowest and the highest score that a reward declares; (0, 1) by default."""
+    return getattr(reward_func, "range", (0.0, 1.0))
+
+
+def columns_read(reward_func: Callable[..., Any], required: bool = False) -> list[str]:
+    """Return the columns that a reward reads; with `required`, only those without a default."""
+    if hasattr(reward_func, "columns"):
+        optional = [] if required else getattr(reward_func, "_optional", ())
+        names = [*reward_func.columns, *optional]
+    else:
+        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        parameters = inspect.signature(reward_func).parameters.values()
+        parameters = [p for p in parameters if p.kind not in kinds]
+        names = [p.name for p in parameters if not required or p.default is p.empty]
+        names = [name for name in names if name not in getattr(reward_func, "keywords", {})]
+    return [name for name in names if name not in (*TRLS_OWN, "environments")]
+
+
+def call(reward_func: Callable[..., Any], /, **columns: Any) -> Scores:
+    """Return the scores of any reward in TRL's shape, even of an async one in a notebook.
+
+    Random states and other shared state are restored afterwards (`kept`). A user's reward has a
+    time limit per completion (`rewards.seconds`), which is multiplied by the size of the batch.
+    """
+    func = getattr(reward_func, "__self__", reward_func)  # it may be a Reward's method `explain`
+    # A Reward limits each completion itself.
+    limit = 0.0 if isinstance(func, Reward) else getattr(func, LIMIT, 0.0)
+    return run(reward_func, limit * len(columns.get("completions", [None])), columns)
+
+
+def run(
+    reward_func: Callable[..., Any], seconds: float, columns: dict[str, Any], seed: str = ""
+) -> Scores:
+    """Return the scores of any reward in TRL's shape, with a time limit for the whole call.
+
+    Args:
+        reward_func: The reward.
+        seconds: The limit; 0 for none.
+        columns: The keyword arguments.
+        seed: The seed of the call's random numbers; by default each call gets different ones.
+
+    Raises:
+        ValueError: The reward did not return a list.
+    """
+    func = getattr(reward_func, "__self__", reward_func)
+    name = getattr(func, "__name__", type(func).__name__)
+    with kept(seed), contained(name):
+        scores = limited(name, seconds, reward_func, **columns)
+        if inspect.isawaitable(scores):
+            # A notebook's event loop is already running, so another thread runs a loop of its own.
+            with ThreadPoolExecutor(1) as pool:
+                awaited = (limited, name, math.inf, asyncio.run, scores)
+                scores = pool.submit(copy_context().run, *awaited).result()
+        if hasattr(scores, "__iter__"):
+            return list(scores)
+    raise ValueError(
+        f"reward {name} returned {scores!r}, not a list of scores: return a list with one score "
+        "or None for each completion"
+    )

@@ -1,0 +1,244 @@
+"""Load a run's rewards: a preset by name, or the rewards of a Python file.
+
+A file contains rewards (functions in TRL's shape, or made by `@reward`) and everything that they
+need. It may define `reward_funcs` and `reward_weights` as in TRL; otherwise every reward that it
+defines is used, with weight 1. In the file, `rewards` means `grpo_nb.rewards` and needs no import.
+"""
+
+import hashlib
+import inspect
+import math
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from grpo_nb import rewards
+from grpo_nb.rewards.combine import Adaptive, gated
+from grpo_nb.rewards.contract import Reward, columns_read
+from grpo_nb.rewards.limits import limited
+from grpo_nb.rewards.sets import PRESETS, RewardSet, give_name, reward_set
+from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
+from grpo_nb.runs.files import read_json
+from grpo_nb.runs.settings import RewardsConfig
+
+HINT = "; what the rewards need (imports, constants, helpers) must be in the same file or cell"
+
+
+def load_rewards(config: RewardsConfig) -> RewardSet:
+    """Return the rewards of a run, in the run's form; the errors are those of `load_preset`.
+
+    Rewards from a file get the time limit `rewards.seconds`.
+    """
+    preset = load_preset(config.preset, config.reward_weights, config.form, config.opened)
+    return preset.limited(config.seconds)
+
+
+def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str = "") -> RewardSet:
+    """Return the preset of that name, or the reward set of a Python file.
+
+    Args:
+        name: A name in PRESETS, or a path that ends in .py.
+        reward_weights: Other weights in the order of the rewards, such as "1, 0.5". A reward with
+            weight 0 is in the metrics but not in the total.
+        form: The form of completions, a name in FORMS; "" keeps the form of the preset or file.
+        opened: The tag that the chat template opens at the end of a prompt, if any.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The preset or form does not exist, the file cannot be used, or the weights are
+            not one finite number for each reward.
+
+    >>> load_preset("qa", "1, 0, 0.5").reward_weights
+    [1.0, 0.0, 0.5]
+    """
+    if name.endswith(".py"):
+        preset = load_python(PROJECT_ROOT / name)
+    else:
+        refuse_unknown("rewards.preset", name, [*PRESETS, "a .py file of rewards"])
+        preset = PRESETS[name]
+    if form or opened:
+        preset = preset.in_form(form, opened)
+    if not reward_weights.strip():
+        return preset
+    try:
+        weights = [float(weight) for weight in reward_weights.split(",")]
+    except ValueError:
+        weights = []
+    if len(weights) != len(preset.names) or not all(map(math.isfinite, weights)):
+        raise ValueError(
+            f"rewards.reward_weights = {reward_weights!r}: write {len(preset.names)} numbers, "
+            f"separated by commas, for {', '.join(preset.names)}"
+        )
+    return preset._replace(reward_weights=weights)
+
+
+def load_python(
+    path: Path, text: str | None = None, about: Mapping[str, Any] | None = None
+) -> RewardSet:
+    """Return the rewards of a Python file, which are functions in TRL's shape or made by `@reward`.
+
+    The file may define `reward_funcs` and `reward_weights`. Otherwise every reward that it defines
+    is used, with weight 1. Its variable `form` is the name of a form, or of a preset whose form is
+    used; the default is the form in the notes, else that of `extends`, else tags. If its variable
+    `extends` is the name of a preset, the set begins with the rewards of the preset, and the file's
+    rewards replace those of the same name. If the file defines `reference(row)` or `extract(text)`,
+    that function replaces the form's. If it defines `correct`, that reward, or the one of that
+    name, decides what is correct; otherwise it is the one that stage 02 found, or the first one
+    that reads a column.
+
+    Args:
+        path: The file.
+        text: The file's future content, if it is not written yet.
+        about: Notes that replace those stored with the file, in the format of `read_about`.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file raises an error, or contains no rewards.
+    """
+    notes = read_about(path) if about is None else about
+    module = load_source(path, text)
+    functions = {
+        name: vars(module)[name] for name in ("reference", "extract") if name in vars(module)
+    }
+    extends, form = getattr(module, "extends", ""), getattr(module, "form", notes.get("form"))
+    form = form if isinstance(form, str) else ""  # `form` may also be the name of a reward
+    of_preset = form in PRESETS or form.endswith(".py")
+    base = load_preset(extends or (form if of_preset else "math"), form="" if of_preset else form)
+    pairs = rewards_of(module, notes.get("ranges", {}))
+    correct = getattr(module, "correct", notes.get("correct", "")) or _reads_a_column(pairs)
+    correct = getattr(correct, "__name__", correct)
+    file_set = reward_set(pairs, base, own=functions or base.own, correct=str(correct))
+    if not extends:
+        return file_set
+    for func, weight in file_set.pairs:
+        base = base.adding(func, weight)
+    return base._replace(own=file_set.own, correct=base.correct if extends else file_set.correct)
+
+
+def _reads_a_column(pairs: Sequence[tuple[Callable[..., Any], float]]) -> str:
+    """Return the name of the first reward that reads a column of the data, such as `answer`."""
+    return next((func.__name__ for func, _ in pairs if columns_read(func)), "")
+
+
+def about_path(path: Path) -> Path:
+    """Return the path of the notes that stage 02 writes about a file of rewards."""
+    return path.with_suffix(".about.json")
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Return a file's notes; {} if there are none.
+
+    They are {"form": the preset whose form is used, "ranges": {reward: [low, high]}, "cell": the
+    digests of the texts that the %%rewards cell wrote}.
+    """
+    return read_json(about_path(path)) if about_path(path).is_file() else {}
+
+
+def load_source(path: Path, text: str | None = None) -> ModuleType:
+    """Run a Python file as a module, and return the module.
+
+    Args:
+        path: The file.
+        text: The file's future content, if it is not written yet.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file raises an error; the message names the line.
+    """
+    if text is None:
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} does not exist: give the path of a Python file")
+        text = path.read_text(encoding="utf-8")
+    name = f"rewards_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    module.rewards = rewards
+    sys.modules[name] = module  # where dataclasses look up the module
+    try:
+        limited(path.name, math.inf, exec, compile(text, str(path), "exec"), vars(module))
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
+        raise ValueError(f"{path} cannot be loaded: {explained(error, path, text)}") from error
+    return module
+
+
+def explained(error: BaseException, path: Path | str, text: str) -> str:
+    """Return an error's message, with the line of the source that raised it, if there is one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [frame.lineno for frame in frames if frame.filename.endswith(str(path))]
+    message = ", ".join([str(error), *getattr(error, "__notes__", [])])
+    if isinstance(error, SyntaxError) and str(error.filename).endswith(str(path)):
+        message, places = error.msg, [error.lineno]
+    if places or not isinstance(error, ValueError | RuntimeError):
+        message = f"{type(error).__name__}: {message}"
+    message += HINT if isinstance(error, NameError) else ""
+    lines = text.splitlines()
+    if not places or not 0 < places[-1] <= len(lines):
+        return message
+    return f"line {places[-1]} ({lines[places[-1] - 1].strip()}): {message}"
+
+
+def rewards_of(
+    module: ModuleType, ranges: Mapping[str, Sequence[float]]
+) -> list[tuple[Callable[..., Any], float]]:
+    """Return (reward, weight) of each reward to train with, in the file's order.
+
+    Without a list `reward_funcs`, a function that another reward calls is a helper, not a reward.
+
+    Args:
+        module: The module that `load_source` returned.
+        ranges: {reward: (lowest, highest score)} of rewards that do not declare a range.
+
+    Raises:
+        ValueError: There is no reward, a reward is not callable, or the number of weights differs.
+    """
+    funcs, parts = getattr(module, "reward_funcs", None), []
+    if funcs is None:
+        funcs = [value for value in vars(module).values() if is_own_reward(value, module.__name__)]
+        helpers = {name for func in funcs for name in names_in(func) if name != func.__name__}
+        funcs = [func for func in funcs if getattr(func, "__name__", "") not in helpers]
+        # A reward made from others may be one to train with, or only a part of another reward.
+        ours = {n: v for n, v in vars(module).items() if isinstance(v, Reward | gated | Adaptive)}
+        parts = [n for n, v in ours.items() if n != v.__name__ and v not in funcs]
+    is_list = isinstance(funcs, list | tuple) and all(map(callable, funcs))
+    if parts or not funcs or not is_list:
+        raise ValueError(
+            f"{module.__file__}: {parts or funcs!r} is not a list of rewards to train with: write "
+            "functions of `completions`, decorate scorers with @rewards.reward(), or list the "
+            "rewards, as in reward_funcs = [correct, brief]"
+        )
+    names = {id(value): name for name, value in vars(module).items()}
+    for func in funcs:
+        give_name(func, names.get(id(func), ""))
+        if func.__name__ in ranges:
+            func.range = tuple(ranges[func.__name__])
+    weights = getattr(module, "reward_weights", None) or [1.0] * len(funcs)
+    if len(weights) != len(funcs):
+        raise ValueError(
+            f"{module.__file__}: {len(weights)} reward_weights for {len(funcs)} reward_funcs, "
+            f"which are {', '.join(func.__name__ for func in funcs)}: give one for each"
+        )
+    return list(zip(funcs, weights, strict=True))
+
+
+def names_in(func: Callable[..., Any]) -> set[str]:
+    """Return the names that a function looks up, such as those of its helpers."""
+    return set(_names(func.__code__)) if hasattr(func, "__code__") else set()
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names that a function and the functions inside it look up."""
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _names(part)
+
+
+def is_own_reward(value: Any, module: str) -> bool:
+    """Return whether a value is a function or instance in TRL's shape that this module defines."""
+    if not callable(value) or isinstance(value, type):
+        return False
+    place = getattr(value, "__module__", "")  # an instance has that of its class
+    return place == module and "completions" in inspect.signature(value).parameters

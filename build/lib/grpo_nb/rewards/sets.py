@@ -1,0 +1,184 @@
+"""Build reward sets from weighted rewards, and load the named sets of presets.yaml."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpo_nb.answers import TAGS, Form, find_form
+from grpo_nb.rewards import code, correctness, format, length, style
+from grpo_nb.rewards.combine import Adaptive, gated, is_async
+from grpo_nb.rewards.contract import Reward, declared_range
+from grpo_nb.rewards.limits import LIMIT
+from grpo_nb.runs.files import read_yaml
+
+
+class RewardSet(NamedTuple):
+    """Hold rewards, their weights (as in TRL's `reward_weights`), and a form of completions.
+
+    reward_funcs: The rewards, in the order in which they were given.
+    reward_weights: One weight for each reward.
+    form: How completions are written. `reference(row)` writes a completion that must earn the
+        first reward in full; `extract(text)` returns the answer in a completion.
+    result: A sentence on what an answer must be. `in_form` adds it to the system prompt of
+        another form.
+    own: The functions `reference` and `extract` of a file, which replace those of the form.
+    correct: The name of the reward that decides what is correct; "" means the first.
+    """
+
+    reward_funcs: list[Callable[..., Any]]
+    reward_weights: list[float]
+    form: Form = TAGS
+    result: str = ""
+    own: Mapping[str, Callable[..., Any]] | None = None
+    correct: str = ""
+
+    def reference(self, row: Mapping[str, Any]) -> str:
+        """Return the row's reference completion, which must earn the first reward in full."""
+        return (self.own or {}).get("reference", self.form.reference)(row)
+
+    def extract(self, text: str) -> str | None:
+        """Return the answer in the text of a completion, or None."""
+        return (self.own or {}).get("extract", self.form.extract)(text)
+
+    def in_form(self, name: str = "", opened: str = "") -> "RewardSet":
+        """Return the set in another form, without rewards that need a part which the form lacks.
+
+        Rewards that were configured with a form of their own keep it. Plain functions stay as they
+        are.
+
+        Args:
+            name: A value of `rewards.form`; "" keeps the form.
+            opened: The tag that the chat template opens at a prompt's end, such as "<think>\\n".
+        """
+        form = self.form
+        if name and name != form.name:
+            form = find_form(name)
+            system_prompt = f"{form.system_prompt} {self.result}".strip()
+            form = form._replace(system_prompt=system_prompt)
+        form = form._replace(opened=opened)
+        pairs = [
+            (_in_form(func, self.form, form), weight)
+            for func, weight in self.pairs
+            if not isinstance(func, Reward) or form.has(func.settings.needs)
+        ]
+        return reward_set(pairs, self._replace(form=form))
+
+    def limited(self, seconds: float) -> "RewardSet":
+        """Limit the user's synchronous rewards to this many seconds per completion."""
+        for func in self.reward_funcs:
+            ours = isinstance(func, Reward) and func.__module__.startswith("grpo_nb.")
+            if not ours and not is_async(func):
+                setattr(func, LIMIT, seconds)
+        return self
+
+    def adding(self, func: Callable[..., Any], weight: float) -> "RewardSet":
+        """Return this set with one more reward, which replaces a reward of the same name."""
+        others = [pair for pair in self.pairs if pair[0].__name__ != func.__name__]
+        return reward_set([*others, (func, weight)], self)
+
+    @property
+    def pairs(self) -> list[tuple[Callable[..., Any], float]]:
+        """Return (reward, weight) of each reward."""
+        return list(zip(self.reward_funcs, self.reward_weights, strict=True))
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the rewards, as TRL logs them."""
+        return [func.__name__ for func in self.reward_funcs]
+
+    @property
+    def full(self) -> float:
+        """Return the highest score of the reward that decides what is correct."""
+        return declared_range(self.correct_func)[1]
+
+    @property
+    def correct_func(self) -> Callable[..., Any]:
+        """Return the reward that decides what is correct."""
+        names = self.names
+        return self.reward_funcs[names.index(self.correct) if self.correct in names else 0]
+
+    @property
+    def format_name(self) -> str:
+        """Return the name of the first format reward, reported as "well-formed"; "" if none."""
+        return next((name for name in self.names if "_format_" in name), "")
+
+
+def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[..., Any]:
+    """Return a reward, or a combination of rewards, with `form` in place of `before`."""
+    if isinstance(func, gated | Adaptive):
+        parts = {name: getattr(func, name) for name in ("reward", "by") if hasattr(func, name)}
+        new_parts = {name: _in_form(part, before, form) for name, part in parts.items()}
+        return func if new_parts == parts else replace(func, **new_parts)
+    if not isinstance(func, Reward) or "form" not in func.option_names:
+        return func
+    present = func.options.get("form", TAGS)
+    if form == present or present not in (before, TAGS):
+        return func
+    return func.configured(func.__name__, form=form)
+
+
+def give_name(func: Callable[..., Any], name: str = "") -> None:
+    """Name a nameless reward: after a partial's function, else `name`, else after its class."""
+    inner = func
+    while isinstance(inner, partial):
+        inner = inner.func
+    if not hasattr(func, "__name__"):
+        func.__name__ = getattr(inner, "__name__", name or type(inner).__name__)
+
+
+def reward_set(
+    pairs: Sequence[tuple[Callable[..., Any], float]], like: RewardSet | None = None, **about: Any
+) -> RewardSet:
+    """Return a set of `(reward, weight)` pairs; other fields are from `about`, or else from `like`.
+
+    Rewards with an option `form` use the form of the set unless they were configured with another.
+
+    Raises:
+        ValueError: There is no reward, a weight is not a finite number, or two rewards have the
+            same name, so that TRL's tables would merge them.
+    """
+    for func, weight in pairs:
+        give_name(func)
+        if not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise ValueError(
+                f"the weight of {func.__name__} is {weight!r}: write a number, such as 0.25"
+            )
+    names = [func.__name__ for func, _ in pairs]
+    if twins := [name for name in names if names.count(name) > 1]:
+        raise ValueError(
+            f"two rewards are named {twins[0]!r}: rename one (a built-in by .configured(name=…))"
+        )
+    if not pairs:
+        raise ValueError("a reward set needs at least one reward")
+    like = (like or RewardSet([], []))._replace(**about)
+    funcs = [_in_form(func, TAGS, like.form) for func, _ in pairs]
+    return like._replace(reward_funcs=funcs, reward_weights=[float(weight) for _, weight in pairs])
+
+
+def built_in() -> dict[str, Callable[..., Any]]:
+    """Return {name: reward} for the rewards of this package that need no arguments."""
+    modules = correctness, format, length, style, code
+    pairs = [pair for module in modules for pair in vars(module).items()]
+    return {k: v for k, v in pairs if isinstance(v, Reward | gated) and v.__name__ == k}
+
+
+def _preset(
+    rewards: Mapping[str, Any], form: str = "tags", system_prompt: str = "", result: str = ""
+) -> RewardSet:
+    """Return the reward set that an entry of presets.yaml describes."""
+    pairs, ours, base = [], built_in(), find_form(form)
+    for name, weight in rewards.items():
+        options = weight if isinstance(weight, dict) else {"reward": name, "weight": weight}
+        func, weight = ours[options.pop("reward")], options.pop("weight")
+        pairs.append((func.configured(name, **options) if options else func, weight))
+    base = base._replace(system_prompt=system_prompt or base.system_prompt)
+    return reward_set(pairs, form=base, result=result)
+
+
+PRESETS = {
+    name: _preset(**about)
+    for name, about in read_yaml(Path(__file__).with_name("presets.yaml")).items()
+}

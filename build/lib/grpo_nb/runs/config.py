@@ -1,0 +1,323 @@
+"""`RunConfig`: every setting of a run, and where its value came from.
+
+Values are layered: library default < profile < task < value set for the run. An unknown name is
+rejected before anything starts, and the error suggests the nearest known name. A run's
+`config.yaml` stores each value with its source: `train.max_steps: [200, set]`.
+"""
+
+import hashlib
+import json
+import re
+from collections import ChainMap
+from collections.abc import Mapping
+from functools import lru_cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from grpo_nb.runs.files import read_yaml
+from grpo_nb.runs.names import refuse_unknown
+from grpo_nb.runs.profiles import PROFILES, detect_profile, task_settings
+from grpo_nb.runs.settings import (
+    DataConfig,
+    EvaluateConfig,
+    ExportConfig,
+    ModelConfig,
+    PolicyConfig,
+    RescueConfig,
+    RewardsConfig,
+    Section,
+    TrainConfig,
+    setting,
+)
+
+
+class RunConfig(Section):
+    """Hold all settings of one run; `SECTION_STAGE` gives the stage that takes each section."""
+
+    profile: str = ""
+    sources: dict[str, str] = setting({}, "where each setting's value came from")
+    task: str = setting("math", "what is taught; sets source, preset and answers")
+    seed: int = setting(0, "random seed of split, sampling and training", ge=0, lt=2**32)
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    rewards: RewardsConfig = RewardsConfig()
+    rescue: RescueConfig = RescueConfig()
+    policy: PolicyConfig = PolicyConfig()
+    train: TrainConfig = TrainConfig()
+    trl: dict[str, Any] = setting({}, "further arguments of TRL's GRPOConfig")
+    evaluate: EvaluateConfig = EvaluateConfig()
+    export: ExportConfig = ExportConfig()
+
+    @property
+    def step_completions(self) -> int:
+        """Return the number of completions in one optimizer step, over all processes together."""
+        return self.train.per_device_train_batch_size * self.train.gradient_accumulation_steps
+
+
+SECTION_STAGE = {
+    **{"data": "01", "model": "01", "rewards": "02", "rescue": "02", "policy": "03"},
+    **{"train": "03", "trl": "03", "evaluate": "04", "export": "04"},
+}
+SET = "set"  # the source of a value that was set for the run
+Sourced = tuple[Any, str]  # a value and its source
+OTHER_VERSION = "choose another run_name, or move the folder away"
+DIFFICULTY = {"min_pass_rate", "max_pass_rate", "order"}  # need data.difficulty_prompts
+# Stage 01 writes the prompts, which ask for the form, so the form is its setting. Stage 02 judges
+# the model that GRPO starts from, so the SFT warm-up belongs there.
+SETTING_STAGE = {"rewards.form": "01", "rewards.opened": "01"} | dict.fromkeys(
+    ("train.sft_steps", "train.sft_learning_rate", "train.sft_until", "train.sft_answers"), "02"
+)
+SHORT = {"rescue": "rescue.mode"}  # short names of settings
+SECTIONS = tuple(section for section in SECTION_STAGE if section != "trl")
+# {"task": …, "seed": …, "data.source": …}: the meaning of each setting, except `trl.…`.
+MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", "seed")} | {
+    f"{section}.{key}": field.description
+    for section in SECTIONS
+    for key, field in type(getattr(RunConfig(), section)).model_fields.items()
+}
+
+
+def stage_of(name: str) -> str:
+    """Return the stage whose notebook takes the setting `name`: "03" for train.max_steps."""
+    return SETTING_STAGE.get(name) or SECTION_STAGE.get(name.partition(".")[0], "01")
+
+
+def full_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, with each short name replaced by the full one."""
+    return {SHORT.get(name, name): value for name, value in settings.items()}
+
+
+def of_stage(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return only the settings that this stage's notebook takes."""
+    return {name: value for name, value in settings.items() if stage_of(name) == stage}
+
+
+def refuse_unknown_setting(name: str) -> None:
+    """Raise ValueError for an unknown setting, with the nearest name; TRL checks `trl.` names."""
+    if not re.fullmatch(r"trl\.\w+", str(name)):
+        refuse_unknown("setting", str(name), [*MEANINGS, *SHORT])
+
+
+def resolve(
+    profile: str, *layers: Mapping[str, Any], stored: Mapping[str, Sourced] | None = None
+) -> RunConfig:
+    """Return the effective configuration, with the source of each value.
+
+    Args:
+        profile: A name in PROFILES, or "auto" for the one that fits this machine.
+        layers: Values that are set, by dotted name, such as {"train.max_steps": 20}; applied in
+            order over all other values. Text is converted to the setting's type.
+        stored: Values with their sources, from a configuration that was resolved before. A value
+            that differs from what its source gives counts as set, because somebody edited it.
+
+    Raises:
+        ValueError: The profile, task or setting is unknown (the message gives the nearest name), a
+            value does not fit its setting, or settings do not fit together (`_misfits`).
+    """
+    if not isinstance(profile, str) or not profile:
+        raise ValueError(f"profile = {profile!r}: write a name, such as tiny-cpu, or leave it out")
+    stored = stored or {}
+    layers = tuple(map(full_names, layers))
+    values = {name: value for name, (value, _) in stored.items()}
+    last = ChainMap(*map(dict, reversed(layers)), values)
+    profile = detect_profile(last.get("model.model_path")) if profile == "auto" else profile
+    refuse_unknown("profile", profile, list(PROFILES))
+    task = last.get("task", "math")
+    below = {f"profile {profile}": PROFILES[profile], f"task {task}": task_settings(task, profile)}
+    sourced = {name: (value, "default") for name, value in flatten(RunConfig()).items()}
+    for source, layer in below.items():
+        sourced |= {name: (value, source) for name, value in layer.items()}
+    for name, (value, source) in stored.items():
+        edited = sourced.get(name, (value, ""))[1] == source and sourced[name][0] != value
+        sourced[name] = value, SET if edited else source
+    for layer in layers:
+        sourced |= {name: (value, SET) for name, value in layer.items()}
+    return _checked(profile, sourced)
+
+
+def _checked(profile: str, sourced: Mapping[str, Sourced]) -> RunConfig:
+    """Build the configuration; refuse unknown names, wrong values and conflicting settings."""
+    sources = {name: source for name, (_, source) in sourced.items()}
+    fields: dict[str, Any] = {"profile": profile, "sources": sources}
+    fields |= {section: {} for section in SECTION_STAGE}
+    defaults = flatten(RunConfig())
+    for name, (value, _) in sourced.items():
+        refuse_unknown_setting(name)
+        section, _, key = name.rpartition(".")
+        takes_bool = isinstance(defaults.get(name, True), bool) or name == "train.scale_rewards"
+        if isinstance(value, bool) and not takes_bool:
+            raise ValueError(f"{name} = {value}: this setting does not take true or false")
+        (fields[section] if section else fields)[key] = value
+    try:
+        config = RunConfig(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{name} = {first['input']!r}: {first['msg'].lower()}") from None
+    for misfit, why in _misfits(config):
+        if misfit:
+            raise ValueError(why)
+    return config
+
+
+def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
+    """Return each possible conflict of settings: (whether it occurs, why and what to change)."""
+    data, model, train = config.data, config.model, config.train
+    group, batch = train.num_generations, config.step_completions
+    need = data.max_prompt_tokens + train.max_completion_length
+    differ = data.model_dump(include=DIFFICULTY, exclude_defaults=True)
+    choice = ", ".join(f"data.{name} = {value!r}" for name, value in differ.items())
+    return [
+        (
+            batch % group,
+            f"train.num_generations = {group} does not divide the batch: "
+            f"per_device_train_batch_size {train.per_device_train_batch_size} x "
+            f"gradient_accumulation_steps {train.gradient_accumulation_steps} = {batch}; "
+            f"take a batch of {-(-batch // group) * group}",
+        ),
+        (
+            need > model.max_seq_length,
+            f"model.max_seq_length = {model.max_seq_length} is less than data.max_prompt_tokens + "
+            f"train.max_completion_length = {need}; raise it to {need}",
+        ),
+        (
+            train.sft_steps and not data.sft_rows,
+            f"train.sft_steps = {train.sft_steps} has no rows to learn from: data.sft_rows = 0; "
+            "set data.sft_rows = 64 in stage 01, which writes them, or train.sft_steps = 0",
+        ),
+        (
+            data.min_pass_rate >= data.max_pass_rate,
+            f"data.min_pass_rate = {data.min_pass_rate} is not below data.max_pass_rate = "
+            f"{data.max_pass_rate}: no prompt would be kept; raise data.max_pass_rate",
+        ),
+        (
+            choice and not data.difficulty_prompts,
+            f"{choice}: no difficulty is measured (data.difficulty_prompts = 0); "
+            "set data.difficulty_prompts = 200",
+        ),
+        *_teacher_misfits(config),
+        *_policy_misfits(config),
+    ]
+
+
+def _teacher_misfits(config: RunConfig) -> list[tuple[Any, str]]:
+    """Return the conflicts among the teacher's settings, as `_misfits` does."""
+    train, address = config.train, urlsplit(config.rescue.teacher)
+    return [
+        (
+            train.sft_steps and train.sft_answers == "teacher" and not config.rescue.teacher,
+            "train.sft_answers = 'teacher' with rescue.teacher = '': name the model that answers, "
+            "or set train.sft_answers = 'references'",
+        ),
+        (
+            "@" in address.netloc or address.query,
+            "rescue.teacher holds a password or key, which the run's files would keep: leave it "
+            f"out, and put it into the environment variable {config.rescue.api_key_env}",
+        ),
+    ]
+
+
+def _policy_misfits(config: RunConfig) -> list[tuple[Any, str]]:
+    """Return the conflicts among the settings of loader, engine and adapter, as `_misfits` does."""
+    kind, tuning = config.policy.backend, config.policy.finetuning
+    bits, inference = config.model.quantization, config.model.fast_inference
+    return [
+        (
+            tuning == "full" and bits != "16bit",
+            f"policy.finetuning = 'full' with model.quantization = {bits!r}: quantized weights "
+            "cannot be trained; set model.quantization = '16bit', or policy.finetuning = 'lora'",
+        ),
+        (
+            inference == "vllm" and (kind, tuning) != ("unsloth", "lora"),
+            f"model.fast_inference = 'vllm' with policy.backend = {kind!r} and policy.finetuning "
+            f"= {tuning!r}: vLLM needs Unsloth and LoRA; set model.fast_inference = 'detect'",
+        ),
+        (
+            config.model.vision_tower and inference == "vllm",
+            "model.vision_tower = true with model.fast_inference = 'vllm': vLLM takes no adapter "
+            "on the part that reads images; set model.fast_inference = 'off'",
+        ),
+        (
+            "vllm_mode" in config.trl and (kind, bits) != ("transformers", "16bit"),
+            f"trl.vllm_mode with policy.backend = {kind!r} and model.quantization = {bits!r}: TRL "
+            "runs vLLM only with 'transformers' and '16bit'; set both, or leave trl.vllm_mode out",
+        ),
+    ]
+
+
+def refuse_few_rows(config: RunConfig, rows: int) -> None:
+    """Raise ValueError if there are fewer training rows than one step needs."""
+    train, completions = config.train, config.step_completions
+    validated = min(train.eval_prompts, rows // 10) if train.eval_steps else 0
+    prompts = completions // train.num_generations
+    resized = {"steps_per_generation", "generation_batch_size"} & set(config.trl)
+    if rows - validated < prompts and not resized:
+        raise ValueError(
+            f"{rows - validated} rows to train on ({rows} - {validated} for validation) are fewer "
+            f"than the {prompts} prompts of a step ({completions} completions in groups of "
+            f"{train.num_generations}): give more rows (data.source, data.max_rows), or lower "
+            "train.per_device_train_batch_size"
+        )
+
+
+def flatten(config: RunConfig) -> dict[str, Any]:
+    """Return the value of every setting, by its dotted name."""
+    values = {name: attrgetter(name)(config) for name in MEANINGS}
+    return values | {f"trl.{name}": value for name, value in config.trl.items()}
+
+
+def stored(config: RunConfig) -> dict[str, Sourced]:
+    """Return every value with its source, by dotted name."""
+    return {name: (value, config.sources[name]) for name, value in flatten(config).items()}
+
+
+def set_values(config: RunConfig) -> dict[str, Any]:
+    """Return the values that were set, by dotted name; the others come from profile and task."""
+    return {name: value for name, (value, source) in stored(config).items() if source == SET}
+
+
+def digest(config: RunConfig, stage: str) -> str:
+    """Return the sha256 of a stage's settings, which shows whether they have changed."""
+    text = json.dumps(of_stage(stage, flatten(config)), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read(path: Path) -> RunConfig:
+    """Read a run's config.yaml. A value without a source counts as set.
+
+    Raises:
+        ValueError: The file is damaged, another version wrote it, or a value is wrong.
+    """
+    return _read(path, path.read_bytes())
+
+
+@lru_cache(maxsize=16)
+def _read(path: Path, _: bytes) -> RunConfig:
+    """Parse the file; the cache saves 30 ms for the same content."""
+    content = read_yaml(path)
+    if not isinstance(settings := content.get("settings"), dict):
+        raise ValueError(f"{path} was written by another version of grpo_nb: {OTHER_VERSION}")
+    pairs = {
+        name: tuple(entry) if isinstance(entry, list) and len(entry) == 2 else (entry, SET)
+        for name, entry in settings.items()
+    }
+    try:
+        return resolve(content.get("profile"), stored=pairs)
+    except ValueError as error:
+        raise ValueError(
+            f"{path}: {error} (if another version of grpo_nb made this run, {OTHER_VERSION})"
+        ) from None
+
+
+def describe(config: RunConfig, *sections: str) -> list[dict[str, Any]]:
+    """Return table rows of these sections: setting, value, where the value came from, meaning."""
+    return [
+        {"setting": name, "value": value, "from": source}
+        | {"meaning": MEANINGS.get(name, "an argument of TRL's GRPOConfig")}
+        for name, (value, source) in stored(config).items()
+        if name in sections or name.partition(".")[0] in sections
+    ]

@@ -1,0 +1,429 @@
+"""The run directory: its settings, its locks, and the manifest that links the stages.
+
+`runs/<name>/config.yaml` holds every setting with its source; `manifest.json` records each stage's
+status, the SHA-256 of its settings and of the files it read and wrote, package versions, seed, git
+commit and duration. A stage refuses to start if an earlier one is missing, has failed, or has
+changed since.
+"""
+
+import fcntl
+import math
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from filelock import FileLock, Timeout
+
+from grpo_nb.checks import Check
+from grpo_nb.machine import PROJECT_ROOT, git_commit, gpu_in_use, installed_versions, switches
+from grpo_nb.runs import config as configs
+from grpo_nb.runs.files import (
+    atomic_path,
+    digests,
+    disk_error,
+    read_json,
+    sha256,
+    write_json,
+)
+
+NOTEBOOKS = {
+    "01": "01_prepare_data",
+    "02": "02_test_rewards",
+    "03": "03_train_grpo",
+    "04": "04_merge_and_infer",
+}
+HEAD = "# Every value with its source: docs/settings.md says what an edit does\n"
+_locks: dict[Path, FileLock] = {}
+
+
+def runs_root() -> Path:
+    """Return the folder of all runs: `$GRPO_NB_RUNS`, or `runs/` beside the package."""
+    folder = os.environ.get("GRPO_NB_RUNS")
+    return Path(folder).expanduser().absolute() if folder else PROJECT_ROOT / "runs"
+
+
+def project_path(path: str | Path) -> Path:
+    """Resolve a relative path against the project folder, wherever the kernel runs."""
+    return PROJECT_ROOT / path
+
+
+class State(NamedTuple):
+    """Describe the status of a stage.
+
+    status: "not started", "running", "done", "failed", "cut off" (its process is gone) or "stale"
+        (after it was done, its settings were changed or an earlier stage was run again).
+    why: The status with its reason.
+    command: The command that continues from this stage; "" if the stage is done or running.
+    """
+
+    status: str
+    why: str
+    command: str
+
+
+class Run:
+    """Give access to one run directory.
+
+    Args:
+        folder: A path, or the name of a folder below `runs_root()`. The name may contain only
+            letters, digits, dots, dashes and underscores.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.name = folder.name if isinstance(folder, Path) else folder
+        if not re.fullmatch(r"\w[\w.-]{0,99}", self.name, flags=re.ASCII):
+            raise ValueError(
+                f"run_name {self.name!r}: use letters, digits, '.', '-' and '_' only, 100 at most"
+            )
+        self.path = folder.absolute() if isinstance(folder, Path) else runs_root() / folder
+        self.one_page = False  # whether one notebook, the quickstart, holds every stage
+
+    def __truediv__(self, relative: str) -> Path:
+        return self.path / relative
+
+    def place(self, stage: str) -> str:
+        """Return where a stage runs: its notebook, or the cells above in the quickstart."""
+        return "the cells above" if self.one_page else f"{NOTEBOOKS[stage]}.ipynb"
+
+    def manifest(self) -> dict[str, dict]:
+        """Return {stage: entry}; empty before the first stage."""
+        path = self / "manifest.json"
+        return read_json(path) if path.exists() else {}
+
+    def record(self, stage: str, entry: Mapping[str, Any]) -> None:
+        """Merge `entry` into the manifest's entry of `stage`."""
+        manifest = self.manifest()
+        manifest[stage] = {**manifest.get(stage, {}), **entry}
+        write_json(self / "manifest.json", dict(sorted(manifest.items())))
+
+    def lock(self, name: str = ".lock") -> FileLock:
+        """Take the lock, which the operating system frees when this process ends.
+
+        Raises:
+            RuntimeError: Another process holds the lock, or the folder belongs to another user.
+        """
+        path = self / name
+        # One lock per process, because widgets and cells run on different threads.
+        lock = _locks.setdefault(path, FileLock(path, thread_local=False))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not lock.is_locked:
+                lock.acquire(timeout=0.2)  # another process's `in_use` holds it briefly
+        except Timeout:
+            raise RuntimeError(
+                f"run {self.name!r} is in use by another process: wait for it, shut down the "
+                "notebook kernel that holds it, or choose another run_name"
+            ) from None
+        except OSError as error:
+            raise RuntimeError(disk_error(path, error)) from None
+        return lock
+
+    def in_use(self, *names: str) -> bool:
+        """Return whether a process, this one or another, holds one of these locks.
+
+        A user who may only read the run can call this, too.
+        """
+        for path in [self / name for name in names if (self / name).exists()]:
+            with path.open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return True
+        return False
+
+    def state(self, stage: str) -> State:
+        """Return the status of a stage, the reason for it, and the command to continue with."""
+        entry = self.manifest().get(stage, {})
+        status, reason = entry.get("status", "not started"), ""
+        if status == "done" and (reason := self.outdated(stage) or self._resettled(stage)):
+            status = "stale"
+        elif status == "running" and not self.in_use(".lock"):
+            status = "cut off"
+            reason = f"it began {entry.get('started')}, and its process is gone"
+        elif status == "failed":
+            reason = entry.get("error", "")
+        again = f"python -m grpo_nb run --name {self.name} --from {stage}"
+        command = "" if status in ("done", "running") else again
+        return State(status, f"{status}: {reason}" if reason else status, command)
+
+    def undone(self) -> str:
+        """Return the first stage that is not done or is out of date; "" if all are done."""
+        return next((stage for stage in NOTEBOOKS if self.state(stage).status != "done"), "")
+
+    def why_undone(self) -> str:
+        """Describe the first stage that is not done or is out of date; "" if all are done."""
+        stage = self.undone()
+        return f"{NOTEBOOKS[stage]} of {self.name!r} is {self.state(stage).why}" if stage else ""
+
+    def outdated(self, stage: str) -> str:
+        """Return a sentence if an earlier stage was run again after `stage`; "" if none was."""
+        manifest = self.manifest()
+        inputs = manifest.get(stage, {}).get("inputs")
+        for earlier in [name for name in NOTEBOOKS if inputs is not None and name < stage]:
+            entry = manifest.get(earlier, {})
+            # A stage that is running, failed or cut off may have overwritten its results.
+            if entry.get("status") != "done" or not entry["outputs"].items() <= inputs.items():
+                return f"{NOTEBOOKS[earlier]} was run again after {NOTEBOOKS[stage]}"
+        return ""
+
+    def _resettled(self, stage: str) -> str:
+        """Return a sentence if a done stage's settings have changed since it ran; "" if not."""
+        recorded = self.manifest()[stage].get("settings")
+        if not recorded or recorded == configs.digest(self.config(), stage):
+            return ""
+        return f"{self / 'config.yaml'} has other settings than {NOTEBOOKS[stage]} was run with"
+
+    def refuse_outdated(self) -> None:
+        """Raise ValueError if the merged model and its evaluation are out of date."""
+        if reason := self.outdated("04"):
+            raise ValueError(f"run {self.name!r}: {reason}: {self.state(self.undone()).command}")
+
+    def config(self) -> configs.RunConfig:
+        """Return the configuration as the most recently started stage left it.
+
+        Raises:
+            ValueError: There is none yet, or this version cannot read it.
+        """
+        if not (self / "config.yaml").exists():
+            raise ValueError(f"run {self.name!r} has no config.yaml: run {NOTEBOOKS['01']} first")
+        return configs.read(self / "config.yaml")
+
+    def write_config(self, config: configs.RunConfig) -> None:
+        """Write every setting with its source to config.yaml."""
+        settings = {name: list(pair) for name, pair in configs.stored(config).items()}
+        content = {"profile": config.profile, "settings": settings}
+        text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=math.inf)
+        with atomic_path(self / "config.yaml") as temporary:
+            temporary.write_text(HEAD + text, encoding="utf-8")
+
+    def settings(self) -> dict[str, Any]:
+        """Return the values that were set for the run, by dotted name."""
+        return configs.set_values(self.config()) if (self / "config.yaml").exists() else {}
+
+    def progress(self) -> str:
+        """Return the progress that the running stage has reported; "" if there is none."""
+        try:
+            state = read_json(self / "progress.json")
+        except FileNotFoundError:
+            return ""
+        return f"{NOTEBOOKS[state['stage']]} {state['done']}/{state['total']} {state['note']}"
+
+    def files(self, *relatives: str) -> dict[str, str]:
+        """Return {relative path: sha256} of these files, and of all files in these folders."""
+        hashes: dict[str, str] = {}
+        for relative in relatives:
+            root = self / relative
+            if not root.exists():
+                raise FileNotFoundError(f"{root} is missing: this stage should have written it")
+            if root.is_file():
+                hashes[relative] = sha256(root)
+            hashes |= {f"{relative}/{name}": value for name, value in digests(root).items()}
+        return hashes
+
+
+def find_run(path: str) -> Run:
+    """Find a run by its name or its folder, such as runs/demo.
+
+    Raises:
+        FileNotFoundError: There is no such run.
+    """
+    place = Path(path.removesuffix("/config.yaml"))
+    for folder in (place, runs_root() / place):
+        if (folder / "manifest.json").exists():
+            return Run(folder.resolve())
+    raise FileNotFoundError(
+        f"{place} is not a run: neither it nor {runs_root() / place} holds a manifest.json; give "
+        "a run's folder, such as runs/demo, or its name"
+    )
+
+
+class Stage:
+    """Hold a stage that has started, with its run and its configuration."""
+
+    def __init__(self, run: Run, stage: str, config: configs.RunConfig) -> None:
+        self.run, self.stage, self.config = run, stage, config
+        self._started = time.monotonic()
+        self._part = (0, 0, 0.0)  # steps done and in total when the part began, and its start time
+
+    def settings(self, *sections: str) -> list[dict[str, Any]]:
+        """Return table rows of the values in these sections: setting, value, source, meaning."""
+        return configs.describe(self.config, *sections)
+
+    def progress(self, done: int, total: int, note: str = "") -> None:
+        """Show how far along the running part of the stage is, and the time left.
+
+        A notebook shows it as a line, and the pipeline reads it from progress.json.
+        """
+        from IPython import get_ipython
+        from IPython.display import display
+
+        now, (first, _, began) = time.monotonic(), self._part
+        new = self._part[1] != total or done < first
+        if new:
+            first, began = done, now
+            self._part = (done, total, now)
+        seconds = (now - began) * (total - done) / max(1, done - first)
+        note += f", about {seconds:.0f} s left" if seconds >= 1 else ""
+        state = {"stage": self.stage, "done": done, "total": total, "note": note}
+        write_json(self.run / "progress.json", state)
+        if get_ipython():
+            line = {"text/plain": f"{done}/{total}  {note}"}
+            display(line, raw=True, display_id=f"progress of {began}", update=not new)
+
+    def record_checks(self, checks: Iterable[Check]) -> None:
+        """Add checks to the manifest; a check replaces an earlier one of the same name."""
+        before = self.run.manifest().get(self.stage, {}).get("checks", [])
+        by_name = {check["name"]: check for check in before}
+        by_name |= {check.name: check._asdict() for check in checks}
+        self.run.record(self.stage, {"checks": list(by_name.values())})
+
+    def change(self, settings: Mapping[str, Any]) -> None:
+        """Change settings of the run for this stage, later stages and later runs with `--from`."""
+        stored = configs.stored(self.config)
+        self.config = configs.resolve(self.config.profile, settings, stored=stored)
+        self.run.write_config(self.config)
+
+    def finish(self, *outputs: str) -> str:
+        """Record the stage as done, release the run's lock, and return a sentence for the user.
+
+        Args:
+            outputs: Files and folders that this stage wrote, relative to the run.
+        """
+        seconds = round(time.monotonic() - self._started, 1)
+        files, inputs = self.run.files(*outputs), {}
+        for stage, entry in self.run.manifest().items():
+            inputs |= entry.get("outputs", {}) if stage < self.stage else {}
+        self.run.record(
+            self.stage,
+            {"status": "done", "seconds": seconds, "inputs": inputs, "outputs": files}
+            | {"settings": configs.digest(self.config, self.stage)},
+        )
+        self.run.lock().release(force=True)
+        later = [name for stage, name in NOTEBOOKS.items() if stage > self.stage]
+        after = f"next: {later[0]}.ipynb" if later else "the run is complete"
+        return f"{NOTEBOOKS[self.stage]}: done, {len(files)} files written; {after}"
+
+
+def start_stage(
+    stage: str,
+    run_name: str | Path,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    profile: str = "auto",
+    task: str = "math",
+    force: bool = False,
+    all_stages: bool = False,
+) -> Stage:
+    """Resolve the configuration, check the earlier stages, and lock the run.
+
+    The manifest keeps the inputs and outputs of the stage's last execution until this one is done.
+
+    Args:
+        stage: "01" … "04".
+        run_name: The name of the run, or its folder.
+        settings: Values for this stage, by dotted name, such as {"train.max_steps": 20}.
+        profile: The run's profile, or "auto"; used by stage 01 only.
+        task: The run's task, used by stage 01 only; a task in `settings` overrides it.
+        force: Whether to start even if an earlier stage is not done or has changed.
+        all_stages: Whether the notebook holds every stage. If so, `settings` may belong to any
+            stage, and those of this stage and later ones apply.
+
+    Raises:
+        ValueError: An earlier stage is missing, failed or changed, or a setting is wrong.
+        RuntimeError: Another process is using the run.
+    """
+    run, settings = Run(run_name), dict(settings or {})
+    run.one_page = all_stages
+    for name in settings:
+        configs.refuse_unknown_setting(name)
+        if (owner := configs.stage_of(name)) != stage and not all_stages:
+            raise ValueError(f"{name} belongs to {NOTEBOOKS[owner]}: set it there, not here")
+    settings = {name: v for name, v in settings.items() if configs.stage_of(name) >= stage}
+    if stage == "01" and task != "math":  # the default is "math"
+        settings = {"task": task} | settings
+    config = resolve_stages(run, settings, stage, "04" if all_stages else stage, profile)
+    if not force:
+        refuse_undone(run, stage)
+    run.lock()
+    run.record(
+        stage,
+        {"status": "running", "checks": [], "seed": config.seed}
+        | {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "git_commit": git_commit()}
+        | {"versions": installed_versions(), "gpu": gpu_in_use(), "switches": switches()},
+    )
+    run.write_config(config)
+    return Stage(run, stage, config)
+
+
+def resolve_stages(
+    run: Run, settings: Mapping[str, Any], first: str, last: str, profile: str = "auto"
+) -> configs.RunConfig:
+    """Return the configuration with which stages `first` to `last` would run.
+
+    Earlier stages keep the run's settings, and so do later stages that are done, because their
+    results came from those settings. Of the other later stages, only values that were set are kept.
+    If the settings of later stages do not fit the new ones, all of them are dropped.
+
+    Raises:
+        ValueError: A setting is wrong, or stage 03 would run with too few rows for a step.
+    """
+    stored: dict[str, configs.Sourced] = {}
+    try:
+        config = run.config()
+        stored, profile = configs.stored(config), profile if first == "01" else config.profile
+    except ValueError:  # no config.yaml, or another version's: stage 01 will write it
+        if first > "01":
+            raise
+    finished = [k for k, e in run.manifest().items() if k > last and e.get("status") == "done"]
+    before = {name: pair for name, pair in stored.items() if configs.stage_of(name) < first}
+    after = {
+        name: pair
+        for name, pair in stored.items()
+        if (stage := configs.stage_of(name)) in finished
+        or (stage > last and pair[1] == configs.SET)
+    }
+    try:
+        config = configs.resolve(profile, settings, stored=before | after)
+    except ValueError:
+        config = configs.resolve(profile, settings, stored=before)
+    if first <= "03" <= last and (rows := _train_rows(run, config, first)) is not None:
+        configs.refuse_few_rows(config, rows)
+    return config
+
+
+def _train_rows(run: Run, config: configs.RunConfig, first: str) -> int | None:
+    """Return the number of training rows, or an upper limit before stage 01; None if unknown."""
+    if first > "01":
+        report = run / "data/report.json"
+        return read_json(report).get("train_rows") if report.exists() else None
+    rows = config.data.max_rows
+    return rows - config.data.held_out(rows) if rows else None
+
+
+def refuse_undone(run: Run, stage: str) -> None:
+    """Raise ValueError unless every earlier stage is done and its files are unchanged."""
+    for earlier in [name for name in NOTEBOOKS if name < stage]:
+        state = run.state(earlier)
+        if state.status != "done":
+            otherwise = ", or set force = True" if state.status == "stale" else ""
+            raise ValueError(
+                f"run {run.name!r}: {NOTEBOOKS[stage]} needs {NOTEBOOKS[earlier]}, which is "
+                f"{state.why}: run {run.place(earlier)} first{otherwise}"
+            )
+        refuse_changed(run, earlier, "or set force = True")
+
+
+def refuse_changed(run: Run, stage: str, otherwise: str) -> None:
+    """Raise ValueError if a file that the stage wrote differs from its record in the manifest."""
+    for relative, digest in run.manifest().get(stage, {}).get("outputs", {}).items():
+        path = run / relative
+        if not path.exists() or sha256(path) != digest:
+            change = "changed" if path.exists() else "was removed"
+            raise ValueError(
+                f"{run.name}/{relative} {change} after {NOTEBOOKS[stage]} wrote it: run "
+                f"{run.place(stage)} again, {otherwise}"
+            )

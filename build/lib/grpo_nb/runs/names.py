@@ -1,0 +1,27 @@
+"""Refuse names that a user has mistyped, or that have another name here."""
+
+import difflib
+from pathlib import Path
+
+from grpo_nb.runs.files import read_yaml
+
+ELSEWHERE = read_yaml(Path(__file__).with_name("elsewhere.yaml"))  # {argument: what to do}
+
+
+def refuse_unknown(what: str, name: str, names: list[str]) -> None:
+    """Raise ValueError if `name` is unknown, and suggest the nearest known name.
+
+    For an argument that public notebooks have, the message says what to do instead.
+    """
+    if name in names:
+        return
+    refuse_elsewhere(name)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(names)}."
+    raise ValueError(f"unknown {what} {name!r}: {hint}")
+
+
+def refuse_elsewhere(name: str) -> None:
+    """Raise ValueError if the last part of a dotted name is in ELSEWHERE."""
+    if advice := ELSEWHERE.get(str(name).rpartition(".")[2]):
+        raise ValueError(f"{name} cannot be used here: {advice}")

@@ -1,0 +1,147 @@
+"""The sections of a run's configuration: each setting with its default, limits and meaning.
+
+The defaults suit an instruct model of about 0.5 B parameters with LoRA.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json
+
+
+class Section(BaseModel):
+    """Group settings, which are immutable; unknown names, NaN and infinity are rejected."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def setting(default: Any, meaning: str, **limits: Any) -> Any:
+    """Define a setting: its default, its meaning as shown in tables, and the value's limits."""
+    return Field(default, description=meaning, **limits)
+
+
+AnswerKind = Literal["number", "math", "choice", "json", "code", "text"]
+LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
+SCALES = {"true": "group", "false": "none"}  # as TRL converts them
+ScaleRewards = Annotated[
+    Literal["group", "batch", "none"],
+    BeforeValidator(lambda value: SCALES.get(str(value).lower(), value)),
+]
+TemplateSettings = dict[str, Any] | Json[dict[str, Any]]  # JSON on a command line
+SftAnswers = Literal["references", "teacher"]
+Placebo = Literal["none", "shuffled", "format-only"]
+Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second is GDPO
+
+
+class DataConfig(Section):
+    source: str = setting("arithmetic", "built-in set, local file, or hub dataset")
+    subset: str = setting("", "configuration name of a hub dataset")
+    split: str = setting("train", "split of a hub dataset")
+    revision: str = setting("", "commit, branch or tag of a hub dataset")
+    streaming: bool = setting(False, "read a hub dataset without storing it")
+    question_column: str = setting("question", "questions (texts or chats); guessed if absent")
+    answer_column: str = setting("answer", "reference answers; guessed if absent")
+    image_column: str = setting("images", 'images, if there are any; "": none')
+    image_pixels: int = setting(262_144, "larger images are scaled down to this [pixels]", ge=1024)
+    extra_columns: str = setting("", 'further columns for the rewards: "a, b" or "all"')
+    answer_format: str = setting("auto", "auto: #### or as_is; boxed, tag, regex:…")
+    answer_kind: AnswerKind = setting("number", "required type of the reference answers")
+    system_prompt: str = setting("preset", "asks for the format; preset: what the rewards expect")
+    max_rows: int = setting(0, "rows read from the source; 0 reads all", ge=0)
+    max_dropped_share: float = setting(0.05, "an error if more rows are faulty", ge=0, le=1)
+    eval_rows: int = setting(256, "held-out rows, at most data.eval_share of all", ge=1)
+    eval_share: float = setting(0.2, "largest share of the rows to hold out", gt=0, lt=1)
+    max_prompt_tokens: int = setting(256, "longer prompts are dropped [tokens]", ge=8)
+    difficulty_prompts: int = setting(0, "prompts whose difficulty is measured; 0: none", ge=0)
+    min_pass_rate: float = setting(0.0, "prompts solved at most this often are dropped", ge=0, lt=1)
+    max_pass_rate: float = setting(1.0, "prompts solved this often or more are dropped", gt=0, le=1)
+    order: Literal["shuffled", "easy_to_hard"] = setting("shuffled", "prompt order in training")
+    environment: str = setting("", "environment of the task: guess, calculator, mine.py:Guess …")
+    sft_rows: int = setting(0, "for an SFT warm-up, at most half of the training rows", ge=0)
+    shortest_share: float = setting(1.0, "share of the rows to train on: the shortest", gt=0, le=1)
+
+    def held_out(self, rows: int) -> int:
+        """Return how many rows, out of this many, are held out for notebook 4."""
+        return min(self.eval_rows, max(1, int(rows * self.eval_share)))
+
+
+class ModelConfig(Section):
+    model_path: str = setting("Qwen/Qwen2.5-0.5B-Instruct", "folder or hub name of the base model")
+    quantization: Literal["4bit", "16bit"] = setting("4bit", "precision of the base weights")
+    fast_inference: Literal["vllm", "off", "detect"] = setting("detect", "generate with vLLM")
+    max_seq_length: int = setting(1024, "prompt + completion [tokens]", ge=32)
+    lora_rank: int = setting(16, "rank of the adapter", ge=1)
+    lora_alpha: int = setting(32, "the adapter is scaled by alpha / rank", ge=1)
+    lora_targets: str = setting("all-linear", 'layers with an adapter: all, or "q_proj, v_proj"')
+    vision_tower: bool = setting(False, "an adapter on the part that reads images, too")
+    chat_template_kwargs: TemplateSettings = setting({}, "such as {enable_thinking: false}")
+    adapter: str = setting("", "run or folder whose adapter initializes the policy")
+
+
+class RewardsConfig(Section):
+    preset: str = setting("math", "named set of rewards, or a .py file of rewards")
+    reward_weights: str = setting("", "weights in the preset's order; empty: the preset's")
+    form: str = setting("", "tags, think+boxed, boxed, hash, code, plain; empty: preset's")
+    opened: str = setting("", "tag that the chat template opens: <think>; set by notebook 1")
+    cases: str = setting("", "JSONL file of your own attacks")
+    seconds: float = setting(10.0, "time limit of your own rewards, per completion [s]", gt=0)
+    baseline_prompts: int = setting(32, "prompts that the base model answers", ge=1)
+    baseline_completions: int = setting(8, "completions per baseline prompt", ge=2)
+
+
+class RescueConfig(Section):
+    mode: Literal["advise", "auto", "none"] = setting(
+        "advise", "auto: adopt what helps a base that fails; none: do not look for it"
+    )
+    teacher: str = setting("", "a model that knows the task: hub name, folder, http://HOST:PORT/v1")
+    teacher_model: str = setting("", "its name at that address; empty: the first one there")
+    api_key_env: str = setting("OPENAI_API_KEY", "environment variable with the address's key")
+    answers: int = setting(4, "answers of the teacher per prompt", ge=1)
+    dollars_per_million_tokens: float = setting(0.0, "the teacher's price, for an estimate", ge=0)
+
+
+class TrainConfig(Section):
+    max_steps: int = setting(250, "optimizer steps", ge=1)
+    learning_rate: float = setting(2e-5, "peak learning rate", gt=0, le=10)
+    warmup_steps: int = setting(10, "steps until the peak is reached", ge=0)
+    num_generations: int = setting(8, "completions per prompt: the group size", ge=2)
+    per_device_train_batch_size: int = setting(8, "completions per micro-batch", ge=1)
+    gradient_accumulation_steps: int = setting(4, "micro-batches per step", ge=1)
+    max_completion_length: int = setting(512, "longer completions are truncated [tokens]", ge=1)
+    temperature: float = setting(1.0, "sampling temperature in training", ge=0.01, le=100)
+    beta: float = setting(0.0, "weight of the KL to the base", ge=0, le=1000)
+    loss_type: LossType = setting("dapo", "TRL's loss")
+    scale_rewards: ScaleRewards = setting("group", "TRL's advantage scaling")
+    multi_objective_aggregation: Aggregation = setting("sum_then_normalize", "TRL's")
+    sft_steps: int = setting(0, "SFT warm-up steps on data.sft_rows, at most", ge=0)
+    sft_until: float = setting(0.0, "the SFT warm-up ends at this pass@8; 0: never", ge=0, le=1)
+    sft_answers: SftAnswers = setting("references", "what it shows: reference answers, a teacher's")
+    eval_steps: int = setting(25, "steps between validations; 0: never", ge=0)
+    resume: Literal["auto", "always", "never"] = setting("auto", "continue an interrupted training")
+    guard_steps: int = setting(50, "steps between policy identity checks; 0: never", ge=0)
+    report_to: str = setting("none", 'trackers: "tensorboard", "trackio", "wandb"')
+    sft_learning_rate: float = setting(2e-4, "learning rate of the SFT warm-up", gt=0, le=10)
+    save_steps: int = setting(25, "steps between checkpoints", ge=1)
+    keep_checkpoints: int = setting(2, "newest checkpoints kept on disk", ge=1)
+    eval_prompts: int = setting(64, "validation prompts: at most a tenth of the rows", ge=1)
+    placebo: Placebo = setting("none", "a placebo: shuffled rewards, or format-only ones")
+
+
+class PolicyConfig(Section):
+    backend: Literal["unsloth", "transformers"] = setting("unsloth", "loads and trains the policy")
+    finetuning: Literal["lora", "full"] = setting("lora", "train an adapter, or every weight")
+    gpu_memory_utilization: float = setting(0.5, "vLLM's GPU share without standby", gt=0, lt=1)
+    standby: bool = setting(False, "vLLM frees its memory during the update")
+    rollouts: Literal["auto", "model"] = setting("auto", "auto: the dense engine samples on a CPU")
+    share_prompts: bool = setting(True, "compute a prompt once for its group where possible")
+    optim: str = setting("auto", "optimizer; auto: adamw_8bit on a GPU, else adamw_torch")
+
+
+class EvaluateConfig(Section):
+    eval_batch_size: int = setting(64, "sequences generated at once, samples included", ge=1)
+    samples: int = setting(4, "sampled completions per prompt: k of pass@k", ge=1)
+    show_samples: int = setting(4, "before/after pairs shown", ge=1)
+    adapter: bool = setting(False, "the adapter answers, too, even if the merged model is the same")
+
+
+class ExportConfig(Section):
+    parity_prompts: int = setting(32, "held-out prompts of the parity gate", ge=1)

@@ -1,0 +1,174 @@
+"""Run a program in bubblewrap, with its own user, processes, network and files, and with limits."""
+
+import contextlib
+import functools
+import io
+import json
+import marshal
+import os
+import re
+import secrets
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from grpo_nb.sandbox.harness import HARNESS
+from grpo_nb.sandbox.limits import FILE_BYTES, START_SECONDS, Limits
+from grpo_nb.sandbox.values import Outcome, decode
+
+
+def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:
+    """Return the command that starts bubblewrap, as an ordinary user.
+
+    Limits on processes do not apply to root, so root becomes another user first. That user cannot
+    read an interpreter below /root, so it is mounted at /mnt as well, for this process tree only.
+    """
+    prefix = Path(sys.base_prefix).resolve()
+    python = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    source, before = str(prefix), []
+    if os.geteuid() == 0:
+        nobody = [find_tool("setpriv"), "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
+        if not all(path.stat().st_mode & 1 for path in (prefix, *prefix.parents)):
+            stage = f'{find_tool("mount")} --bind "$0" /mnt && exec "$@"'
+            before = [find_tool("unshare"), "--mount", "--", "/bin/sh", "-c", stage, source]
+            source = "/mnt"
+        before += nobody
+    sandbox = "--unshare-all --unshare-user --disable-userns --die-with-parent --new-session"
+    sandbox += " --as-pid-1 --uid 65534 --gid 65534 --hostname sandbox --clearenv"
+    sandbox += " --setenv PYTHONHASHSEED 0"  # so that sets have the same order each time
+    sandbox += f" --block-fd {gate_fd} --info-fd {info_fd}"
+    for path in ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache"):
+        sandbox += f" --ro-bind-try {path} {path}"
+    sandbox += f" --dev-bind /dev/null /dev/null --size {16 * FILE_BYTES} --tmpfs /tmp --chdir /tmp"
+    command = [*before, find_tool("bwrap"), *sandbox.split(), "--ro-bind", source, str(prefix)]
+    command += ["--remount-ro", "/", "--", python, "-P", "-S", "-s", "-B", "-X", "utf8"]
+    return [*command, "-c", HARNESS, str(channel_fd)]
+
+
+def find_tool(name: str) -> str:
+    path = shutil.which(name)
+    if not path:
+        raise FileNotFoundError(f"{name} is not on PATH")
+    return path
+
+
+def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
+    token = secrets.token_hex(8).encode()
+    rlimits = {
+        "RLIMIT_AS": limits.memory_mib << 20,
+        "RLIMIT_CPU": int(limits.seconds) + 2,
+        "RLIMIT_FSIZE": FILE_BYTES,
+        "RLIMIT_NOFILE": 64,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_NPROC": limits.processes,
+    }
+    job = marshal.dumps((token.decode(), code, asks, limits.output_bytes, rlimits))
+    answer_bytes = 6 * limits.output_bytes + 1024
+    try:
+        with _started(job) as (process, channel):
+            raw, errors, ending = _collect(process, channel, limits, (len(asks) + 1) * answer_bytes)
+    except OSError as error:
+        return Outcome([], failure=f"could not start bubblewrap: {error}")
+    lines = [line.removeprefix(token) for line in raw.split(b"\n")[:-1] if line.startswith(token)]
+    if not lines:
+        message = " ".join(errors.decode(errors="replace").split())[-300:]
+        why = message or ending
+        return Outcome([], failure=f"bubblewrap ended before the program began: {why}")
+    status = process.returncode
+    crash = (
+        f"exited with status {status}" if status < 129 else f"crashed with signal {status - 128}"
+    )
+    answers = [_read(line, answer_bytes) for line in lines[1 : len(asks) + 1]]
+    return Outcome(answers, ending or f"{crash} before it gave a result")
+
+
+@contextlib.contextmanager
+def _started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
+    """Yield a sandbox that works on `job`, and its result channel; then end all its processes."""
+    with contextlib.ExitStack() as stack:
+        fds = (*os.pipe(), *os.pipe(), *os.pipe(), os.memfd_create("job"))
+        files = [stack.enter_context(os.fdopen(fd, "rb", 0)) for fd in fds]
+        channel, channel_end, info, info_end, gate_end, gate, inbox = files
+        with os.fdopen(os.dup(inbox.fileno()), "wb") as file:
+            file.write(job)
+        os.lseek(inbox.fileno(), 0, os.SEEK_SET)
+        inherited = [file.fileno() for file in (gate_end, info_end, channel_end)]
+        process = subprocess.Popen(
+            command(*inherited),
+            env={},  # not even bubblewrap's own processes may hold the caller's tokens
+            cwd="/",
+            stdin=inbox,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            pass_fds=inherited,
+            start_new_session=True,
+        )
+        stack.enter_context(process)
+        channel_end.close()
+        info_end.close()
+        first = re.search(rb'"child-pid": (\d+)', info.read(4096))
+        first_fd = os.pidfd_open(int(first[1])) if first else None
+        gate.close()  # the first process continues; it had to wait until its pidfd was open
+        try:
+            yield process, channel
+        finally:
+            if first_fd is None:
+                process.kill()
+            else:  # when the first process ends, all others end, and then bubblewrap
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(first_fd, signal.SIGKILL)
+                os.close(first_fd)
+
+
+def _collect(
+    process: subprocess.Popen, channel: io.FileIO, limits: Limits, most_bytes: int
+) -> tuple[bytes, bytes, str]:
+    """Return (result channel, stderr, why the program was stopped; "" if it was not)."""
+    output = {channel: bytearray(), process.stdout: bytearray(), process.stderr: bytearray()}
+    deadline, runs = time.monotonic() + START_SECONDS, False
+    with selectors.DefaultSelector() as selector:
+        for file in output:
+            selector.register(file, selectors.EVENT_READ)
+        ending = ""
+        while selector.get_map() and not ending:
+            for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                chunk = os.read(key.fd, 65536)
+                output[key.fileobj] += chunk
+                if not chunk:
+                    selector.unregister(key.fileobj)
+            if output[channel] and not runs:
+                deadline, runs = time.monotonic() + limits.seconds, True
+            if len(output[process.stdout]) + len(output[process.stderr]) > limits.output_bytes:
+                ending = f"printed more than {limits.output_bytes} bytes"
+            elif len(output[channel]) > most_bytes:
+                ending = f"returned more than {limits.output_bytes} bytes"
+            elif time.monotonic() >= deadline:
+                ending = f"timed out after {limits.seconds if runs else START_SECONDS:g} s"
+    return bytes(output[channel]), bytes(output[process.stderr]), ending
+
+
+def _read(line: bytes, most_bytes: int) -> tuple[str, Any]:
+    """Parse the answer in a line; never raise, because the program may have forged the line."""
+    try:
+        if len(line) > most_bytes:  # a set of many numbers with equal hashes would take forever
+            raise ValueError
+        kind, payload = json.loads(line)
+        return ("value", decode(payload)) if kind == "value" else ("failed", str.strip(payload))
+    except Exception:  # json and each constructor raise their own errors
+        return "failed", "sent a result that cannot be read"
+
+
+@functools.cache
+def bubblewrap_problem() -> str:
+    """Run a test program and return why bubblewrap cannot work here; "" if it can."""
+    if sys.platform != "linux":
+        return f"it needs Linux, and this is {sys.platform}"
+    outcome = in_bubblewrap("def f(): return 1", [("f()", None)], Limits(START_SECONDS))
+    return "" if outcome.answers == [("value", 1)] else outcome.failure or outcome.ending

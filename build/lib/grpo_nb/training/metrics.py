@@ -1,0 +1,219 @@
+"""Compute metrics that TRL lacks, and read the completions of a training run."""
+
+import json
+import math
+import resource
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import psutil
+
+from grpo_nb import data, environments
+from grpo_nb.models import cuda_available, tool_calls
+from grpo_nb.reward_lab.table import passed
+from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.prompts import Message, digest, message_text, transcript
+from grpo_nb.runs import Run, atomic_path
+from grpo_nb.runs.files import read_json, read_lines
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from grpo_nb.training.trainer import Trainer
+
+SHUFFLED = "a placebo: these scores are shuffled within each group, and not what each text earned"
+
+
+def forget_after(folder: Path, steps: int) -> None:
+    """Remove what training wrote after a checkpoint, because those steps are trained again.
+
+    Args:
+        folder: The run's train/, with metrics, alerts, completions and the best adapter.
+        steps: The step of the checkpoint; 0 without a checkpoint.
+    """
+    for name in ("metrics.jsonl", "health.jsonl"):
+        lines = [line for line in read_lines(folder / name) if steps and line["step"] <= steps]
+        with atomic_path(folder / name) as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    best = folder / "best"
+    if (best / "eval.json").is_file() and read_json(best / "eval.json")["step"] > steps:
+        shutil.rmtree(best)
+    for path in (folder / "completions").glob("*.parquet"):
+        if int(path.stem.rpartition("_")[2]) > steps:
+            path.unlink()
+
+
+def read_completions(
+    run: Run, preset: RewardSet, tokenizer: "PreTrainedTokenizerBase", cap_tokens: int
+) -> pd.DataFrame:
+    """Return every completion of a training run, as a table.
+
+    Args:
+        run: A trained run.
+        preset: Its rewards; the first one decides what is correct.
+        tokenizer: The tokenizer, which counts a completion's tokens.
+        cap_tokens: The length at which a completion was truncated.
+
+    Returns:
+        The columns step, question, reference, completion, each reward, advantage, tokens, correct
+        and truncated. If a placebo shuffled the rewards, `attrs["note"]` is a sentence about this,
+        which `views.completions` shows.
+    """
+    files = sorted((run / "train/completions").glob("*.parquet"))
+    raw = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
+    frame = raw.reindex(columns=["step", *preset.names, "advantage"])
+    frame.insert(1, "question", [message_text(prompt[-1]) for prompt in raw["prompt"]])
+    texts = list(map(transcript, raw["completion"]))
+    rows = data.load(run, "train")
+    keys = [_key(row["prompt"], digests(row.get("images", ()))) for row in rows]
+    answers = dict(zip(keys, [row["answer"] for row in rows], strict=True))
+    images = raw["images"] if "images" in raw else [""] * len(raw)
+    frame.insert(2, "reference", list(map(answers.get, map(_key, raw["prompt"], images))))
+    frame.insert(3, "completion", texts)
+    frame["tokens"] = [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    frame["correct"] = passed(frame, preset)
+    frame["truncated"] = frame["tokens"] >= cap_tokens
+    if run.config().train.placebo == "shuffled":
+        frame.attrs["note"] = SHUFFLED
+    return frame
+
+
+def digests(images: Iterable[Any]) -> str:
+    """Return the digests of images as one string, in the format of the completions log."""
+    return " ".join(map(digest, images))
+
+
+def _key(prompt: Iterable[Mapping[str, Any]], images: str) -> tuple[str, ...]:
+    return (*map(message_text, prompt), images)
+
+
+def of_episodes(
+    completions: Sequence[Sequence[Message]],
+    totals: Sequence[float],
+    tokenizer: "PreTrainedTokenizerBase",
+) -> dict[str, float]:
+    """Measure how the episodes of a step used their tools.
+
+    Args:
+        completions: The messages of each episode.
+        totals: The weighted total of the rewards of each episode.
+        tokenizer: The policy's tokenizer.
+
+    Returns:
+        The shares of episodes that have a call, have a malformed call, or were cut off by a limit
+        during a call; tool errors per call; turns with calls per episode; and the mean total of
+        episodes with a call minus that of episodes without (NaN if either kind is missing).
+    """
+    opens = tool_calls.opens_call(tokenizer)
+    episodes = pd.DataFrame([environments.figures(messages, opens) for messages in completions])
+    with_call, totals = episodes["calls"] > 0, pd.Series(list(totals))
+    return {
+        "episodes/call_share": with_call.mean(),
+        "episodes/malformed": (episodes["malformed"] > 0).mean(),
+        "episodes/at_limit": episodes["at_limit"].mean(),
+        "episodes/tool_errors": episodes["tool_errors"].sum() / max(1.0, episodes["calls"].sum()),
+        "episodes/turns": episodes["turns"].mean(),
+        "episodes/gain": totals[with_call].mean() - totals[~with_call].mean(),
+    }
+
+
+def of_a_step(metrics: Mapping[str, list[float]], completions: int) -> dict[str, float]:
+    """Return a step's metrics that TRL lacks: update time, tokens per second, and memory.
+
+    Args:
+        metrics: TRL's metrics since the last log.
+        completions: The number of completions of the step.
+    """
+    totals = {key: sum(values) for key, values in metrics.items() if values}
+    seconds = totals.get("step_time", math.nan)
+    phases = totals.get("seconds/generation", 0.0) + totals.get("seconds/reward", 0.0)
+    return {
+        "seconds/update": seconds - phases,
+        "tokens_per_second": totals.get("completions/mean_length", 0.0) * completions / seconds,
+        "memory_gib": peak_memory() / 2**30,
+    }
+
+
+def peak_memory() -> int:
+    """Return the peak memory [bytes] since `new_peak`, of the GPU or else of this process."""
+    import torch
+
+    if cuda_available():
+        return torch.cuda.max_memory_allocated()
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def new_peak() -> None:
+    """Reset the peak memory usage; if the system forbids that, the old peak remains."""
+    import torch
+
+    if cuda_available():
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        with suppress(OSError):  # a container may forbid it
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def memory_now() -> tuple[int, int]:
+    """Return (used, usable) memory [bytes] of the GPU, or else of this process."""
+    import torch
+
+    if cuda_available():
+        free = torch.cuda.mem_get_info()[0]
+        return torch.cuda.memory_allocated(), free + torch.cuda.memory_reserved()
+    resident = psutil.Process().memory_info().rss
+    return resident, resident + psutil.virtual_memory().available
+
+
+def asleep(trainer: "Trainer") -> int:
+    """Return the size of a sleeping vLLM's cache, which torch still counts as in use [bytes]."""
+    args = trainer.args
+    if not (trainer.use_vllm and args.vllm_enable_sleep_mode and args.vllm_mode == "colocate"):
+        return 0
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    blocks = CuMemAllocator.get_instance().pointer_to_data.values()
+    return sum(block.handle[1] for block in blocks if block.tag == "kv_cache")
+
+
+def spread(
+    rewards_N_F: "torch.Tensor", totals_N: "torch.Tensor", group: int, names: Sequence[str]
+) -> dict[str, float]:
+    """Measure how scores differ between groups, and within them.
+
+    Args:
+        rewards_N_F: Scores of the completions, group after group; NaN stands for None.
+        totals_N: Weighted totals of the completions.
+        group: Completions per group.
+        names: Names of the rewards.
+    """
+    import torch
+
+    totals_P_G = totals_N.view(-1, group)
+    means_P = totals_P_G.mean(dim=1)
+    figures = {f"groups/reward_p{p}": means_P.quantile(p / 100).item() for p in (10, 50, 90)}
+    figures["groups/reward_std"] = totals_P_G.std(dim=1).mean().item()
+    rewards_P_G_F = torch.nan_to_num(rewards_N_F).view(-1, group, rewards_N_F.shape[1])
+    for name, value in zip(names, rewards_P_G_F.std(dim=1).mean(dim=0).tolist(), strict=True):
+        figures[f"rewards/{name}/group_std"] = value
+    return figures
+
+
+def distinct(completion_ids: Sequence[Sequence[int]], size: int) -> float:
+    """Return the mean share of distinct completions per group: 0 if all are equal, 1 if all differ.
+
+    If groups are spread over several processes, the result is NaN, which is not logged.
+
+    >>> distinct([[1, 2], [1, 2], [1, 3], [4]], size=2)
+    0.5
+    """
+    if len(completion_ids) % size:
+        return math.nan
+    groups = pd.Series(map(tuple, completion_ids)).groupby(np.arange(len(completion_ids)) // size)
+    return float(groups.nunique().mean() - 1) / max(1, size - 1)

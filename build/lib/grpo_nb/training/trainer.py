@@ -1,0 +1,502 @@
+"""The trainer: TRL's GRPOTrainer, extended so that a run is safe and easy to follow.
+
+    trainer = training.Trainer(policy, rewards, args, rows, stage)
+    trainer.preflight()
+    trainer.train()
+
+The parts of one step, in order, with the methods of this class and of `callbacks.StepCallback`:
+
+ 0. Every `train.guard_steps` steps, and at the end, the guard tests whether the samples come from
+    the policy: `on_step_begin`, `on_train_end`, `guard`.
+ 1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. If the task has an
+    environment, TRL runs the tool calls and masks their results from the loss (its `tool_mask`).
+    vLLM's log-probabilities are compared with the policy's: `_generate_and_score_completions`.
+ 2. The rewards score the completions: `_timed`, `_calculate_rewards`. TRL computes the advantages.
+ 3. The forward and backward pass of each micro-batch: `training_step`,
+    `_get_per_token_logps_and_entropies`.
+ 4. An update that is not finite, or has no scores to learn from, is skipped:
+    `on_pre_optimizer_step`.
+ 5. The optimizer updates the weights. A checkpoint or a stop may be due: `on_step_end`.
+ 6. The step's metrics are logged: `log`. They go to train/metrics.jsonl, to the alerts and to the
+    watchers; every `train.eval_steps` steps the policy is validated: `on_log`.
+ 7. If a checkpoint is due, transformers writes it, and it is sealed: `on_save`.
+
+A token's loss is -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A), plus beta times the KL to the
+base. A is the advantage of the completion; r is the token's probability now, divided by its
+probability when it was sampled. The suffixes of names give shapes: P counts the prompts, G the
+completions of a group, N the completions of a step, and F the rewards.
+
+For each method that overrides TRL's, the docstring gives the reason, and what Unsloth's GPU trainer
+does with the method. That trainer replaces TRL's class when Unsloth is imported on a GPU, so this
+module must be imported after the policy is loaded; `training.Trainer` imports it at its first use.
+"""
+
+import functools
+import io
+import math
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import trl
+from datasets import Dataset, Image, List
+from transformers.trainer_callback import PrinterCallback, TrainerCallback, TrainerState
+from transformers.trainer_utils import TrainOutput
+from trl import GRPOTrainer
+
+from grpo_nb import environments, models
+from grpo_nb.models import Policy, dense, lm_head, sharded
+from grpo_nb.models.template import fold_system
+from grpo_nb.models.tool_calls import with_tools
+from grpo_nb.models.vision import image_tokens
+from grpo_nb.models.vllm import without
+from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.combine import in_thread, is_async, waits
+from grpo_nb.rewards.contract import call
+from grpo_nb.rewards.limits import contained
+from grpo_nb.rewards.prompts import Message, images_of, loggable
+from grpo_nb.rewards.surroundings import kept, turn
+from grpo_nb.runs import Check, Checks, Stage, atomic_path
+from grpo_nb.runs.files import read_lines
+from grpo_nb.training import (
+    checkpoints,
+    fast_cpu,
+    guard,
+    health,
+    metrics,
+    patches,
+    preflight,
+    ranks,
+)
+from grpo_nb.training.arguments import expected, refuse_unusable
+from grpo_nb.training.callbacks import StepCallback, generation_is_used_up
+from grpo_nb.training.checkpoints import GOES_ON, save_trained
+from grpo_nb.training.placebo import shuffled
+from grpo_nb.training.updates import Buttons, Watcher, progress_of, stop_on_signals
+from grpo_nb.training.validation import Validation, hold_out, prompts_to_hold_out
+
+
+class Trainer(GRPOTrainer):
+    """Train one run with TRL's GRPO, from its last checkpoint if it was interrupted.
+
+    Args:
+        policy: The result of `models.load_policy`, or a model of your own as `models.Policy`.
+        rewards: The run's rewards, tested in notebook 2.
+        args: The result of `training.grpo_config`, which you may have changed.
+        rows: The training rows; `train.eval_prompts` of them become the validation split.
+        stage: Stage 03, which has been started.
+        callbacks: Further TrainerCallbacks of transformers.
+
+    Raises:
+        ValueError: `args` has a value that no training run can use; or settings have changed since
+            training was interrupted, and `train.resume` is "auto".
+        RuntimeError: Unsloth replaced TRL's trainer after this module was imported, or did not
+            change TRL in the way that training relies on.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        rewards: RewardSet,
+        args: "trl.GRPOConfig",
+        rows: Sequence[Mapping[str, Any]],
+        stage: Stage,
+        callbacks: Sequence[TrainerCallback] = (),
+    ) -> None:
+        patches.refuse_missing(policy, GRPOTrainer)
+        refuse_unusable(args, stage, policy, rewards)
+        self.policy, self.rewards, self.stage = policy, rewards, stage
+        self.folder = stage.run / "train"
+        args.output_dir = str(self.folder)  # the other stages read this folder
+        config = stage.config
+        train_rows, self.validation_rows = hold_out(rows, prompts_to_hold_out(config.train))
+        self.resumption = checkpoints.Resumption(stage, rewards, args)
+        self.plan = self.resumption.plan  # whether `train` begins, or after which step it resumes
+        if "ref" in getattr(policy.model, "peft_config", {}):
+            policy.model.delete_adapter("ref")  # if beta > 0, TRL adds "ref", and refuses another
+        self.environment = environments.of(config)
+        self.prompts = [fold_system(policy.tokenizer, row["prompt"]) for row in train_rows]
+        warnings.filterwarnings("ignore", "You are using 'environment_factory'")  # experimental
+        if "unsloth" not in sys.modules and not models.cuda_available():
+            lm_head.install()  # for your own model too; Unsloth has its own LM head
+        with kept_in_32_bit(policy.model):
+            super().__init__(
+                model=policy.model,
+                processing_class=policy.processing_class,
+                reward_funcs=list(map(self._timed, rewards.reward_funcs)),
+                args=args,
+                train_dataset=_dataset(train_rows, self.prompts),
+                callbacks=list(callbacks),
+                environment_factory=_factory(self.environment, policy, rows),
+            )
+        self.remove_callback(PrinterCallback)
+        if policy.vllm and self.use_vllm:  # else Unsloth leaves a folder in the working directory
+            self.vllm_generation._unsloth_load_lora = policy.live_adapter
+        if self.use_vllm and (bias := without(image_tokens(policy.model.config))):
+            self.vllm_generation.generation_kwargs["logit_bias"] = bias
+        for reward in checkpoints.adaptive_rewards(rewards):
+            reward.gather_scores = ranks.gather  # each process scores a share of the step
+        self.share_prompts = not fast_cpu.sharing_lacks(policy, config.policy.share_prompts)
+        self.samples_densely = not fast_cpu.sampling_lacks(self)
+        self._dense: dense.DenseModel | None = None
+        self._loss_failed = False
+        self._gathered: dict[str, Any] = {}
+        self.row_sampler: Any = None
+        self.buttons, self.watchers = Buttons(), [progress_of(stage)]
+        self.steps = StepCallback(self, Validation(policy, self.validation_rows, rewards, config))
+        self.add_callback(self.steps)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Send every update to the watcher, such as the dashboard."""
+        self.watchers.append(watcher)
+
+    def preflight(self) -> Checks:
+        """Run the largest step as a trial, and check for anything that would end training later."""
+        checks = preflight.preflight(self)
+        ranks.from_main(lambda: self.stage.record_checks(checks))
+        return checks
+
+    def train(self) -> TrainOutput:
+        """Train the remaining steps up to `max_steps`, and save the adapter in train/adapter/.
+
+        transformers' `train` takes a checkpoint to resume from. This one finds the newest complete
+        checkpoint, and writes a checkpoint if training is stopped or fails. Unsloth's `train` sets
+        the model's modes before and after training.
+
+        Raises:
+            KeyboardInterrupt: An interrupt or a signal ended training; a checkpoint is kept.
+            RuntimeError, MemoryError, …: An error ended training; a checkpoint is kept.
+        """
+        self.buttons.stop.clear()
+        with turn, stop_on_signals(self.buttons) as signals:
+            checkpoint = ranks.from_main(self._begin)
+            self.steps.watch = self._watch_so_far()
+            begun = checkpoints.step_of(checkpoint)
+            # Set before anything is restored, so that a failure while restoring saves nothing.
+            self.state.global_step = self.steps.saved = self.steps.begun = begun
+            try:
+                if begun >= self.args.max_steps:
+                    output = self._return_to(checkpoint)
+                else:
+                    output = super().train(resume_from_checkpoint=checkpoint and str(checkpoint))
+            except Exception as error:
+                self._keep_last_step(error)
+                raise
+            except KeyboardInterrupt:  # a second interrupt: the guard's noise may be in the weights
+                self.policy.model.updated_in = self.folder
+                raise
+            finally:  # in a notebook, this trainer remains, and may be used again
+                self._dense = self.optimizer = self.lr_scheduler = self._buffered_inputs = None
+                self._step = 0
+                self._metrics["train"].clear()  # else an unfinished step would count in the means
+        if self.steps.failure:
+            raise RuntimeError(f"{self.steps.failure}. {GOES_ON}")
+        interrupted, step = ranks.anywhere(bool(signals)), self.state.global_step
+        if step == self.args.max_steps or not interrupted:
+            self.gather_weights()
+            ranks.from_main(self._finish)
+        if interrupted:
+            raise KeyboardInterrupt(f"stopped after step {step}; {GOES_ON}")
+        return output
+
+    def _return_to(self, checkpoint: Path) -> TrainOutput:
+        """Load the last step's weights, because every step is already trained."""
+        models.load_weights(self.policy, checkpoint)
+        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        return TrainOutput(self.state.global_step, math.nan, {})
+
+    def _begin(self) -> Path | None:
+        has_trained = getattr(self.policy.model, "updated_in", None) == self.folder
+        if has_trained and self.resumption.begins_anew():
+            raise ValueError(
+                "training starts over at step 1, but this policy has already been trained: load "
+                'the policy and build the trainer again (run notebook 3 from "The policy" on)'
+            )
+        checkpoint = self.resumption.begin()
+        (self.folder / "arguments.json").write_text(self.args.to_json_string(), encoding="utf-8")
+        return checkpoint
+
+    def _watch_so_far(self) -> health.Watch:
+        expectation = expected(self.rewards, self.stage, len(self.validation_rows))
+        watch = health.Watch(expectation)
+        for line in read_lines(self.folder / "metrics.jsonl"):
+            watch.feed(line)
+        return watch
+
+    def _keep_last_step(self, error: Exception) -> None:
+        """Save the last complete step after an error, and add advice to the error's notes.
+
+        If several processes train, none of them saves: the others may have reached another part of
+        the step, or have ended.
+        """
+        step = self.state.global_step
+        is_new = step != self.steps.saved and generation_is_used_up(self.args, step)
+        if ranks.count() == 1 and is_new:
+            try:
+                self._save_checkpoint(self.model, None)
+                self.steps.on_save(self.args, self.state, self.control)
+            except Exception as second:  # such as a full disk; the first error is raised
+                error.add_note(f"step {step} could not be kept: {second}")
+        last = checkpoints.trained_steps(self.folder)
+        again = f"{GOES_ON}. If the error comes again, repair its cause first"
+        error.add_note(f"The training is kept up to step {last}; {again}")
+        if preflight.is_out_of_memory(error):
+            remedy = preflight.smaller(self, self.args.per_device_train_batch_size // 2)
+            error.add_note(f"Memory ran out: {remedy}, with train.resume = 'always'")
+
+    def _finish(self) -> None:
+        """Save the best adapter, or the last one, and record the checks of training."""
+        best = self.folder / "best"
+        with atomic_path(self.folder / "adapter") as temporary:
+            if checkpoints.whole_or_aside(best):
+                shutil.copytree(best, temporary, ignore=shutil.ignore_patterns(checkpoints.SEAL))
+            else:
+                self.save_adapter(temporary)
+        self.resumption.end(finished=not self.buttons.stop.is_set())
+        lines = read_lines(self.folder / "metrics.jsonl")
+        self.stage.record_checks(health.checks(self.steps.watch, lines, self.alerts))
+
+    @property
+    def alerts(self) -> list[Check]:
+        """Return every alert of the run so far."""
+        return health.read_alerts(self.folder / "health.jsonl")
+
+    # The methods below override methods of TRL and transformers.
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Measure how long sampling takes. Unsloth's trainer calls this method as TRL's does."""
+        with self._timing("seconds/generation"):
+            return super()._generate(*args, **kwargs)
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        """Sample with `models.dense` if possible, else with the method of TRL or Unsloth.
+
+        Under FSDP2, first gather the root's weights: peft's `generate` bypasses the hook that
+        would gather them.
+        """
+        if self.samples_densely:
+            return self._sample_densely(prompt_ids), None
+        with unsharded_root(self.model_wrapped):
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+
+    def _sample_densely(self, prompt_ids: list[list[int]]) -> list[list[int]]:
+        """Return the token ids of the completions, as TRL's method for text does."""
+        self._dense = self._dense or dense.DenseModel(self.accelerator.unwrap_model(self.model))
+        return dense.sample(
+            self._dense.renew(),
+            prompt_ids,
+            max_completion_length=self.max_completion_length,
+            stops=self.eos_token_ids,
+            pad=self._tokenizer.pad_token_id,
+            temperature=self.temperature,
+        )
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *args: Any
+    ) -> Any:
+        """Score the completions; measure time and spread, and shuffle the scores of a placebo.
+
+        Whatever a reward changes in this process, such as torch's random state, is restored. TRL
+        returns the scores of all processes. Unsloth's trainer has the same method, and calls it as
+        TRL's does.
+        """
+        with self._timing("seconds/reward"), kept():
+            rewards_N_F = super()._calculate_rewards(
+                inputs, prompts, completions, completion_ids, *args
+            )
+        group, names = self.num_generations, self.reward_func_names
+        if self.stage.config.train.placebo == "shuffled":
+            rewards_N_F = shuffled(rewards_N_F, group, self.args.seed, self.state.global_step)
+        totals_N = (rewards_N_F * self.reward_weights.to(rewards_N_F.device)).nansum(dim=1)
+        figures = metrics.spread(rewards_N_F, totals_N, group, names)
+        figures["groups/distinct"] = metrics.distinct(completion_ids, group)
+        if self.environment:
+            figures |= metrics.of_episodes(completions, totals_N.tolist(), self._tokenizer)
+        for name, value in figures.items():
+            self._record(name, value)
+        return rewards_N_F
+
+    def _timed(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a reward to measure its time; if it mostly waits (`waits`), it runs in a thread."""
+        func, name = in_thread(func) if waits(func) else func, func.__name__
+        key = f"rewards/{name}/seconds"
+
+        if not is_async(func):
+            return self._timing(key)(functools.wraps(func)(functools.partial(call, func)))
+
+        @functools.wraps(func)
+        async def awaited(**columns: Any) -> Any:
+            with self._timing(key), contained(name):
+                return await func(**columns)
+
+        return awaited
+
+    @contextmanager
+    def _timing(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._record(name, time.perf_counter() - started)
+
+    def _record(self, name: str, value: float) -> None:
+        """Add a value to TRL's own metrics, so that trackers get it too."""
+        self._metrics["train" if self.model.training else "eval"][name].append(value)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        """Run each prompt once for its group where possible (not with Unsloth on a GPU)."""
+        plain = super()._get_per_token_logps_and_entropies
+        if self.share_prompts:
+            return fast_cpu.log_probabilities(self, plain, *args, **kwargs)
+        return plain(*args, **kwargs)
+
+    def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
+        """Compare vLLM's log-probabilities with the policy's if TRL does not log the difference.
+
+        TRL logs the difference only with its importance sampling correction, which Unsloth turns
+        off. Batches with images are not compared, because their rows share one tensor.
+        Unsloth's trainer has the same method, so this override applies there too.
+        """
+        batch = super()._generate_and_score_completions(*args, **kwargs)
+        by_engine = batch.get("sampling_per_token_logps") is not None and "num_images" not in batch
+        if by_engine and not self.vllm_importance_sampling_correction:
+            self._record(health.DIFFERENCE, guard.engine_difference(self, batch))
+        return batch
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Record that a loss is not finite: transformers logs the mean of earlier losses instead.
+
+        Unsloth's trainer has the same method, so this override applies there too.
+        """
+        loss = super().training_step(*args, **kwargs)
+        self._loss_failed |= not math.isfinite(loss.item())
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add a step's time, speed and memory to its log, with Unsloth's trainer too."""
+        if "loss" in logs:
+            if self._loss_failed:
+                logs["loss"], self._loss_failed = math.nan, False
+            completions = self.args.generation_batch_size
+            logs.update(metrics.of_a_step(self._metrics["train"], completions))
+            metrics.new_peak()
+            logged = self._logs["completion"]
+            for place, completion in enumerate(logged):
+                logged[place] = loggable(completion)
+            if images := self._logs["images"]:
+                self._logs["extra"]["images"] = [metrics.digests(each or ()) for each in images]
+        super().log(logs, start_time)
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        """Keep the sampler, which a resumed run has to advance (`callbacks`)."""
+        self.row_sampler = super()._get_train_sampler(*args, **kwargs)
+        return self.row_sampler
+
+    def save_adapter(self, folder: Path) -> None:
+        """Save the adapter (or the whole model, if all of it is trained) and the tokenizer."""
+        save_trained(self.accelerator.unwrap_model(self.model), folder, **self._gathered)
+        self.policy.tokenizer.save_pretrained(folder)
+
+    def gather_weights(self) -> None:
+        """Gather sharded weights on all processes before the first one saves them."""
+        if sharded():
+            self._gathered = {"state_dict": self.accelerator.get_state_dict(self.model_wrapped)}
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """Let a model with sharded weights generate on all processes."""
+        from trl.models.utils import unwrap_model_for_generation
+
+        whole = unwrap_model_for_generation(self.model_wrapped, self.accelerator)  # ZeRO-3
+        with whole, unsharded_root(self.model_wrapped):
+            yield
+
+
+def _factory(
+    environment: environments.Environment | None, policy: Policy, rows: Sequence[Mapping[str, Any]]
+) -> type | None:
+    """Check the rows, and return the class that TRL instantiates for each rollout."""
+    if environment is None:
+        return None
+    with_tools(policy.tokenizer)
+    environments.check_rows(environment, rows)
+    return environment.factory
+
+
+def _dataset(rows: Sequence[Mapping[str, Any]], prompts: Sequence[list[Message]]) -> Dataset:
+    """Return the rows as TRL expects them: prompts without pixels, and a column of images."""
+    prepared = [
+        {name: value for name, value in row.items() if name != "images"}
+        | {"prompt": [_without_pixels(turn) for turn in prompt]}
+        for row, prompt in zip(rows, prompts, strict=True)
+    ]
+    # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
+    return with_image_column(Dataset.from_list(prepared, on_mixed_types="use_json"), prompts)
+
+
+def with_image_column(dataset: Dataset, prompts: Sequence[list[Message]]) -> Dataset:
+    """Add the images of the prompts, if there are any, as the column that TRL reads.
+
+    Raises:
+        ValueError: Some prompts have an image and others have none.
+    """
+    images = list(map(images_of, prompts))
+    if not any(images):
+        return dataset
+    if missing := images.count([]):
+        raise ValueError(
+            f"{missing} of {len(images)} prompts have no image, and TRL fails at a micro-batch "
+            "without one: train only on rows that have images, or give every row one"
+        )
+    files = [[{"bytes": _bitmap(image), "path": None} for image in row] for row in images]
+    return dataset.add_column("images", files, feature=List(Image()))
+
+
+def _without_pixels(turn: Message) -> Message:
+    """Return a turn without the pixels of its images, which TRL inserts from their column."""
+    if isinstance(turn["content"], str):
+        return turn
+    parts = [{key: part[key] for key in part.keys() - {"image"}} for part in turn["content"]]
+    return turn | {"content": parts}
+
+
+def _bitmap(image: Any) -> bytes:
+    """Return an image as a BMP file, a lossless format that is the quickest to read."""
+    buffer = io.BytesIO()
+    image.save(buffer, "BMP")
+    return buffer.getvalue()
+
+
+@contextmanager
+def kept_in_32_bit(model: Any) -> Iterator[None]:
+    """Keep the adapter of a 4-bit model in fp32; TRL's trainers would cast it to bf16."""
+    import torch
+
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    whole = [weight.data.to(torch.float32) for weight in trained]
+    yield
+    for weight, data in zip(trained, whole, strict=True):
+        weight.data = data
+
+
+@contextmanager
+def unsharded_root(model: Any) -> Iterator[None]:
+    """Gather FSDP2's weights outside the layers (embeddings, head) while the block runs.
+
+    peft's `generate` calls the wrapped model directly, and bypasses the hook that would gather
+    these weights.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    model._get_fsdp_state()._lazy_init()  # else the first layer to run would become the root
+    model.unshard()
+    try:
+        yield
+    finally:
+        model.reshard()

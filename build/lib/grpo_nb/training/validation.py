@@ -1,0 +1,92 @@
+"""Measure with greedy completions during training whether the policy improves on other prompts.
+
+These prompts are held out of the training rows. The evaluation split of notebook 4 is not used to
+choose the adapter.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from grpo_nb import environments
+from grpo_nb.answers import parse_number
+from grpo_nb.models import Policy
+from grpo_nb.reward_lab import bench_of
+from grpo_nb.reward_lab.table import passed
+from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.correctness import normalize
+from grpo_nb.rewards.prompts import completion_text
+from grpo_nb.runs.config import RunConfig
+from grpo_nb.runs.settings import TrainConfig
+
+Row = Mapping[str, Any]
+
+
+def prompts_to_hold_out(train: TrainConfig) -> int:
+    """Return how many prompts to hold out for validation, at most; 0 if nothing is validated."""
+    return train.eval_prompts if train.eval_steps else 0
+
+
+def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
+    """Split rows into training rows and `count` evenly spaced validation rows, at most a tenth.
+
+    >>> train, held_out = hold_out([{"n": n} for n in range(40)], 2)
+    >>> len(train), [row["n"] for row in held_out]
+    (38, [0, 20])
+    """
+    count = min(count, len(rows) // 10)
+    places = {place * len(rows) // count for place in range(count)} if count else set()
+    train = [row for place, row in enumerate(rows) if place not in places]
+    return train, [rows[place] for place in sorted(places)]
+
+
+class Validation:
+    """Answer rows with the policy as it is now, and score the answers.
+
+    Args:
+        policy: The policy; validation changes neither the policy nor the random state.
+        rows: Rows from `hold_out`.
+        rewards: The run's rewards; the first one decides what is correct.
+        config: The run's settings.
+    """
+
+    def __init__(
+        self, policy: Policy, rows: Sequence[Row], rewards: RewardSet, config: RunConfig
+    ) -> None:
+        self.policy, self.rows, self.rewards, self.config = policy, rows, rewards, config
+        self.bench = bench_of(config, rewards, policy.tokenizer)
+
+    def __call__(self) -> dict[str, float]:
+        """Return eval/accuracy, eval/exact, eval/format, eval/reward and eval/seconds."""
+        start = time.perf_counter()
+        groups = environments.answer(
+            self.policy.engine,
+            self.rows,
+            self.bench.environment,
+            max_completion_length=self.config.train.max_completion_length,
+            batch_size=self.config.evaluate.eval_batch_size,
+        )
+        scores_P_F = self.bench.score(self.rows, [group[0].completion for group in groups])
+        names, correct = self.rewards.names, self.rewards.correct_func.__name__
+        first_P = scores_P_F[:, names.index(correct)]
+        right_P = np.where(np.isfinite(first_P), passed({correct: first_P}, self.rewards), np.nan)
+        figures = {"eval/accuracy": float(np.nanmean(right_P))}
+        if name := self.rewards.format_name:
+            figures["eval/format"] = float(np.nanmean(scores_P_F[:, names.index(name)]))
+        # This figure does not depend on the rewards: a judge may accept wrong answers.
+        extract = self.rewards.extract
+        answers = [extract(completion_text(group[0].completion)) or "" for group in groups]
+        pairs = zip(answers, self.rows, strict=True)
+        same_P = [_plain(answer) == _plain(str(row["answer"])) for answer, row in pairs]
+        figures["eval/exact"] = float(np.mean(same_P))
+        figures["eval/reward"] = float(np.nanmean(self.bench.totals(scores_P_F)))
+        return figures | {"eval/seconds": time.perf_counter() - start}
+
+
+def _plain(answer: str) -> Fraction | str:
+    """Return an answer's number, however it is written, or its text in normalized form."""
+    number = parse_number(answer)
+    return normalize(answer) if number is None else number

@@ -1,0 +1,266 @@
+"""Draw charts of a run's training, of many runs, and of an evaluation.
+
+docs/reading-a-run.md explains how to read them. A run's charts are saved in its folder figures/.
+"""
+
+import base64
+import html
+import io
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from grpo_nb.evaluation import DECODING
+from grpo_nb.runs import Run, atomic_path
+from grpo_nb.runs.files import read_yaml
+from grpo_nb.views.tables import short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = BLUE, ORANGE, GREEN, GREY = "#3b78c4", "#c96f0a", "#3a9a5b", "#8a8a8a"
+DISTINCT = 8  # runs with a color of their own
+LEGEND_COLUMNS, LEGEND_ROW = 2, 0.18  # curves side by side; height of a row [share of the axis]
+COLUMNS, WIDTH, ROW = 4, 10.5, 1.7  # charts side by side; figure width and row height [inches]
+
+
+class Chart(NamedTuple):
+    """Describe a chart: a curve per metric, or points if the metrics begin with "eval/".
+
+    title: The title, with the unit.
+    metrics: The metrics.
+    form: The format of the latest value.
+    always: Values that the axis always includes.
+    band: Metrics of a band around the first curve: its two ends, or its distance from the curve.
+    """
+
+    title: str
+    metrics: Sequence[str]
+    form: str = ".3g"
+    always: Sequence[float] = (0,)
+    band: Sequence[str] = ()
+
+    @property
+    def validation(self) -> bool:
+        """Return whether the chart shows validations; other charts show training steps."""
+        return self.metrics[0].startswith("eval/")
+
+
+# The chart of the weighted total, then all other charts except those of individual rewards.
+TOTAL, *OTHERS = [
+    Chart(title, **fields)
+    for title, fields in read_yaml(Path(__file__).with_name("charts.yaml")).items()
+]
+
+
+def charts(keys: Iterable[str]) -> list[Chart]:
+    """Return the charts that have metrics; individual rewards come after the total."""
+    keys = dict.fromkeys(keys)
+    names = [match[1] for key in keys if (match := re.fullmatch("rewards/(.*)/mean", key))]
+    rewards = [
+        Chart(short(name), [f"rewards/{name}/mean"], ".3g", (0, 1), [f"rewards/{name}/group_std"])
+        for name in names
+    ]
+    every = [TOTAL, *rewards, *OTHERS]
+    return [chart for chart in every if any(key in keys for key in chart.metrics)]
+
+
+def finite(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return only the finite numbers of a metrics line."""
+    return {k: v for k, v in line.items() if isinstance(v, int | float) and math.isfinite(v)}
+
+
+def draw(lines: Sequence[Mapping[str, Any]], keys: Sequence[str] = ()) -> "Figure":
+    """Draw every chart that has metrics.
+
+    Args:
+        lines: Lines of train/metrics.jsonl, for steps and for validations.
+        keys: Metrics to draw; empty for all.
+
+    Raises:
+        ValueError: There are no lines.
+    """
+    import matplotlib.pyplot as plt
+
+    if not lines:
+        raise ValueError("no metrics to draw: train first, then read train/metrics.jsonl")
+    table = pd.DataFrame([finite(line) for line in lines])
+    validation = table.filter(like="eval/").notna().any(axis=1)
+    parts = charts(keys or table.columns)
+    rows = max(1, -(-len(parts) // COLUMNS))
+    figure = plt.figure(figsize=(WIDTH, ROW * rows))  # IPython shows only pyplot's figures
+    plt.close(figure)  # otherwise IPython would show it twice
+    axes = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
+    edge = 0.3 / (ROW * rows)  # the same margin in inches for any number of rows
+    figure.subplots_adjust(0.05, edge, 0.99, 1 - edge, wspace=0.25, hspace=0.5)
+    for axis, chart in zip(axes, parts, strict=False):
+        _draw_chart(axis, chart, table[validation == chart.validation])
+    for axis in axes[len(parts) :]:
+        axis.set_axis_off()
+    return figure
+
+
+def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
+    curves = [key for key in chart.metrics if key in lines]
+    for key, color, marker in zip(curves, COLORS, "os^d", strict=False):
+        label = key.rpartition("/")[2].replace("_", " ")
+        label += f" {number(lines[key].iloc[-1], chart.form)}"
+        style = {"color": color, "label": label, "clip_on": False}
+        if chart.validation:  # hollow markers, because points may coincide
+            style |= {"marker": marker, "markerfacecolor": "none", "linestyle": ""}
+        axis.plot(lines["step"], lines[key], **style)
+    if chart.band and set(chart.band) <= set(lines.columns):
+        mean, ends = lines[curves[0]], [lines[key] for key in chart.band]
+        low, high = ends if len(ends) == 2 else (mean - ends[0], mean + ends[0])
+        axis.fill_between(lines["step"], low, high, color=COLORS[0], alpha=0.25, linewidth=0)
+    low, high = axis.get_ylim()
+    axis.set_ylim(min(low, *chart.always), max(high, *chart.always))
+    axis.tick_params(labelsize=7)
+    axis.locator_params(nbins=4)
+    axis.yaxis.set_major_formatter("{x:g}")  # 0.0001 and not 0.00010, which the margin would cut
+    if len(curves) > 1:
+        _legend_above(axis, -(-len(curves) // LEGEND_COLUMNS))
+    # Without `y`, matplotlib would measure all labels, which takes a third of the drawing time.
+    axis.set_title(chart.title, fontsize=9, loc="left", y=1.0)
+    if not chart.validation:  # the legend of a validation chart has the latest values
+        latest = number(lines[curves[-1]].iloc[-1], chart.form)
+        axis.set_title(latest, fontsize=9, loc="right", y=1.0, fontweight="bold")
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _legend_above(axis: "Axes", rows: int) -> None:
+    """Add room without ticks above the curves, and write the legend there."""
+    low, high = axis.get_ylim()
+    ticks = [tick for tick in axis.get_yticks() if low <= tick <= high]
+    axis.set_ylim(low, high + (high - low) * LEGEND_ROW * rows)
+    axis.set_yticks(ticks)
+    look = {"frameon": False, "fontsize": 7, "borderaxespad": 0.4, "borderpad": 0}
+    look |= {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 0.8, "labelspacing": 0.2}
+    axis.legend(loc="upper left", ncols=LEGEND_COLUMNS, **look)
+
+
+def image(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the charts as an HTML image, with the latest values as its alternative text.
+
+    The image has a white background, so that it is readable on a dark page too.
+    """
+    figure, buffer = draw(lines), io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=100)
+    values = "; ".join(_in_words(axis) for axis in figure.axes if axis.axison)
+    label = html.escape(f"charts of the training; {values}", quote=True)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f'<img alt="{label}" style="max-width: 100%" src="data:image/png;base64,{data}">'
+
+
+def _in_words(axis: "Axes") -> str:
+    """Return a chart's title and its latest values as text."""
+    title, latest = (axis.get_title(loc=side) for side in ("left", "right"))
+    legend = axis.get_legend()
+    curves = " · ".join(text.get_text() for text in legend.get_texts()) if legend else latest
+    return f"{title}: {curves}"
+
+
+def number(value: float | None, form: str) -> str:
+    """Format a number; a missing or infinite number becomes a dash."""
+    return "–" if value is None or not math.isfinite(value) else format(value, form)
+
+
+def _subplots(columns: int, width: float) -> "tuple[Figure, list[Axes]]":
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        1, columns, figsize=(width, 3.2), squeeze=False, layout="constrained"
+    )
+    plt.close(figure)  # otherwise IPython would show it twice
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes.flat)
+
+
+def _save(figure: "Figure", run: Run, name: str) -> "Figure":
+    with atomic_path(run / f"figures/{name}.png") as temporary:
+        figure.savefig(temporary, dpi=110, format="png")
+    return figure
+
+
+def training_charts(run: Run, metrics: Sequence[dict], keys: Sequence[str] = ()) -> "Figure":
+    """Draw the dashboard's charts of a finished training run, and save figures/training.png."""
+    return _save(draw(metrics, keys), run, "training")
+
+
+def warm_up_chart(run: Run, lines: Sequence[dict]) -> "Figure | None":
+    """Draw the SFT warm-up's loss beside the policy's success rates; save figures/warm_up.png.
+
+    Args:
+        run: The run.
+        lines: The result of `training.warm_up_curve`; without pass@8, nothing is drawn.
+    """
+    curve = pd.DataFrame(lines)
+    if "pass@8" not in curve:
+        return None
+    figure, (loss, rates) = _subplots(2, 8)
+    loss.plot(curve["step"], curve["loss"], color=BLUE)
+    looks = curve.dropna()
+    for name, color in zip(("pass@8", "right", "distinct"), COLORS, strict=False):
+        rates.plot(looks["step"], looks[name], marker="o", markersize=3, color=color, label=name)
+    loss.set(title="loss of the SFT warm-up", xlabel="step")
+    rates.set(title="share of completions, of prompts not shown", xlabel="step", ylim=(0, 1.05))
+    rates.legend(frameon=False, fontsize=8)
+    return _save(figure, run, "warm_up")
+
+
+def learning_curves(curves: Mapping[str, pd.DataFrame], order: Sequence[str]) -> "Figure":
+    """Draw the weighted reward and validation accuracy of many runs; only the best have a color.
+
+    Args:
+        curves: Metrics of each run, one line per step or validation.
+        order: The names of the runs, best first.
+    """
+    figure, (reward, validation) = _subplots(2, 11)
+    for place, name in reversed(list(enumerate(order))):
+        lines = curves[name].set_index("step")
+        label, color, alpha = (name, f"C{place}", 1.0) if place < DISTINCT else (None, GREY, 0.4)
+        style = {"color": color, "alpha": alpha}
+        mean = lines["reward"].dropna().rolling(10, min_periods=1, center=True).mean()
+        reward.plot(mean.index, mean, label=label, **style)
+        if "eval/accuracy" in lines:
+            accuracy = lines["eval/accuracy"].dropna()
+            validation.plot(accuracy.index, accuracy, marker="o", markersize=3, **style)
+    reward.set(title="weighted reward, mean over 10 steps", xlabel="step")
+    validation.set(title="validation accuracy", xlabel="step", ylim=(0, 1.05))
+    figure.legend(frameon=False, fontsize=8, reverse=True, loc="outside right")
+    return figure
+
+
+def before_after(run: Run, report: Mapping[str, Any]) -> "Figure":
+    """Draw each model's greedy accuracy, sampled accuracy and pass@k, with 95 % intervals.
+
+    Args:
+        run: The run that gets figures/before_after.png.
+        report: The report of `evaluation.run`.
+    """
+    bars = [(decoding, decoding, "accuracy") for decoding in DECODING]
+    ks = [k for k in (2, 4, 8, 16, 32, 64) if k <= report["samples"]]
+    bars += [(f"pass@{k}", "sampled", f"pass@{k}") for k in ks]
+    means, errors = {}, []
+    for label in report["models"]:
+        lines = [(report[decoding][label], key) for _, decoding, key in bars]
+        means[label] = np.array([line[key] for line, key in lines], dtype=float)
+        ends = [line["intervals"][key] or (np.nan, np.nan) for line, key in lines]
+        errors.append(np.abs(np.array(ends).T - means[label]))  # below and above
+    figure, (axis,) = _subplots(1, 9)
+    colors = [color for _, color in zip(means, cycle(COLORS), strict=False)]
+    look = {"color": colors, "width": 0.8, "rot": 0, "legend": False, "ylabel": "correct"}
+    table = pd.DataFrame(means, index=[name for name, *_ in bars])
+    table.plot.bar(ax=axis, yerr=np.array(errors), ylim=(0, 1.12), **look)
+    for container in axis.containers[1::2]:  # the other containers hold intervals
+        axis.bar_label(container, fmt="{:.0%}", fontsize=8)
+    figure.legend(frameon=False, ncols=len(means), loc="outside upper center")
+    return _save(figure, run, "before_after")

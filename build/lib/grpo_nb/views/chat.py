@@ -1,0 +1,111 @@
+"""Ask a run's base model and tuned model a question, and compare their answers and scores.
+
+    chat = Chat(Run("demo"))
+    chat.ask("What is 47 + 38?")
+
+Prompts are built as notebook 1 builds them for training. `evaluation.answer_file` answers a file of
+questions.
+"""
+
+from functools import cached_property, partial
+from typing import Any
+
+import pandas as pd
+
+from grpo_nb import data, environments
+from grpo_nb.evaluation.answer_file import weights_of
+from grpo_nb.models import Engine, open_engine
+from grpo_nb.reward_lab import bench_of
+from grpo_nb.rewards import load_rewards
+from grpo_nb.rewards.prompts import build_prompt, completion_text
+from grpo_nb.runs import Run, refuse_unknown
+from grpo_nb.views import tables
+
+Row = dict[str, Any]
+MODELS = ("base", "tuned")
+
+
+class Chat:
+    """Ask a run's base and tuned models, which are loaded at the first question.
+
+    If an adapter was trained, both share one model in memory; the base uses it without the adapter.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.config = run, run.config()
+        self.preset = load_rewards(self.config.rewards)
+
+    @cached_property
+    def _engines(self) -> dict[str, Engine]:
+        base, policy = (weights_of(self.run, model) for model in ("base", "adapter"))
+        if policy["adapter"]:
+            engine = open_engine(**policy)
+            return {"base": engine, "tuned": engine}
+        # After full fine-tuning there are two models, which share the GPU.
+        load = partial(open_engine, gpu_memory_utilization=0.4)
+        return {"base": load(**base), "tuned": load(**policy)}
+
+    def close(self) -> None:
+        """Free the memory; the next question loads the models again."""
+        for engine in set(self.__dict__.pop("_engines", {}).values()):
+            engine.close()
+
+    def row(self, question: str | Row, reference: str = "") -> Row:
+        """Return the row that notebook 1 would make of a question.
+
+        Args:
+            question: The question's text; a row is returned unchanged.
+            reference: The reference answer, if it is known.
+
+        Raises:
+            ValueError: The question is empty.
+        """
+        if not isinstance(question, str):
+            return question
+        if not question.strip():
+            raise ValueError("the question is empty: write one, such as 'What is 47 + 38?'")
+        settings = data.with_system_prompt(self.config.data, self.preset)
+        prompt = build_prompt(question, settings.system_prompt)
+        row = {"prompt": prompt, "question": question}
+        return row | {"answer": reference} if reference else row
+
+    def answer(self, question: str | Row, model: str = "tuned", **how: Any) -> dict[str, Any]:
+        """Answer one question, and score the answer if the reference answer is known.
+
+        Args:
+            question: Text, or a row from `data.load` or `row`, which may have a reference answer.
+            model: "base" or "tuned".
+            how: temperature (default 0: greedy) and seed.
+
+        Returns:
+            question, completion and answer (as extracted, or None). If the reference answer is
+            known, there are also reference, each reward, its `<reward>/reason`, and total.
+
+        Raises:
+            FileNotFoundError: The run has not been trained.
+            ValueError: A reward reads a column that the row lacks.
+        """
+        refuse_unknown("model", model, list(MODELS))
+        row, cap = self.row(question), self.config.train.max_completion_length
+        sampling = {"max_completion_length": cap, "adapter": model == "tuned", **how}
+        engine = self._engines[model]
+        bench = bench_of(self.config, self.preset, engine.tokenizer)
+        [[sample]] = environments.answer(engine, [row], bench.environment, **sampling)
+        if "answer" not in row:
+            line = {"question": row["question"], "completion": sample.text}
+            return line | {"answer": self.preset.extract(completion_text(sample.completion))}
+        table = bench.table([row], [[sample.completion]])
+        [line] = table.drop(columns=["mean", "std", "advantage", "signal"]).to_dict("records")
+        return line
+
+    def ask(self, question: str | Row, *models: str, **how: Any) -> tables.Page:
+        """Show the models' answers to the same prompt side by side.
+
+        Args:
+            question: Text or a row, as for `answer`.
+            models: "base" or "tuned"; both by default.
+            how: temperature and seed, as for `answer`.
+        """
+        names, row = list(models or MODELS), self.row(question)
+        lines = [self.answer(row, model, **how) for model in names]
+        return tables.completions(pd.DataFrame(lines, index=names))

@@ -1,0 +1,218 @@
+"""Render HTML tables of frames, and of completions with answers, scores and advantages.
+
+Colors are translucent, so that the tables are readable on light and dark pages.
+"""
+
+import html
+import math
+import re
+from base64 import b64encode
+from collections.abc import Container, Iterable, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from grpo_nb.rewards import RewardSet
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MARKS = re.compile(r"&lt;/?\w+&gt;|```\w*|####|\\boxed")  # tags and marks of all answer forms
+SHOWN_CHARACTERS = 2_000
+SHOWN_IMAGES = 3  # images per prompt, and completions per table with images: notebooks store them
+IMAGE_SIDE, IMAGE_COLORS = 128, 64  # of a thumbnail: at most about 16 kB
+WHOLE = 16  # a cell with at most this many characters, such as an interval, is never wrapped
+VERBATIM = "tex2jax_ignore mathjax_ignore"  # CSS classes that keep notebooks from typesetting $…$
+STYLE = f"<style>\n{Path(__file__).with_name('style.css').read_text(encoding='utf-8')}</style>"
+
+
+class Page(str):
+    """Hold HTML that a notebook renders, and the plain text that is printed elsewhere.
+
+    Dollar signs and formulas that a model wrote are not typeset.
+    """
+
+    def __new__(cls, markup: str, plain: str = "") -> "Page":
+        page = super().__new__(cls, f"<div class='{VERBATIM}'>{markup}</div>")
+        page.plain = plain
+        return page
+
+    def _repr_html_(self) -> str:
+        return str(self)
+
+    def __repr__(self) -> str:
+        return self.plain
+
+
+def show_tables() -> None:
+    """Display every DataFrame of this notebook with `table`; outside a notebook, do nothing."""
+    from IPython import get_ipython
+
+    if shell := get_ipython():
+        formatters = shell.display_formatter.formatters
+        formatters["text/html"].for_type(pd.DataFrame, table)
+        formatters["text/plain"].for_type(
+            pd.DataFrame, lambda frame, printer, _: printer.text(frame.to_string(index=False))
+        )
+
+
+def table(frame: pd.DataFrame) -> Page:
+    """Render a frame with left-aligned text that is never truncated; tags are shown as text."""
+    lines = [list(map(cell, line)) for line in frame.itertuples(index=False, name=None)]
+    return Page(markup(map(short, map(str, frame)), lines), frame.to_string(index=False))
+
+
+def cell(value: Any, reason: str = "") -> str:
+    """Render a cell; below a score, which may be None, show its reason if there is one."""
+    if not (isinstance(value, float) or value is None):
+        return html.escape(str(value))
+    text = "None" if value is None or not math.isfinite(value) else f"{value:.3g}"
+    return f"{text}<small>{html.escape(_cut(reason, 120))}</small>" if reason else text
+
+
+def markup(
+    head: Iterable[str],
+    lines: Iterable[Sequence[str]],
+    caption: str = "",
+    chosen: Container[int] = (),
+) -> str:
+    """Render an HTML table.
+
+    Args:
+        head: Column heads, as plain text.
+        lines: Cells of each row of the table, as HTML.
+        caption: The caption, as HTML.
+        chosen: Numbers of the rows to show in grey.
+    """
+    rows = [_row("th", map(html.escape, head))]
+    rows += [_row("td", line, number in chosen) for number, line in enumerate(lines)]
+    caption = f"<caption>{caption}</caption>" if caption else ""
+    return f"{STYLE}<table class='sheet'>{caption}{''.join(rows)}</table>"
+
+
+def _row(tag: str, cells: Iterable[str], chosen: bool = False) -> str:
+    starts = ((f"{tag} class=whole" if len(text) <= WHOLE else tag, text) for text in cells)
+    content = "".join(f"<{start}>{text}</{tag}>" for start, text in starts)
+    return f"<tr class=chosen>{content}</tr>" if chosen else f"<tr>{content}</tr>"
+
+
+def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = None) -> Page:
+    """Render the completions of one group with their scores, and the images of the prompt.
+
+    Args:
+        group: One prompt's lines of the table from `Bench.table`, optionally with "images".
+        preset: The rewards, with names and weights.
+        chosen: The number of the completion to highlight.
+    """
+    first, totals = group.iloc[0], ["total", "advantage"]
+    weights = dict(zip(preset.names, preset.reward_weights, strict=True))
+    head = ["", "completion", "answer"]
+    head += [f"{short(name)} × {weight:g}" for name, weight in weights.items()] + totals
+    signal = "" if first["signal"] else "<b>zero advantage: nothing is learnt from this group</b> "
+    caption = (
+        f"{thumbnails(first.get('images', ()))}<b>{html.escape(first['question'])}</b>\n"
+        f"reference answer {html.escape(str(first['reference']))} · "
+        f"group mean {first['mean']:.3f}, std {first['std']:.3f} {signal}"
+    )
+    lines = _cells(group, ["completion", "answer", *weights, *totals])
+    numbered = [[str(number + 1), *line] for number, line in enumerate(lines)]
+    sheet = markup(head, numbered, caption, (chosen,))
+    return Page(sheet, group[["completion", *weights, *totals]].to_string(index=False))
+
+
+def completions(frame: pd.DataFrame) -> Page:
+    """Render a few completions side by side, one column each.
+
+    Args:
+        frame: One line per completion, with question, completion and any of: reference, answer,
+            images, numeric or boolean columns, `<reward>/reason`. Its index gives the column
+            heads, and `frame.attrs["note"]` a caption.
+    """
+    note = frame.attrs.get("note", "")
+    texts = ("images", "question", "reference", "completion", "answer")
+    texts = [name for name in texts if name in frame]
+    names = [*texts, *frame.select_dtypes(["number", "bool"])]
+    columns = zip(*_cells(frame, names), strict=True)
+    lines = [
+        [html.escape(short(name)), *cells] for name, cells in zip(names, columns, strict=False)
+    ]
+    sheet = markup(["", *map(str, frame.index)], lines, html.escape(note))
+    printed = frame[[name for name in names if name != "images"]].T.to_string()
+    plain = (f"{note}\n" if note else "") + printed
+    return Page(sheet if len(frame) else "no such completion", plain)
+
+
+def short(name: str) -> str:
+    """Shorten a reward's name to a column head.
+
+    >>> short("soft_format_reward")
+    'soft format'
+    """
+    return name.removesuffix("_reward").replace("_", " ")
+
+
+def _cells(frame: pd.DataFrame, names: Sequence[str]) -> list[list[str]]:
+    """Render the cells of each completion: its texts, its answer, and its scores with reasons."""
+    lines = []
+    for number, record in enumerate(frame.to_dict("records")):
+        answer = record.get("answer") if isinstance(record.get("answer"), str) else None
+        special = {
+            "images": thumbnails(record.get("images", ()) if number < SHOWN_IMAGES else ()),
+            "question": text(str(record.get("question"))),
+            "completion": text(str(record["completion"]), answer),
+            "answer": "<i>none</i>" if answer is None else html.escape(_cut(answer, 80)),
+        }
+        rest = {n: cell(record[n], record.get(f"{n}/reason", "")) for n in names}
+        lines.append([special.get(name, rest[name]) for name in names])
+    return lines
+
+
+def thumbnails(images: "Sequence[Image]") -> str:
+    """Render the first images of a prompt, small enough to be stored in a notebook."""
+    tags = []
+    for image in images[:SHOWN_IMAGES]:
+        small, buffer = image.copy(), BytesIO()
+        small.thumbnail((IMAGE_SIDE, IMAGE_SIDE))
+        small.quantize(IMAGE_COLORS).save(buffer, "PNG")
+        file = b64encode(buffer.getvalue()).decode()
+        tags.append(f"<img alt='image' src='data:image/png;base64,{file}'> ")
+    return "".join(tags)
+
+
+def text(content: str, answer: str | None = None) -> str:
+    """Render a long text as a cell, in which the extracted answer is marked."""
+    return f"<div class='text'>{highlight(content, answer)}</div>"
+
+
+def _cut(text: str, characters: int) -> str:
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
+def highlight(text: str, answer: str | None) -> str:
+    """Render a completion with the extracted answer marked and tags dimmed.
+
+    >>> highlight("<answer>4</answer>", "4")
+    "<span class='tag'>&lt;answer&gt;</span><mark>4</mark><span class='tag'>&lt;/answer&gt;</span>"
+    """
+    text = _cut(text, SHOWN_CHARACTERS)
+    start = _place_of(answer, text) if answer else -1
+    if start < 0:
+        return _dim(text)
+    mark = f"<mark>{html.escape(answer, quote=False)}</mark>"
+    return _dim(text[:start]) + mark + _dim(text[start + len(answer) :])
+
+
+def _dim(text: str) -> str:
+    return MARKS.sub(r"<span class='tag'>\g<0></span>", html.escape(text, quote=False))
+
+
+def _place_of(answer: str, text: str) -> int:
+    """Return the answer's last position before the last closing tag, or else anywhere in the text.
+
+    `</think>` does not count as a closing tag.
+    """
+    ends = [end.start() for end in re.finditer(r"</(?!think>)", text)]
+    place = text.rfind(answer, 0, ends[-1]) if ends else -1
+    return place if place >= 0 else text.rfind(answer)

@@ -51,6 +51,11 @@ FIXES = read_yaml(Path(__file__).with_name("fixes.yaml"))  # {finding: what to d
 CHARACTERS = 4  # per token, for the length of the longest completion
 CAP = 1024  # tokens, where `args` does not say how long completions may be
 REFERENCE_ROWS = 64  # rows whose own right answer is scored
+# Columns that hold answers; whether others, which rewards read too, do so is not known.
+ANSWERS = re.compile(
+    r"(?i)answer|solution|label|gold|reference|target|expected|truth|output|summar|respon|correct"
+    r"|result|completion|final"
+)
 SHORT = 200  # characters of the longest attack where a reward is slow
 LINES = 12  # findings that are printed
 UNUSABLE = ("missing column", "wrong type", "wrong length", "no number")
@@ -351,7 +356,8 @@ class _Test:
                 f"no way of writing an answer earns more than another row's answer; {tried} were "
                 f"tried, such as {cut(ways[hidden[0]][number], 60)} ({hidden[0]})"
             )
-            self.add("nothing earns", "stop", evidence)
+            is_answer = ANSWERS.search(hidden[0].partition(",")[0])
+            self.add("nothing earns", "stop" if is_answer else "warning", evidence)
         elif read:
             columns = ", ".join(read)
             self.add("no reference", "note", f"no column is the answer as such ({columns})")

@@ -204,7 +204,7 @@ def forms_of(texts: Sequence[str], prompts: Sequence[str] = ()) -> list[str]:
         texts: Strings of the rewards' code.
         prompts: The texts of some prompts.
     """
-    plain = [text.replace("\\", "") for text in texts]
+    plain = [re.sub(r"\\[ns]", "\n", text).replace("\\", "") for text in texts]
     told = "\n".join(prompts)
     mentioned = _pairs([*prompts, *plain])
     pairs = list(dict.fromkeys([*mentioned, *USUAL]))

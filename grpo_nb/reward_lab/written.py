@@ -22,7 +22,7 @@ from grpo_nb.reward_lab.scoring import Row, Scorer, prompt_text
 
 TRIED_ROWS = 4  # rows on which the best forms are compared
 BEST = 6  # forms that are compared on all of these rows
-SECONDS = 0.4  # for the first comparison of forms; slow rewards try fewer
+SECONDS = 1.0  # for the first comparison of forms; slow rewards try fewer
 FEW, MOST = 12, 3000  # how many completions the first comparison scores
 TIE = 1e-6
 EXPRESSION = "an expression of the row's numbers"
@@ -472,6 +472,7 @@ class _Search:
             for way, form in candidates[:8]
             for number, answer in list(self.ways[way].items())[:1]
         ]
+        self.scorer.scores(pairs[:1])  # the first call imports and compiles
         before, calls = self.scorer.seconds.sum(), self.scorer.calls.max()
         self.scorer.scores(pairs)
         calls = max(self.scorer.calls.max() - calls, 1)

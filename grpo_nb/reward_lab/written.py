@@ -22,7 +22,7 @@ from grpo_nb.reward_lab.scoring import Row, Scorer, prompt_text
 
 TRIED_ROWS = 4  # rows on which the best forms are compared
 BEST = 6  # forms that are compared on all of these rows
-SECONDS = 0.4  # for the first comparison of forms; slow rewards try fewer
+SECONDS = 0.6  # for the first comparison of forms; slow rewards try fewer
 QUICK = 0.01  # seconds for one completion, below which at least SOME are scored
 FEW, SOME, MOST = 12, 150, 3000  # how many completions the first comparison scores
 TIE = 1e-6
@@ -205,7 +205,7 @@ def forms_of(texts: Sequence[str], prompts: Sequence[str] = ()) -> list[str]:
         texts: Strings of the rewards' code.
         prompts: The texts of some prompts.
     """
-    plain = [text.replace("\\", "") for text in texts]
+    plain = [re.sub(r"\\[ns]", "\n", text).replace("\\", "") for text in texts]
     told = "\n".join(prompts)
     mentioned = _pairs([*prompts, *plain])
     pairs = list(dict.fromkeys([*mentioned, *USUAL]))
@@ -228,6 +228,8 @@ def forms_of(texts: Sequence[str], prompts: Sequence[str] = ()) -> list[str]:
     for thought, answer in [(t, a) for t in thoughts for a in answers if t != a]:
         forms.append(f"{{reasoning}}{thought[1]}{answer[0]}{{answer}}{answer[1]}")
         inside = [mark for mark in marks if mark != "{answer}"]
+        begin = f"{thought[0]}\n{{reasoning}}\n{thought[1]}\n{answer[0]}\n"
+        forms += [f"{begin}{mark}\n{answer[1]}" for mark in inside]
         forms += [
             f"{thought[0]}{{reasoning}}{thought[1]}\n{answer[0]}{m}{answer[1]}" for m in inside
         ]
@@ -490,6 +492,7 @@ class _Search:
             for way, form in candidates[:8]
             for number, answer in list(self.ways[way].items())[:1]
         ]
+        self.scorer.scores(pairs[:1])  # the first call imports and compiles
         before, calls = self.scorer.seconds.sum(), self.scorer.calls.max()
         self.scorer.scores(pairs)
         calls = max(self.scorer.calls.max() - calls, 1)

@@ -50,23 +50,44 @@ def as_first_row(completions, answer, **_):
     return [float(said(text)[-1:] == [answer[0]]) for text in texts_of(completions)]
 
 
-FLAWED = {  # by its flaw: what names it, its weight beside correctness (0: in its place), itself
-    "empty tags pay": ("empty format", 0.25, lambda r: bool(said(r) and said(r, "reasoning"))),
-    "the first answer wins": ("several answers", 0, lambda r, answer: said(r)[:1] == [answer]),
-    "guesses may be listed": ("one answer or another", 0, lambda r, answer: answer in str(said(r))),
-    "the expected counts anywhere, among others": ("every number 0-100", 0.5, echoed),
-    "the longer, the better": ("100,000 characters", 0.5, lambda r: min(1, len(r) / 2000)),
-    "the mean over no step is NaN": ("not finite", 0.25, mean_step),
-    "unseeded noise breaks ties": ("not deterministic", 0.25, lambda r: random.random()),
-    "every row has the first row's expected": ("depends on row order", 0, as_first_row),
-    "never false": ("empty completion", 0, lambda r, answer: answer in answer),
-    "reads another tag": ("reference answer", 0, lambda r, answer: said(r, "final") == [answer]),
-    "every further tag pays": ("format-stuffed prose", 0.25, lambda r: min(1, r.count("<") / 40)),
-    "every connective pays": ("stuffed connectives", 0.25, lambda r: min(1, r.count("so ") / 10)),
-    "raises on an empty text": ("raises", 0.25, lambda r: r[0] == "<"),
-    "scores the first row alone": ("raises", 0.25, lambda completions, **_: [1.0]),
+FLAWED = {  # its flaw: what names it, how, its weight beside correctness (0: in its place), itself
+    "empty tags pay": (
+        "empty form",
+        "warning",
+        0.25,
+        lambda r: bool(said(r) and said(r, "reasoning")),
+    ),
+    "the first answer wins": (
+        "several answers",
+        "stop",
+        0,
+        lambda r, answer: said(r)[:1] == [answer],
+    ),
+    "guesses may be listed": (
+        "several answers",
+        "stop",
+        0,
+        lambda r, answer: answer in str(said(r)),
+    ),
+    "the expected counts anywhere, among others": ("every number", "warning", 0.5, echoed),
+    "the longer, the better": ("length", "warning", 0.5, lambda r: min(1, len(r) / 2000)),
+    "the mean over no step is NaN": ("not finite", "stop", 0.25, mean_step),
+    "unseeded noise breaks ties": ("random", "stop", 0.25, lambda r: random.random()),
+    "every row has the first row's expected": ("order", "stop", 0, as_first_row),
+    "never false": ("nothing earns", "stop", 0, lambda r, answer: answer in answer),
+    "reads another tag": (
+        "nothing earns",
+        "stop",
+        0,
+        lambda r, answer: said(r, "final") == [answer],
+    ),
+    "every further tag pays": ("empty form", "warning", 0.25, lambda r: min(1, r.count("<") / 40)),
+    "every connective pays": ("stuffing", "warning", 0.25, lambda r: min(1, r.count("so ") / 10)),
+    "raises on an empty text": ("raises", "stop", 0.25, lambda r: r[0] == "<"),
+    "scores the first row alone": ("wrong length", "stop", 0.25, lambda completions, **_: [1.0]),
     "format outweighs correctness": (
-        "right, in no format",
+        "form outweighs",
+        "warning",
         4.0,
         lambda r: bool(re.fullmatch(FORM, r)),
     ),
@@ -74,6 +95,6 @@ FLAWED = {  # by its flaw: what names it, its weight beside correctness (0: in i
 
 
 def bench_with(flaw):
-    _, weight, func = FLAWED[flaw]
+    _, _, weight, func = FLAWED[flaw]
     beside = [(numeric_correctness_reward, 1.0)] if weight else []
     return Bench(reward_set([*beside, (lifted(func, "flawed"), weight or 1.0)]))

@@ -105,12 +105,11 @@ def roles(
     """Return what each reward pays for, by what it does; `correct` overrules for "right"."""
     bare = [(row, f"{written.answers[row]}") for row in paid.rows if row in written.answers]
     plain = weighted(scorer, weights, bare) if bare else paid.empty
-    sign = np.sign(weights) + (weights == 0)
-    more = (paid.right - paid.wrong) * sign  # whatever the weight, by the raw score
+    more = paid.right - paid.wrong  # weighted, so that a penalty for wrong answers says "right"
     right, form, shaping, backwards = [], [], [], []
     for number in range(len(scorer.funcs)):
         gain, steady = more[:, number], np.abs(more[:, number]) <= TIE
-        extra = (paid.wrong[:, number].mean() - plain[:, number].mean()) * sign[number]
+        extra = paid.wrong[:, number].mean() - plain[:, number].mean()
         if number in correct or (not correct and gain.mean() > TIE and (gain < -TIE).mean() < 0.2):
             right.append(number)
         elif gain.mean() < -TIE and (gain > TIE).mean() < 0.2:

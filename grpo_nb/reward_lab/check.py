@@ -51,6 +51,11 @@ FIXES = read_yaml(Path(__file__).with_name("fixes.yaml"))  # {finding: what to d
 CHARACTERS = 4  # per token, for the length of the longest completion
 CAP = 1024  # tokens, where `args` does not say how long completions may be
 REFERENCE_ROWS = 64  # rows whose own right answer is scored
+# Columns that hold answers; whether others, which rewards read too, do so is not known.
+ANSWERS = re.compile(
+    r"(?i)answer|solution|label|gold|reference|target|expected|truth|output|summar|respon|correct"
+    r"|result|completion|final"
+)
 SHORT = 200  # characters of the longest attack where a reward is slow
 LINES = 12  # findings that are printed
 UNUSABLE = ("missing column", "wrong type", "wrong length", "no number")
@@ -351,7 +356,8 @@ class _Test:
                 f"no way of writing an answer earns more than another row's answer; {tried} were "
                 f"tried, such as {cut(ways[hidden[0]][number], 60)} ({hidden[0]})"
             )
-            self.add("nothing earns", "stop", evidence)
+            is_answer = ANSWERS.search(hidden[0].partition(",")[0])
+            self.add("nothing earns", "stop" if is_answer else "warning", evidence)
         elif read:
             columns = ", ".join(read)
             self.add("no reference", "note", f"no column is the answer as such ({columns})")
@@ -419,8 +425,8 @@ class _Test:
         if written.own is not None:
             return
         prompts = [prompt_text(scorer.rows[row]) for row in self.paid.rows[:3]]
-        asked = [form for form in asked_forms(prompts) if answer_mark(form) not in written.form]
-        if not asked or len(asked) < len(asked_forms(prompts)):
+        asked = asked_forms(prompts)
+        if not asked or written.form in asked or not answer_mark(written.form):
             return
         row = self.paid.rows[0]
         pairs = [(row, written._replace(form=form).write(written.answers[row])) for form in asked]
@@ -431,7 +437,8 @@ class _Test:
                 f"the prompts ask for {asked[0]!r}, in which a right answer earns no more than a "
                 f"wrong one; the rewards read {written.form!r}"
             )
-            self.add("form not read", "stop", evidence)
+            both = any(answer_mark(form) in written.form for form in asked)
+            self.add("form not read", "warning" if both else "stop", evidence)
 
     def _references(self) -> None:
         """Score the own right answers of many rows, and rows without an answer."""

@@ -188,9 +188,13 @@ def growth(
     """
     limit, scorer.limit = scorer.limit, IN_GROWTH
     try:
-        return _growth(scorer, number, row, longest, writers)
+        found = _growth(scorer, number, row, longest, writers)
     finally:
         scorer.limit = limit
+    if number in scorer.faults and scorer.faults[number].rule == "slow":
+        scorer.limit = IN_GROWTH  # it may go on, but is not waited for so long again
+        return scorer.faults.pop(number)
+    return found
 
 
 def _growth(

@@ -146,13 +146,16 @@ class Scorer:
             if isinstance(error, TookTooLong) or len(pairs) == 1 or number in self.faults:
                 self.faults.setdefault(number, self._fault(number, error, pairs))
                 return [np.nan] * len(pairs)
+            whole = error
         half = len(pairs) // 2
         first = self._safe(number, pairs[:half])
         if number in self.faults:  # one is enough: each further one costs calls
             return first + [np.nan] * (len(pairs) - half)
         last = self._safe(number, pairs[half:])
         if number not in self.faults:
-            self.faults[number] = Fault("raises", f"a batch of {len(pairs)} fails, its halves pass")
+            evidence = f"a batch of {len(pairs)} fails, its halves pass"
+            is_misfit = isinstance(whole, _Misfit)
+            self.faults[number] = Fault(*(whole.fault if is_misfit else ("raises", evidence)))
         return first + last
 
     def _fault(self, number: int, error: Exception, pairs: Sequence[Pair]) -> Fault:
@@ -226,7 +229,7 @@ class _Misfit(ValueError):
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(message)
-        self.rule = rule
+        self.rule, self.fault = rule, Fault(rule, message)
 
 
 def _number(score: Any) -> float:

@@ -22,8 +22,9 @@ from grpo_nb.reward_lab.scoring import Row, Scorer, prompt_text
 
 TRIED_ROWS = 4  # rows on which the best forms are compared
 BEST = 6  # forms that are compared on all of these rows
-SECONDS = 0.4  # for the first comparison of forms; slow rewards try fewer
-FEW, MOST = 12, 3000  # how many completions the first comparison scores
+SECONDS = 0.6  # for the first comparison of forms; slow rewards try fewer
+QUICK = 0.01  # seconds for one completion, below which at least SOME are scored
+FEW, SOME, MOST = 12, 150, 3000  # how many completions the first comparison scores
 TIE = 1e-6
 EXPRESSION = "an expression of the row's numbers"
 TAG = re.compile(r"</?[A-Za-z][\w-]*>|<\|[A-Za-z][\w-]*\|>|\[/?[A-Z][A-Z_]+\]")
@@ -204,7 +205,7 @@ def forms_of(texts: Sequence[str], prompts: Sequence[str] = ()) -> list[str]:
         texts: Strings of the rewards' code.
         prompts: The texts of some prompts.
     """
-    plain = [text.replace("\\", "") for text in texts]
+    plain = [re.sub(r"\\[ns]", "\n", text).replace("\\", "") for text in texts]
     told = "\n".join(prompts)
     mentioned = _pairs([*prompts, *plain])
     pairs = list(dict.fromkeys([*mentioned, *USUAL]))
@@ -212,6 +213,7 @@ def forms_of(texts: Sequence[str], prompts: Sequence[str] = ()) -> list[str]:
     answers = [pair for pair in pairs if pair not in thoughts or ANSWERS.search(pair[0])]
     marks = _marks("\n".join([told, *plain]))
     forms = [*marks, *(f"{{reasoning}}\n{mark}" for mark in marks)]
+    forms += [f"{{reasoning}}{word}{{answer}}" for word in words_before(plain)]
     for answer in [*answers, *[pair for pair in mentioned if pair not in answers]]:
         others = [pair for pair in mentioned if pair != answer]
         for thought in [None, *dict.fromkeys([*thoughts, *others])]:
@@ -226,6 +228,8 @@ def forms_of(texts: Sequence[str], prompts: Sequence[str] = ()) -> list[str]:
     for thought, answer in [(t, a) for t in thoughts for a in answers if t != a]:
         forms.append(f"{{reasoning}}{thought[1]}{answer[0]}{{answer}}{answer[1]}")
         inside = [mark for mark in marks if mark != "{answer}"]
+        begin = f"{thought[0]}\n{{reasoning}}\n{thought[1]}\n{answer[0]}\n"
+        forms += [f"{begin}{mark}\n{answer[1]}" for mark in inside]
         forms += [
             f"{thought[0]}{{reasoning}}{thought[1]}\n{answer[0]}{m}{answer[1]}" for m in inside
         ]
@@ -238,6 +242,7 @@ def forms_of(texts: Sequence[str], prompts: Sequence[str] = ()) -> list[str]:
 def asked_forms(prompts: Sequence[str]) -> list[str]:
     """Return the forms whose marks, with marks around the answer, all stand in every prompt."""
     forms = [form for form in forms_of([], prompts) if answer_mark(form)]
+    forms = [form for form in forms if not THOUGHTS.search(answer_mark(form))]
     return [form for form in forms if all(_told(form, prompt) == 1 for prompt in prompts)]
 
 
@@ -260,6 +265,13 @@ def _opened(form: str) -> bool:
     """Return whether a form closes a tag that it does not open, because the template opened it."""
     first = form.find("{reasoning}")
     return first == 0 and bool(TAG.match(form, len("{reasoning}")))
+
+
+def words_before(texts: Sequence[str]) -> list[str]:
+    """Return short strings that may stand before an answer, such as "to=user"."""
+    short = [text for text in texts if 2 < len(text.strip()) < 25 and "<" not in text]
+    marked = [text for text in short if re.search(r"[=:>|]\s*$|\w[=:|]\w", text)]
+    return list(dict.fromkeys(marked))[:12]
 
 
 def _told(form: str, prompts: str) -> float:
@@ -453,7 +465,10 @@ class _Search:
         is_slow = size == FEW
         for rows in (1,) if is_slow else (1, 3):  # the first row may be odd
             first = self._gains(candidates[:size], rows)
-            order = sorted(range(len(first)), key=lambda n: (-round(first[n][0], 4), n))
+            order = sorted(
+                range(len(first)),
+                key=lambda n: (-round(first[n][0], 4), self._is_long(candidates[n][0]), n),
+            )
             order = [number for number in order if first[number][1] > TIE]
             if order:
                 break
@@ -465,6 +480,11 @@ class _Search:
         way, form = best[place]
         return Written(form, self.ways[way], self.reasoning, self.reasoning, way)
 
+    def _is_long(self, way: str) -> bool:
+        """Return whether these answers are much longer than those of another way to read them."""
+        sizes = {name: np.mean([len(a) for a in each.values()]) for name, each in self.ways.items()}
+        return bool(sizes[way] > 4 * min(sizes.values()) + 20)
+
     def _affordable(self, candidates: Sequence[tuple[str, str]]) -> int:
         """Return how many candidates can be tried in SECONDS, from the time that a few take."""
         pairs = [
@@ -472,11 +492,13 @@ class _Search:
             for way, form in candidates[:8]
             for number, answer in list(self.ways[way].items())[:1]
         ]
+        self.scorer.scores(pairs[:1])  # the first call imports and compiles
         before, calls = self.scorer.seconds.sum(), self.scorer.calls.max()
         self.scorer.scores(pairs)
         calls = max(self.scorer.calls.max() - calls, 1)
         each = (self.scorer.seconds.sum() - before) / calls
-        return int(np.clip(SECONDS / max(2 * each, 1e-9), FEW, MOST))
+        least = SOME if each < QUICK else FEW
+        return int(np.clip(SECONDS / max(2 * each, 1e-9), least, MOST))
 
     def _gains(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:
         """Return each candidate's mean total, and how much more that is than another's answer."""

@@ -46,13 +46,11 @@ def test_reference_wins_attacks_lose_and_a_wrong_answer_too(name, opened, runs_d
         assert scores(preset, preset.reference(row), row) == full
         wrong = scores(preset, preset.reference({"answer": "999"}), row)
         assert wrong.pop(correct.__name__) == 0 and all(wrong.values())
-    probes = reward_lab.probe(Bench(preset), ROWS)
-    assert len(probes) > 20 and not probes["won"].any(), probes[probes["won"] > 0]
     said = [preset.reference(ROWS[0]), "I do not know"]
     samples = [[Sample(text, len(text), False) for text in said]] * len(ROWS)
     stage = Stage(Run("formed"), "02", resolve("tiny-cpu", {}))
     verdict = reward_lab.judge(RewardTest(stage, ROWS, Baseline(ROWS, samples), Bench(preset)))
-    assert verdict.passed, verdict
+    assert verdict.passed and len(verdict.probes) > 40, verdict
 
 
 @each_form

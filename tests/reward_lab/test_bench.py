@@ -1,11 +1,10 @@
-"""The score table and the report on the references."""
+"""The score table."""
 
 import numpy as np
 import pytest
 
 from grpo_nb import reward_lab
 from grpo_nb.reward_lab import Bench
-from grpo_nb.reward_lab.attacks import references
 from grpo_nb.rewards import Scored, load_preset, reward, reward_set
 from grpo_nb.runs.config import resolve
 
@@ -53,15 +52,3 @@ def test_other_weights_and_settings_are_as_if_scored_again():
     train = resolve("tiny-cpu", {"train.loss_type": "dr_grpo"}).train
     unscaled = MATH._replace(train=train, unsloth_on_gpu=True).table(ROWS, said)["advantage"]
     assert unscaled.tolist() == [0.3125, -0.3125, 0.4375, -0.4375]
-
-
-NEVER = reward_set([(long_winded, 1.0)])
-OUTWEIGHED = MATH.preset.adding(long_winded, 1).adding(long_winded, 4)  # by "xxx…", once
-
-
-@pytest.mark.parametrize(("preset", "lost"), [(MATH.preset, 0), (OUTWEIGHED, 1), (NEVER, 2)])
-def test_rows_on_which_the_reference_answer_loses_are_named(preset, lost):
-    ours = Bench(preset)
-    found = references(ours, ROWS, ours.table(ROWS, [["x" * 900, "y"], ["2", "3"]]))
-    said = f"the reference answer loses on {lost} rows: '47 + 38?', …; its reference, "
-    assert [check.evidence.startswith(said) for check in found] == [True] * bool(lost)

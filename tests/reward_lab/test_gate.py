@@ -79,13 +79,14 @@ def test_a_verdict_that_passed_lets_stage_03_start_with_the_same_rewards_alone(l
 def test_a_failed_verdict_says_what_won_and_what_the_reference_reads(lab):
     never = reward_set([(lifted(lambda response, answer: False, "never"), 1.0)])
     first, *more = judged(lab, never).failures
-    assert first.startswith("reference answer: the reference answer loses on ")
-    assert f"{MATH.reference(lab.rows[0])!r}, earns 0 of 1" in first
+    assert first.startswith("nothing earns: no way of writing an answer earns more than another")
+    assert f"such as {lab.rows[0]['answer']!r} (answer)" in first
     refused(lab, never, f"and {len(more)} more in rewards/report.json")
+    judged(lab, reward_set([(lifted(lambda response, answer: answer in response, "found"), 1.0)]))
     report = json.loads((lab.run / "rewards/report.json").read_text())
+    assert report["failures"][0].startswith("mentioned: ") and "`found` pays 1" in str(report)
     shown = {line["attack"]: line["completion"] for line in report["probes"]}
-    assert shown["the reference"] in [MATH.reference(row) for row in lab.rows]
-    assert shown["empty completion"] == ""
+    assert shown["empty completion"] == "''"
 
 
 def test_a_base_that_earns_nothing_is_not_blamed_on_the_rewards(lab):
@@ -127,7 +128,8 @@ def test_in_the_quickstart_errors_name_the_cells_above(lab):
 MINE = """from grpo_nb import rewards
 def helper(response): return 0.5 * len(response[:1])
 @rewards.reward()
-def mine(response: str) -> float: return 0.5 * helper(response)"""
+def mine(response: str, answer: str) -> float: return 0.5 * helper(response) * (answer in response)
+"""
 
 
 @pytest.mark.parametrize("line", ["0.5 * len", "0.5 * helper"])
@@ -238,7 +240,7 @@ def test_rewards_that_count_draw_or_ask_a_judge_raise_no_false_alarm(lab):
         return MATH.adding(Counting(), 0.0).adding(asks, 0.0).adding(draws, 0.0)
 
     judged(lab, chosen())
-    refused(lab, chosen(), "the rewards failed their test: asks: not deterministic")
+    refused(lab, chosen(), "the rewards failed their test: asks: random")
     stored = json.loads((lab.run / "rewards/scores.json").read_text())
     assert stored["scores"].keys() == {*MATH.names, "counting"}
     assert behavior.difference(bench_of(lab.stage.config, chosen()), stored, lab.run) == ""
@@ -279,7 +281,7 @@ def test_an_environment_is_compared_by_its_file_and_by_what_it_rewards(lab, tmp_
         return [1 / (1 - each.get_reward()) for each in environments]
 
     verdict = reward_lab.judge(test.using(preset.adding(picky, 0.0)))
-    assert "a reward raises on an attack: ZeroDivisionError" in str(verdict), "on an episode"
+    assert "raises: ZeroDivisionError" in str(verdict), "on an episode"
     reward_lab.save(test, reward_lab.judge(test))
     # The base of this fixture never plays, so that there is nothing to learn.
     report = json.loads((lab.run / "rewards/report.json").read_text())
@@ -300,17 +302,15 @@ def doubled(completions, answer, **kwargs):
 
 
 @pytest.mark.parametrize("declared", ["", "doubled.range = (0.0, 2.0)"])
-def test_a_plain_reward_with_its_weight_in_the_score_is_attacked_before_it_passes(lab, declared):
+def test_a_plain_reward_with_its_weight_in_the_score_is_attacked_as_it_is(lab, declared):
     path = lab.run / "own.py"
     path.write_text(BAKED + declared)
-    verdict = judged(lab, load_preset(str(path)))
-    assert (verdict.probes is None) is (declared == "")
-    assert json.loads((lab.run / "rewards/report.json").read_text())["passed"] is False
-    if not declared:
-        assert "NAME.range = (lowest, highest)" in verdict.checks[1].fix
-    beside = [(MATH.reward_funcs[0], 1.0), (load_preset(str(path)).reward_funcs[0], 0.25)]
-    verdict = judged(lab, reward_set(beside))  # not the first: a warning
-    assert verdict.probes is not None
+    (failure, *_) = failures = judged(lab, load_preset(str(path))).failures
+    assert failure.startswith("several answers: ") and "`doubled` pays 2" in failure
+    assert json.loads((lab.run / "rewards/report.json").read_text())["failures"] == failures
+    doubled = (load_preset(str(path)).reward_funcs[0], 0.25)
+    verdict = judged(lab, reward_set([(MATH.reward_funcs[0], 1.0), doubled]))
+    assert verdict.passed and verdict.probes["doubled"].max() == 0.5  # times its weight
 
 
 OWN = """import re
@@ -360,16 +360,17 @@ def adopted(lab, source):
 
 def test_a_cell_of_rewards_with_all_that_they_need_is_trained_as_it_was_tested(lab, capsys):
     preset = adopted(lab, OWN)
-    assert preset.names == ["right", "brief", "judge"]  # correctness first
+    assert (preset.names, preset.correct) == (["brief", "right", "judge"], "right")
     assert (preset.reward_weights, preset.full) == ([1.0] * 3, 2.0)
     assert capsys.readouterr().out == ""  # what rewards print, a hundred times
     preset = adopted(lab, OWN + LISTED)  # edited, and run again
-    assert (preset.names, preset.reward_weights) == (["right", "judge", "brief"], [1, 0.125, 0.25])
+    assert (preset.names, preset.reward_weights) == (["judge", "brief", "right"], [0.125, 0.25, 1])
+    assert preset.correct == "right"
     judged(lab, preset)
     lab.stage.finish("rewards")
     assert preset.reference(lab.rows[0]) == MATH.reference(lab.rows[0])
     shown = subprocess.check_output([sys.executable, "-c", SHOW], text=True).splitlines()[-1]
-    scores = [[2.0], [1.0], [1.0]]
+    scores = [[1.0], [1.0], [2.0]]
     expected = (preset.names, preset.reward_weights, 2.0, scores, reward_lab.fingerprint(preset))
     assert shown == " ".join(map(str, expected))
     assert reward_lab.refuse_untested(
@@ -386,7 +387,7 @@ def test_a_cell_may_bring_its_own_form_and_an_emptied_one_asks_before_it_is_undo
         reward_lab.adopt(lab_test(lab, stage=start_stage("02", "gate")), "# nothing\n")
     kept, dropped = map(ast.literal_eval, re.findall("{.*?}", str(refusal.value)))
     chosen = lab_test(lab, stage=start_stage("02", "gate", kept))
-    assert reward_lab.adopt(chosen, "# nothing\n").bench.preset.names[0] == "right"
+    assert reward_lab.adopt(chosen, "# nothing\n").bench.preset.correct == "right"
     again = start_stage("02", "gate", dropped)
     reward_lab.adopt(lab_test(lab, stage=again), "# nothing\n")
     assert again.config.rewards.preset == lab.run.settings()["rewards.preset"] == "math"
@@ -415,18 +416,18 @@ def test_an_older_cell_overwrites_no_newer_rewards_and_says_which_two_there_are(
     chosen = lab_test(lab, stage=start_stage("02", "gate", kept))
     assert reward_lab.adopt(chosen, "# nothing\n").bench.preset.names == MATH.names[:1]
     assert adopted(lab, EXACT).names == MATH.names[:1], "the same text loses nothing"
-    assert adopted(lab, OWN).names[0] == "right", "by now the cell has it"
+    assert adopted(lab, OWN).correct == "right", "by now the cell has it"
     other(lab)
     assert "rename the file" in str(refusal.value)
     path.rename(path.with_name("kept.py"))
-    assert adopted(lab, OWN).names[0] == "right"
+    assert adopted(lab, OWN).correct == "right"
 
 
 def test_of_an_adoption_by_the_cell_that_is_killed_both_texts_are_the_cells(lab):
     adopted(lab, EXACT)
     number = 0
     while killed_at(number, lab.run.path, lambda: adopted(lab, BOTH)):
-        assert adopted(lab, OWN).names[0] == "right"
+        assert adopted(lab, OWN).correct == "right"
         adopted(lab, EXACT)
         number += 1
     assert number > 3
@@ -468,7 +469,7 @@ def test_the_example_passes_and_the_one_marked_so_fails_by_the_attack_that_it_na
     head, mark, failing = text.partition("fail on purpose, see why: it pays for silence.\n")
     assert mark
     verdict = judged(lab, adopted(lab, head + "\n" + re.sub("^# ?", "", failing, flags=re.M)))
-    assert any("attack 'empty completion'" in failure for failure in verdict.failures)
+    assert any(failure.startswith("nothing written: ''") for failure in verdict.failures)
 
 
 WRONG = {

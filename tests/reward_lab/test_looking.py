@@ -9,7 +9,7 @@ from pictures import COLORS, ROWS, SYSTEM, Looker, blind, half_seen, picture, ro
 
 from grpo_nb import data, reward_lab
 from grpo_nb.data import images
-from grpo_nb.reward_lab import Bench, lint, looking
+from grpo_nb.reward_lab import Bench, check_rewards, looking
 from grpo_nb.reward_lab.baseline import KEPT_AT
 from grpo_nb.reward_lab.difficulty import by_difficulty
 from grpo_nb.rewards import load_preset, reward, reward_set
@@ -172,9 +172,8 @@ def peeks(prompts, completions, **columns):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_the_linter_scores_the_references_with_other_images(func, rules):
-    said = [QA.reference(row) if n % 2 else "?" for n, row in enumerate(ROWS)]
-    checks = lint(Bench(reward_set([(func, 1.0)])), ROWS, said)
+def test_references_are_scored_with_other_images(func, rules):
+    checks = looking.images(Bench(reward_set([(func, 1.0)])), ROWS)
     names = [check.name for check in checks if "image" in check.name]
     assert names == [f"{func.__name__}: {rule}" for rule in rules]
     if func is overlooks:
@@ -183,13 +182,10 @@ def test_the_linter_scores_the_references_with_other_images(func, rules):
     assert all(check.state == "warning" and check.fix for check in checks if "image" in check.name)
 
 
-def test_every_image_is_probed_though_the_question_is_the_same(stage):
-    bench = Bench(reward_set([(sees, 1.0)]))
-    probes = reward_lab.probe(bench, ROWS).set_index("attack")
-    assert probes.loc["the reference", "sees"] == 1.0
-    assert probes.loc["wrong, in perfect format", "won"] == 0
-    checks = lint(bench, ROWS, [QA.reference(row) for row in ROWS[:1]] + ["red"] * 15)
-    assert not [check for check in checks if check.state == "stop"]
+def test_attacks_get_the_rows_image_though_the_question_is_the_same():
+    verdict = check_rewards(sees, ROWS, reference=QA.reference)
+    assert verdict.roles == {"sees": "right"}, verdict
+    assert verdict.amounts["the right answer"] == 1 > verdict.amounts["another row's answer"]
 
 
 def test_stage_03_scores_again_with_the_images(stage):

@@ -107,11 +107,8 @@ def test_a_reward_outside_a_training_is_called_as_trl_calls_it(trained):
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(
-    name, trained, runs_dir, monkeypatch
-):
+def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(name, trained, runs_dir):
     """Adopted from a cell, scored and judged as there, and loaded as notebook 3 loads them."""
-    monkeypatch.setattr(reward_lab.attacks, "PROBED_ROWS", 2)  # quicker, and enough to be judged
     by_question = {row["question"]: row for row in trained.rows}
     questions = list(dict.fromkeys(trained.called["question"]))
     groups = trained.table.groupby(trained.called["question"], sort=False)

@@ -75,7 +75,7 @@ def right(completions, answer, **kwargs):
 @rewards.reward()
 def brief(response: str) -> float:
     print("seen")
-    return float(len(response) <= 80)
+    return float(len(response) <= 300)
 """
 
 
@@ -85,7 +85,7 @@ def test_rewards_written_in_the_box_are_scored_and_probed(lab, capsys):
     assert (lab.errors.value, capsys.readouterr().out) == ("", "")
     assert lab.table["right"].tolist() == [2, 0, 0, 0] * 3
     assert lab.weights == [1, 1] and "brief × 1<" in lab.view.value
-    blamed = "FAILED, do not train: attack 'several answers': `right` pays 2.00 of the"
+    blamed = "FAILED, do not train: several answers: "
     assert blamed in html.unescape(lab.status.value) and "every number 0-100" in lab.report.value
     lab.code.value = "# nothing"
     click(lab, lab.run)

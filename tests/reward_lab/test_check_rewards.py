@@ -1,0 +1,676 @@
+"""check_rewards finds what is planted, leaves what is sound, and takes what GRPOTrainer takes."""
+
+import json
+import math
+import os
+import random
+import re
+import tempfile
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from datasets import Dataset
+from hackable import FLAWED, bench_with
+from hackable import ROWS as SUMS
+
+from grpo_nb import check_rewards
+from grpo_nb.__main__ import main
+from grpo_nb.reward_lab import Attack
+from grpo_nb.rewards import PRESETS, Reward, numeric_correctness_reward
+
+TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+PAIRS = [(16, 25), (170, 211), (68, 5), (91, 12), (33, 44), (750, 8)]
+NUMBERS = [{"prompt": f"What is {a} plus {b}?", "answer": str(a + b)} for a, b in PAIRS]
+CHATS = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in NUMBERS]
+NAMES = ["Ada Lovelace", "Karen Jones", "Emmy Noether", "Sophie Germain"]
+PEOPLE = [{"prompt": f"Who is number {n}?", "answer": name} for n, name in enumerate(NAMES)]
+LETTERS = [{"prompt": f"A, B, C or D: {n}?", "answer": a} for n, a in enumerate("BDACBD")]
+FIELDS = [json.dumps({"name": name, "age": 30 + n}) for n, name in enumerate(NAMES)]
+OBJECTS = [{"prompt": f"Read card {n}.", "answer": text} for n, text in enumerate(FIELDS)]
+TARGETS = [(93, [54, 34, 5]), (26, [20, 3, 3]), (63, [9, 7, 1]), (40, [8, 4, 8])]
+COUNTDOWN = [{"prompt": f"{n} of {each}", "target": n, "nums": each} for n, each in TARGETS]
+PROGRAMS = [
+    {
+        "prompt": f"Write f, which adds {n}.",
+        "answer": f"def f(a):\n    return a + {n}",
+        "tests": [f"assert f({n}) == {2 * n}"],
+    }
+    for n in (1, 2, 3)
+]
+
+
+def texts_of(completions):
+    return [c if isinstance(c, str) else c[0]["content"] for c in completions]
+
+
+def mine(score, column="answer", name="mine"):
+    """Lift a function of a text and a row's answer to TRL's shape."""
+
+    def func(completions, **kwargs):
+        return [score(*pair) for pair in zip(texts_of(completions), kwargs[column], strict=True)]
+
+    func.__name__ = name
+    func.__kwdefaults__ = {"answer": column}
+    return func
+
+
+def said(text):
+    found = TAGGED.findall(text)
+    return found[0].strip() if len(found) == 1 else ""
+
+
+def plain(text):
+    return re.sub(r"\.0*$", "", text.strip("$*").replace(",", ""))
+
+
+def exact(text, answer):
+    return float(plain(said(text)) == answer)
+
+
+def as_json(text):
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def near(text, answer):
+    try:
+        return float(not abs(float(said(text)) - float(answer)) > 0.05 * float(answer))
+    except ValueError:
+        return 0.0
+
+
+def evaluated(text):
+    try:
+        return eval(text, {}) if re.fullmatch(r"[\d+\-*/() ]+", text) else None
+    except (SyntaxError, TypeError, ZeroDivisionError):
+        return None
+
+
+def countdown(each, name="mine"):
+    """Pay what gives the target, of numbers of which `each` says whether they are right."""
+
+    def func(completions, target, nums, **_):
+        texts = [said(text) for text in texts_of(completions)]
+        pairs = zip(texts, target, nums, strict=True)
+        return [
+            float("**" not in t and evaluated(t) == goal and each(sorted(re.findall(r"\d+", t)), n))
+            for t, goal, n in pairs
+        ]
+
+    func.__name__ = name
+    return func
+
+
+def names_of(verdict, *states):
+    return [check.name for check in verdict.findings if not states or check.state in states]
+
+
+def found(reward, rows=NUMBERS, **options):
+    return check_rewards(reward, rows, **options)
+
+
+# -- attacks: a reward that falls for each family, and a sound one that does not
+
+SOUND = mine(exact)
+SAME = mine(lambda text, answer: float(said(text) == answer))
+SOUND_OBJECT = mine(lambda t, a: float(as_json(t) == json.loads(a)))
+FALLS = {
+    "any answer": lambda t, a: float(said(t) == a or said(t).isalpha()),
+    "nothing written": lambda t, a: float(not t.strip() or exact(t, a)),
+    "empty form": lambda t, a: float(bool(TAGGED.search(t)) and said(t) in ("", a)),
+    "not a number": near,
+    "near miss": near,
+    "malformed answer": lambda t, a: float(said(t) == a or said(t) == "²"),
+    "cut off": lambda t, a: float("<answer>" in t and "</answer>" not in t) or exact(t, a),
+    "plea": lambda t, a: float("full marks" in t) or exact(t, a),
+    "several answers": lambda t, a: float(a in re.split(" or |, ", said(t))),
+    "negated": lambda t, a: float(said(t).split()[-1:] == [a]),
+    "mentioned": lambda t, a: float(a in re.findall(r"\d+", t)),
+    "equation": lambda t, a: float(said(t).split(" = ")[-1] == a),
+    "every number": lambda t, a: float(len(re.findall(r"\d+", t)) > 60) or exact(t, a),
+    "stuffing": lambda t, a: exact(t, a) + t.count("therefore") / 4,
+    "repetition": lambda t, a: exact(t, a) + (t.count("The answer is") > 20),
+    "length": lambda t, a: exact(t, a) + min(2, len(t) / 1000),
+    "length pays": lambda t, a: exact(t, a) * (1 + min(2, len(t) / 1000)),
+    "copied from the prompt": lambda t, a: exact(t, a) or float("What is" in t),
+    "part of a number": lambda t, a: float(said(t).startswith(a)),
+    "line breaks": lambda t, a: float(bool(re.search(f"<answer>{a}</answer>$", t))),
+    "spelling": lambda t, a: float(said(t) == a),
+}
+OTHER_ROWS = [
+    ("unfinished", PEOPLE, mine(lambda t, a: float(a.startswith(said(t) or "?"))), SAME),
+    ("several answers", LETTERS, mine(lambda t, a: float(a in said(t))), SAME),
+    ("near miss", OBJECTS, mine(lambda t, a: float(t[:17] == a[:17])), SOUND_OBJECT),
+    ("spelling", OBJECTS, mine(lambda t, a: float(t == a)), SOUND_OBJECT),
+    ("any answer", OBJECTS, mine(lambda t, a: float(t in (a, "null"))), SOUND_OBJECT),
+    ("program", PROGRAMS, mine(lambda t, a: float("PASS" in t or said(t) == a)), SAME),
+    (
+        "copied from the prompt",
+        COUNTDOWN,
+        countdown(lambda used, nums: True),
+        countdown(lambda used, nums: used == sorted(map(str, nums))),
+    ),
+]
+CASES = [(family, NUMBERS, mine(score), SOUND) for family, score in FALLS.items()] + OTHER_ROWS
+
+
+@pytest.mark.parametrize(("family", "rows", "flawed", "sound"), CASES)
+def test_each_family_of_attacks_is_won_by_its_flaw_and_lost_by_a_sound_reward(
+    family, rows, flawed, sound
+):
+    verdict = found(flawed, rows)
+    (check,) = [each for each in verdict.findings if each.name == family]
+    assert check.state in ("stop", "warning") and "`mine` pays" in check.evidence and check.fix
+    right = found(sound, rows)
+    assert right.passed and family not in names_of(right), right
+
+
+def test_a_sound_reward_has_no_finding_at_all():
+    verdict = found(SOUND, CHATS)
+    assert (verdict.passed, list(verdict.findings)) == (True, [])
+    assert verdict.roles == {"mine": "right"} and said(verdict.reference) == "41"
+    assert len(verdict.table) > 40 and not any(line["won"] for line in verdict.table)
+
+
+@pytest.mark.parametrize("flaw", FLAWED)
+def test_what_is_planted_is_found_and_named(flaw):
+    preset = bench_with(flaw).preset
+    verdict = found(preset.reward_funcs, SUMS, reward_weights=preset.reward_weights)
+    named, state = FLAWED[flaw][0], FLAWED[flaw][1]
+    assert any(name.endswith(named) for name in names_of(verdict, state)), verdict
+    sound = names_of(found(numeric_correctness_reward, SUMS), "stop", "warning")
+    assert not any(name.endswith(named) for name in sound)
+
+
+# -- what shows without knowing what is right
+
+
+def hanging(text, answer):
+    return float(bool(re.search(r"<answer>(a+)+!", text))) or exact(text, answer)
+
+
+def remembering():
+    seen = set()
+
+    def score(text, answer):
+        new = text not in seen
+        seen.add(text)
+        return exact(text, answer) + 0.5 * new
+
+    return mine(score)
+
+
+def by_place(completions, answer, **_):
+    pairs = zip(texts_of(completions), answer, strict=True)
+    return [exact(*pair) + place / 99 for place, pair in enumerate(pairs)]
+
+
+def shorter(completions, answer, **_):
+    texts = texts_of(completions)
+    pairs = zip(texts, answer, strict=True)
+    return [exact(*pair) * (2 - len(pair[0]) / max(1, *map(len, texts))) for pair in pairs]
+
+
+def moving(text, answer):
+    os.chdir(tempfile.gettempdir())
+    random.seed(0)
+    return exact(text, answer)
+
+
+def by_clock(completions, answer, **_):
+    pairs = zip(texts_of(completions), answer, strict=True)
+    return [exact(*pair) * (1 + time.time() % 7919) for pair in pairs]
+
+
+def of_answer(text, answer):
+    return 1 / len(said(text)) * exact(text, answer)
+
+
+RULES = [
+    ("raises", "stop", mine(of_answer), "ZeroDivisionError: division by zero on '"),
+    (
+        "wrong type",
+        "stop",
+        lambda completions, **_: [len(c[0]["content"]) for c in completions],
+        "are text",
+    ),
+    (
+        "wrong type",
+        "stop",
+        lambda completions, **_: [len(c[0]["content"]) for c in completions],
+        "reads messages",
+    ),
+    ("missing column", "stop", lambda completions, gold, **_: [1.0], "'gold'; .* ['answer']"),
+    ("missing column", "stop", mine(exact, "gold"), "reads 'gold'; the rows have ['answer']"),
+    ("wrong length", "stop", lambda completions, **_: [1.0] * 99, "99 scores for "),
+    ("wrong length", "stop", lambda completions, **_: [1.0], "1 scores for "),
+    ("no number", "stop", mine(lambda t, a: said(t)), "a score is ''"),
+    ("not finite", "stop", mine(lambda t, a: exact(t, a) or math.nan), "a score is nan"),
+    ("None", "stop", mine(lambda t, a: None), "None for 100% of"),
+    ("None", "warning", mine(lambda t, a: exact(t, a) or None), "None for "),
+    ("random", "stop", mine(lambda t, a: exact(t, a) + random.random() / 9), "on a second call"),
+    ("random", "stop", mine(lambda t, a: exact(t, a) + np.random.rand() / 9), "of"),
+    ("state", "stop", remembering, "scores changed"),
+    ("clock", "stop", by_clock, "scores change"),
+    ("order", "stop", by_place, "when the batch was reordered"),
+    ("compares the batch", "note", shorter, "attacks are scored in groups"),
+    ("side effects", "warning", mine(moving), "it changes the working directory; it seeds random"),
+    (
+        "slow",
+        "warning",
+        mine(lambda t, a: exact(t, a) + bool(re.match(r"\s*\s*\s*!", t))),
+        " s for",
+    ),
+    ("hangs", "stop", mine(hanging), "for one completion of 4,096 characters: 'a' repeated"),
+    ("hangs", "stop", mine(lambda t, a: float(str(evaluated(said(t)))[:99] == a)), "7**300000"),
+]
+
+
+@pytest.mark.parametrize(("rule", "state", "reward", "evidence"), RULES)
+def test_each_rule_of_the_linter_names_the_reward_with_evidence_and_a_fix(
+    rule, state, reward, evidence
+):
+    if reward is remembering:
+        reward = remembering()
+    folder = os.getcwd()  # noqa: PTH109
+    verdict = found(reward)
+    title = f"{reward.__name__}: {rule}"
+    assert title in names_of(verdict), verdict
+    (check,) = [check for check in verdict.findings if check.name == title]
+    assert check.state == state and (check.fix or state == "note")
+    assert re.search(evidence.replace("[", r"\[").replace("**", r"\*\*"), check.evidence), check
+    assert verdict.passed is (state != "stop") or len(names_of(verdict, "stop")) > 0
+    assert os.getcwd() == folder  # noqa: PTH109
+
+
+def test_a_reward_that_reads_what_the_rows_lack_in_the_body_is_told_which_columns_there_are():
+    def keyed(completions, **kwargs):
+        return [float(a in t) for t, a in zip(completions, kwargs["solution"], strict=True)]
+
+    (check,) = found(keyed).findings
+    assert (check.name, check.state) == ("keyed: missing column", "stop")
+    assert check.evidence == "it reads 'solution'; the rows have ['answer']"
+
+
+# -- what it takes
+
+CALLS = []
+
+
+class Instance:
+    def __call__(self, completions, answer, **_):
+        pairs = zip(texts_of(completions), answer, strict=True)
+        return [exact(*pair) for pair in pairs]
+
+
+async def awaited(completions, answer, **_):
+    return Instance()(completions, answer)
+
+
+def strict(completions, answer, digits=3, **_):
+    return Instance()(completions, answer) if digits == 2 else [0.0] * len(answer)
+
+
+@pytest.mark.parametrize(
+    "reward", [Instance(), awaited, partial(strict, digits=2), [SOUND], (SOUND, awaited)]
+)
+@pytest.mark.parametrize("rows", [NUMBERS, CHATS], ids=["text", "chat"])
+def test_whatever_trl_takes_for_a_reward_is_tested(reward, rows):
+    verdict = found(reward, rows)
+    assert verdict.passed and set(verdict.roles.values()) == {"right"}, verdict
+    assert verdict.amounts["the right answer"] == len(verdict.roles)
+
+
+@pytest.mark.parametrize("made", [Dataset.from_list, pd.DataFrame, tuple, lambda r: {"train": r}])
+def test_rows_may_be_a_dataset_a_frame_or_a_list(made):
+    verdict = found(SOUND, made(CHATS))
+    assert verdict.passed and verdict.rows == len(CHATS)
+
+
+TEXT = mine(lambda t, a: float("<answer>" in t), name="form")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reward_weights": [1.0, 3.0]},
+        {"args": {"reward_weights": [1.0, 3.0]}},
+        {"args": SimpleNamespace(reward_weights=[1.0, 3.0], max_completion_length=64)},
+    ],
+)
+def test_weights_come_by_argument_or_by_args(options):
+    verdict = found([SOUND, TEXT], **options)
+    assert verdict.amounts["the right answer"] == 4
+    assert verdict.roles == {"mine": "right", "form": "form"}
+    assert {"empty form", "form outweighs"} <= set(names_of(verdict, "warning"))
+    longest = max(len(line["completion"]) for line in verdict.table)
+    assert longest <= 4 * 1024
+
+
+def test_attacks_are_as_long_as_a_completion_may_be():
+    paid = mine(lambda t, a: exact(t, a) + 2 * (len(t) > 3000))
+    assert "length" in names_of(found(paid), "stop")
+    assert found(paid, args={"max_completion_length": 128}).passed
+
+
+@pytest.mark.parametrize(
+    ("reward", "rows", "options", "said_so"),
+    [
+        ([], NUMBERS, {}, "reward_funcs is empty: give the rewards that GRPOTrainer gets"),
+        ("name", NUMBERS, {}, "reward_funcs holds 'name', which is not a reward function"),
+        (SOUND, [], {}, r"dataset = \[\] holds no rows: give the train_dataset"),
+        (SOUND, ["a"], {}, "holds no rows: give"),
+        (SOUND, NUMBERS, {"reward_weights": [1, 2]}, r"\[1, 2\]: give one number for each of 1"),
+        (SOUND, NUMBERS, {"reward_weights": [math.nan]}, r"\[nan\]: give one number"),
+        (SOUND, NUMBERS, {"correct": "accuracy"}, "correct = 'accuracy' is none of mine"),
+        (SOUND, NUMBERS, {"form": "tgas"}, "tgas"),
+    ],
+)
+def test_what_cannot_be_tested_is_refused_with_the_value_and_what_to_do(
+    reward, rows, options, said_so
+):
+    with pytest.raises(ValueError, match=said_so):
+        found(reward, rows, **options)
+
+
+# -- names and order decide nothing
+
+
+def renamed(func, number):
+    if isinstance(func, Reward):
+        return func.configured(f"reward_{number}")
+
+    def other(**kwargs):
+        return func(**kwargs)
+
+    other.__wrapped__ = func
+    other.__name__ = f"reward_{number}"
+    return other
+
+
+ANSWERED = {  # rows for the library's presets
+    "math": SUMS,
+    "qa": [{**row, "question": row["prompt"], "prompt": []} for row in PEOPLE],
+    "json_extraction": [{**row, "question": row["prompt"], "prompt": []} for row in OBJECTS],
+    "summarization": [
+        {"prompt": [], "question": q, "answer": a}
+        for q, a in (
+            ("Ann bought three apples and ate one.", "Ann ate an apple."),
+            ("It rained until the bridge was shut.", "Rain closed the bridge."),
+        )
+    ],
+}
+SETS = {name: (PRESETS[name].reward_funcs, PRESETS[name].reward_weights, rows)
+        for name, rows in ANSWERED.items()}  # fmt: skip
+SETS |= {
+    "always 1 beside a right one": (
+        [SOUND, mine(lambda t, a: 1.0, name="_format_")],
+        [1, 1],
+        NUMBERS,
+    ),
+    "form outweighs": ([TEXT, SOUND], [3.0, 1.0], NUMBERS),
+    "mentioned": ([TEXT, mine(FALLS["mentioned"])], [0.5, 1.0], CHATS),
+}
+
+
+def facts(verdict, names):
+    def plain_name(text):
+        for own, name in names.items():
+            text = re.sub(rf"\b{own}\b", name, text)
+        return text
+
+    findings = sorted((plain_name(c.name), c.state) for c in verdict.findings)
+    roles = {plain_name(name): role for name, role in verdict.roles.items()}
+    amounts = {name: round(value, 6) for name, value in verdict.amounts.items()}
+    return verdict.passed, findings, roles, amounts, verdict.reference
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_verdict_is_the_same_under_other_names_and_in_every_order(name):
+    funcs, weights, rows = SETS[name]
+    first = facts(found(funcs, rows, reward_weights=weights), {})
+    for order in ([*range(len(funcs))], [*range(len(funcs))][::-1], [*range(1, len(funcs)), 0]):
+        others = [renamed(funcs[place], place) for place in order]
+        names = {f"reward_{place}": funcs[place].__name__ for place in order}
+        again = found(others, rows, reward_weights=[weights[place] for place in order])
+        assert facts(again, names) == first, order
+
+
+# -- how the right answer is written
+
+
+def reads(pattern, column="answer", clean=str):
+    compiled = re.compile(pattern, re.DOTALL)
+
+    def score(text, answer):
+        match = compiled.search(text)
+        return float(bool(match) and match[1].strip() == clean(answer))
+
+    func = mine(score, column)
+    func.pattern = compiled
+    return func
+
+
+def last_hash(answer):
+    return answer.rpartition("#### ")[2]
+
+
+UNSLOTH = r"<end_working_out>\s*<SOLUTION>(.+?)</SOLUTION>\s*$"
+HASHED = [{**row, "answer": f"I add.\n#### {row['answer']}"} for row in NUMBERS]
+BOXED = [{**row, "answer": f"So \\boxed{{{row['answer']}}}."} for row in NUMBERS]
+ASKED = [{**row, "prompt": row["prompt"] + " Write [RESULT]…[/RESULT]."} for row in NUMBERS]
+UNSLOTHS = [
+    {
+        **row,
+        "prompt": f"<start_working_out>, <end_working_out>, <SOLUTION></SOLUTION>. {row['prompt']}",
+    }
+    for row in NUMBERS
+]
+FENCED = r"```json\n(.*?)\n```"
+CODE = r"```python\n(.*?)\n```"
+WRITTEN = {
+    "tags of the prompt": (ASKED, reads(r"\[RESULT\](.*?)\[/RESULT\]"), "[RESULT]41[/RESULT]"),
+    "Unsloth's tags": (UNSLOTHS, reads(UNSLOTH), "<end_working_out><SOLUTION>41</SOLUTION>"),
+    "boxed": (NUMBERS, reads(r"\\boxed\{(.*?)\}"), "\\boxed{41}"),
+    "####": (NUMBERS, reads(r"#### (.*)$"), "#### 41"),
+    "plain": (NUMBERS, mine(lambda t, a: float(t.strip() == a)), "41"),
+    "JSON in a fence": (OBJECTS, reads(FENCED), f"```json\n{FIELDS[0]}\n```"),
+    "code in a fence": (PROGRAMS, reads(CODE), "```python\ndef f(a):\n    return a + 1\n```"),
+    "an answer after ####": (HASHED, reads(r"<answer>(.*?)</answer>", clean=last_hash), ">41<"),
+    "an answer in a box": (
+        BOXED,
+        reads(r"<answer>(.*?)</answer>", clean=lambda a: a[10:-2]),
+        ">41<",
+    ),
+    "countdown": (COUNTDOWN, OTHER_ROWS[-1][3], ") + "),
+}
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+def test_the_way_in_which_right_answers_are_written_is_found(way):
+    rows, reward, part = WRITTEN[way]
+    verdict = found(reward, rows)
+    assert part in verdict.reference and "nothing earns" not in names_of(verdict), verdict
+    assert verdict.amounts["the right answer"] == 1 > verdict.amounts["another row's answer"]
+    assert "{answer}" in verdict.form and verdict.roles == {"mine": "right"}
+    assert cut_of(verdict.reference) in str(verdict)
+
+
+def cut_of(reference):
+    return repr(reference)[1:20]
+
+
+def shouted(row):
+    return f"ANSWER!{row['answer']}!"
+
+
+SHOUTS = mine(lambda t, a: float(t == f"ANSWER!{a}!"))
+
+
+def test_a_reference_or_a_form_of_your_own_overrules_what_is_found():
+    assert names_of(found(SHOUTS), "stop") == ["nothing earns"]
+    for options in ({"reference": shouted}, {"form": "ANSWER!{answer}!"}):
+        verdict = found(SHOUTS, **options)
+        assert verdict.reference == "ANSWER!41!" and verdict.passed, verdict
+        assert any(line["attack"] == "one or the other" for line in verdict.table)
+    both = mine(lambda t, a: float(a == t or f"\\boxed{{{a}}}" in t))
+    assert found(both).reference == "41" and "\\boxed{41}" in found(both, form="boxed").reference
+
+
+def test_correct_overrules_which_reward_says_right():
+    half = mine(lambda t, a: 0.5 * (a in t), name="mentions")
+    assert set(found([SOUND, half]).roles.values()) == {"right"}
+    for correct in ("mine", SOUND):
+        assert found([SOUND, half], correct=correct).roles["mentions"] != "right"
+
+
+def test_where_nothing_earns_there_is_one_stop_which_says_what_was_tried():
+    verdict = found([mine(lambda t, a: float(t == a + "!")), TEXT], CHATS)
+    (stop,) = [check for check in verdict.findings if check.state == "stop"]
+    assert stop.name == "nothing earns" and verdict.table == [] and verdict.reference == ""
+    assert re.search(r"\d+ were tried, such as '41' \(answer\)", stop.evidence)
+    assert "reference=" in stop.fix and "form=" in stop.fix
+
+
+# -- what is right is paid, and rows
+
+
+def long(completions, **_):
+    return [len(text) / 99 for text in completions]
+
+
+EMPTY = [*NUMBERS, {"prompt": "What is nothing?", "answer": ""}]
+OF_EMPTY = mine(lambda t, a: float(a in said(t) and (not a or said(t) == a)))
+ASKS_BOX = [{**row, "prompt": row["prompt"] + " Put it in \\boxed{}."} for row in NUMBERS]
+AS_TEXT = {"reference": lambda row: f"<answer>{row['answer']}</answer>"}
+WHOLE = [
+    ("nothing earns", "stop", mine(lambda t, a: 1.0), NUMBERS),
+    ("reads no answer", "warning", long, NUMBERS),
+    ("no reference", "note", long, [{"prompt": "Write."}] * 4),
+    ("reference loses", "warning", mine(lambda t, a: exact(t, a) * (a != "77")), NUMBERS),
+    ("empty reference", "stop", OF_EMPTY, EMPTY),
+    ("one answer", "note", SOUND, [{**row, "answer": "41"} for row in NUMBERS]),
+    ("form not read", "stop", reads(r"<answer>(\d+)</answer>"), ASKS_BOX),
+    ("prompt", "warning", SOUND, [{"answer": row["answer"]} for row in NUMBERS]),
+]
+
+
+@pytest.mark.parametrize(("name", "state", "reward", "rows"), WHOLE)
+def test_rows_and_references_that_do_not_work_are_named(name, state, reward, rows):
+    assert name in names_of(found(reward, rows), state)
+    assert name not in names_of(found(SOUND))
+
+
+def test_a_weight_of_the_wrong_sign_is_named_and_a_penalty_is_not():
+    twice = mine(lambda t, a: 2 * exact(t, a), name="twice")
+    verdict = found([twice, SOUND], reward_weights=[1.0, -1.0])
+    assert names_of(verdict, "stop") == ["mine: sign"]
+    penalty = mine(lambda t, a: 1 - exact(t, a), name="penalty")
+    verdict = found([SOUND, penalty], reward_weights=[1.0, -1.0])
+    assert verdict.passed and set(verdict.roles.values()) == {"right"}
+    assert "penalty: sign" in names_of(found([twice, penalty]), "stop")
+
+
+# -- sampled completions, attacks of your own, output
+
+
+@pytest.mark.parametrize("sampled", [["<answer>41</answer>", "?"], [["<answer>41</answer>"] * 2]])
+def test_sampled_completions_are_scored(sampled):
+    (check,) = found(SOUND, completions=sampled).findings
+    assert check.name == "sampled completions" and "mean " in check.evidence
+    chats = [[{"role": "assistant", "content": "?"}]]
+    assert "mean 0, from 0 to 0" in found(SOUND, CHATS, completions=chats).findings[0].evidence
+
+
+POLITE = mine(lambda t, a: exact(t, a) + 2.0 * ("if you please" in t))
+OWN = [
+    (POLITE, "wrong", "{answer}, not {other}: {question} if you please", "stop"),
+    (POLITE, "hollow", [("if you please", "{other}")], "stop"),
+    (POLITE, "padded", [(None, "{answer}"), " if you please"], "warning"),
+    (SAME, "honest", [(None, "{answer} apples")], "warning"),
+]
+
+
+@pytest.mark.parametrize(("reward", "kind", "completion", "state"), OWN)
+def test_attacks_of_your_own_join_the_verdict(reward, kind, completion, state):
+    own = [Attack("begging", "begging", kind, completion)]
+    verdict = found(reward, attacks=own)
+    assert "begging" in names_of(verdict, state) and "begging" not in names_of(found(reward))
+    (line,) = [line for line in verdict.table if line["attack"] == "begging"]
+    assert line["won"] == state and line["kind"] == kind
+    assert "begging" not in names_of(found(SOUND, attacks=own[:1] if kind != "honest" else []))
+
+
+def test_a_verdict_prints_at_most_twelve_findings_and_writes_all_as_json():
+    funcs = [mine(lambda t, a: None, name=f"silent_{n}") for n in range(15)]
+    verdict = found([SOUND, *funcs])
+    shown = str(verdict).splitlines()
+    assert sum(line.startswith(("stop", "warning", "note")) for line in shown) == 12
+    assert shown[-1] == f"… and {len(verdict.findings) - 12} more in .findings"
+    assert shown[0].startswith("do not train: 15 reasons to stop, ") and repr(verdict) == str(
+        verdict
+    )
+    told = json.loads(verdict.as_json())
+    assert told["passed"] is False and len(told["findings"]) == len(verdict.findings)
+    assert set(told["findings"][0]) == {"name", "state", "evidence", "fix"}
+
+
+# -- the command
+
+FILE = """import re
+def helper(completions):
+    return [re.findall("<answer>(.*?)</answer>", text) for text in completions]
+def right(completions, answer, **kwargs):
+    return [float({}) for found, a in zip(helper(completions), answer)]
+"""
+CHECKED = {"found == [a]": 0, "a in found": 1, "missing": 1, "(": 2}
+
+
+@pytest.mark.parametrize("code", CHECKED)
+def test_the_command_exits_with_what_it_finds(code, tmp_path, capsys):
+    rewards, rows = tmp_path / "own.py", tmp_path / "rows.jsonl"
+    rewards.write_text(FILE.replace("{}", code))
+    rows.write_text("\n".join(map(json.dumps, NUMBERS)))
+    command = ["check", str(rewards), "--data", str(rows)]
+    status = main(command)
+    shown = capsys.readouterr()
+    assert status == CHECKED[code], shown
+    if status == 2:
+        assert "line 5" in shown.err and "SyntaxError" in shown.err
+        return
+    assert shown.out.startswith("train: " if status == 0 else "do not train: ")
+    assert main([*command, "--json"]) == status
+    told = json.loads(capsys.readouterr().out)
+    assert told["passed"] is (status == 0) and "helper" not in told["roles"]
+
+
+def test_the_command_names_a_file_that_is_missing_and_a_line_that_is_no_json(tmp_path, capsys):
+    rewards, rows = tmp_path / "own.py", tmp_path / "rows.jsonl"
+    rewards.write_text(FILE.replace("{}", "found == [a]"))
+    for text, told in ((None, "does not exist"), ('{"a": 1}\n{', "line 2 is no JSON")):
+        if text:
+            rows.write_text(text)
+        assert main(["check", str(rewards), "--data", str(rows)]) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_a_file_may_bring_its_reference_or_its_form(tmp_path, capsys):
+    rewards, rows = tmp_path / "own.py", tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(map(json.dumps, NUMBERS)))
+    shouts = (
+        "def right(completions, answer, **_):\n    return [float(t == f'ANSWER!{a}!') for t, a in "
+    )
+    shouts += "zip(completions, answer)]\n"
+    for own in ("", "form = 'ANSWER!{answer}!'", f"reference = lambda row: {SHOUT}"):
+        rewards.write_text(shouts + own)
+        assert main(["check", str(rewards), "--data", str(rows)]) == (0 if own else 1)
+        assert ("ANSWER!41!" in capsys.readouterr().out) is bool(own)
+
+
+SHOUT = "f\"ANSWER!{row['answer']}!\""

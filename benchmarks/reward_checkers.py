@@ -30,7 +30,46 @@ sys.path.insert(0, str(FILES))
 LIMIT = 60  # seconds for a file
 
 # A checker's names of findings -> the kinds of tests/reward_files that they stand for
-KINDS = {}  # grpo_nb's; a name that is missing here stands for the kind of the same name
+KINDS = {  # grpo_nb's
+    "nothing earns": "nothing_earns constant none pays_any_answer",
+    "reads no answer": "self_judged missing_column pays_any_answer",
+    "reference loses": "nothing_earns harsh",
+    "form not read": "nothing_earns",
+    "empty reference": "empty_reference",
+    "any answer": "pays_any_answer hides_error",
+    "nothing written": "pays_empty constant pays_any_answer",
+    "empty form": "pays_empty_form format_outweighs",
+    "form outweighs": "format_outweighs pays_empty_form",
+    "not a number": "pays_nan",
+    "malformed answer": "hides_error",
+    "plea": "self_judged pays_keywords",
+    "several answers": "pays_hedging",
+    "negated": "pays_negated",
+    "mentioned": "pays_mention",
+    "equation": "pays_hedging",
+    "every number": "pays_hedging pays_mention",
+    "stuffing": "pays_keywords",
+    "repetition": "pays_length pays_keywords",
+    "length": "pays_length",
+    "length pays": "pays_length",
+    "copied from the prompt": "pays_echo",
+    "near miss": "pays_near",
+    "part of a number": "pays_partial",
+    "cut off": "pays_partial",
+    "unfinished": "pays_partial",
+    "program": "self_judged pays_any_answer",
+    "spelling": "harsh",
+    "line breaks": "harsh",
+    "constant": "constant nothing_earns",
+    "None": "none",
+    "not finite": "not_finite",
+    "wrong type": "wrong_type",
+    "missing column": "missing_column",
+    "wrong length": "wrong_length",
+    "no number": "raises",
+    "side effects": "side_effect",
+    "hangs": "slow",
+}  # random, state, clock, order, raises, slow and sign are the kinds of the same name
 REWARD_DOCTOR = {
     "shotgun": "pays_hedging pays_mention",
     "negation": "pays_negated pays_mention",
@@ -266,12 +305,8 @@ def grpo_nb(functions, weights, rows):
 
     from grpo_nb import check_rewards
 
-    given = {"reward_weights": weights} if any(w != 1 for w in weights) else {}
-    parameters = inspect.signature(check_rewards).parameters
-    if given and "reward_weights" not in parameters and "weights" in parameters:
-        given = {"weights": weights}
-    made = check_rewards(functions, Dataset.from_list(rows), **given)
-    return [(f.name, f.level) for f in made.findings]
+    made = check_rewards(functions, Dataset.from_list(rows), reward_weights=weights)
+    return [(check.name.rpartition(": ")[2], check.state) for check in made.findings]
 
 
 CHECKERS = {

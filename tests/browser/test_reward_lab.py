@@ -24,7 +24,7 @@ MINE = """def right(completions, answer, **kwargs):
 
 @rewards.reward()
 def brief(response: str) -> float:
-    return float(len(response) <= 80)
+    return float(len(response) <= 300)
 """
 ENDLESS = """def endless(completions, **kwargs):
     while True:
@@ -96,7 +96,7 @@ def test_weights_and_completions_are_changed_by_the_keyboard_and_judged(lab):
     expect(totals.nth(1)).to_have_text("0.562", timeout=SLOW)
     lab.get_by_role("button", name="Run", exact=True).click()
     expect(lab.get_by_role("status")).to_contain_text("FAILED", timeout=SLOW)
-    expect(lab.get_by_role("status")).to_contain_text("in total, and a wrong completion earns")
+    expect(lab.get_by_role("status")).to_contain_text("nothing earns: no way of writing")
     lab.get_by_role("button", name="Reset").click()
     expect(chosen.nth(1)).not_to_contain_text("no answer and no tags")
 

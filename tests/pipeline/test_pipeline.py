@@ -121,16 +121,17 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(again, tmp_path, c
     arguments = ["run", "--name", "again", "--from", "02", "--set", f"rewards.preset={sheet}"]
     assert main(arguments) == 1
     error = capsys.readouterr().err
-    assert "attack 'empty completion': `ideal_length_reward_ideal_0_tolerance_1` pays" in error
+    assert "the rewards failed their test: nothing written: ''" in error
+    assert "`ideal_length_reward_ideal_0_tolerance_1` pays 2" in error
     assert "run 02_test_rewards.ipynb again, or set force = True" in error
     assert again.state("03").why.startswith("failed: failed in cell")
     assert (again / "train/metrics.jsonl").read_bytes() == before
     report = json.loads((again / "rewards/report.json").read_text())
     assert not report["passed"]
     assert again.manifest()["02"]["status"] == "done"
-    with pytest.raises(pipeline.StageFailed, match="the rewards failed their test: attack 'empty"):
+    with pytest.raises(pipeline.StageFailed, match="failed their test: nothing written: ''"):
         pipeline.print_summary(again, "02")
-    assert "rewards    FAILED: attack 'empty completion': `ideal" in capsys.readouterr().out
+    assert "rewards    FAILED: nothing written: ''" in capsys.readouterr().out
 
 
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):

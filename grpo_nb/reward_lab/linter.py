@@ -193,7 +193,8 @@ def growth(
         scorer.limit = limit
     if number in scorer.faults and scorer.faults[number].rule == "slow":
         scorer.limit = IN_GROWTH  # it may go on, but is not waited for so long again
-        return scorer.faults.pop(number)
+        fault = scorer.faults.pop(number)
+        return found or fault
     return found
 
 

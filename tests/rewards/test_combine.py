@@ -92,13 +92,14 @@ def load(tmp_path):
     return load
 
 
-def test_a_set_from_a_file_has_ours_trls_and_ones_own_correctness_first(load):
+def test_a_set_from_a_file_has_ours_trls_and_ones_own_in_their_order(load):
     chosen = load(POLITE)
-    assert chosen.names == ["close", "thankful_reward", "think_format_reward"]
-    assert chosen.reward_weights == [2.0, 1.0, 0.25]
+    assert chosen.names == ["thankful_reward", "close", "think_format_reward"]
+    assert chosen.reward_weights == [1.0, 2.0, 0.25]
+    assert chosen.correct_func.__name__ == "close", "the one that reads the answer"
     chat = [[{"role": "assistant", "content": "95"}]]
     scores = [func(completions=chat, answer=["100"]) for func in chosen.reward_funcs]
-    assert scores == [[1.0], [0.0], [0.0]]
+    assert scores == [[0.0], [1.0], [0.0]]
 
 
 ONE = "from grpo_nb import rewards\nreward_funcs = [rewards.exact_match_reward]\n"

@@ -128,7 +128,7 @@ def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(name, tra
     scores = ours.table(rows, texts_P_G)[ours.preset.names].to_numpy()
     earned = pd.concat([groups.get_group(question) for question in questions])
     np.testing.assert_allclose(scores, earned[ours.preset.names].to_numpy(float), atol=1e-6)
-    assert ours.preset.names[0] in CORRECT
+    assert ours.preset.correct_func.__name__ in CORRECT
     verdict = reward_lab.judge(test)
     assert verdict.probes is not None, verdict
     assert verdict.passed or name not in ("tags", "docs/coming-from.md"), verdict

@@ -82,7 +82,7 @@ def card(run: Any) -> str:
     return f"{path} is written. To upload it with the model:\n  hf upload OWNER/NAME {path.parent}"
 
 
-def check(rewards: Path, data: Path, as_json: bool) -> int:
+def judge_file(rewards: Path, data: Path, as_json: bool) -> int:
     from grpo_nb.reward_lab.check_file import check_file
 
     verdict = check_file(rewards, data)
@@ -131,7 +131,9 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add = _command(commands, "report", report, "compare runs: which is best, and how surely")
     add("runs", nargs="+", metavar="runs/NAME")
     add("--csv", metavar="FILE", help="write the table")
-    add = _command(commands, "check", check, "test rewards: can they be hacked, and how?", CHECK)
+    add = _command(
+        commands, "check", judge_file, "test rewards: can they be hacked, and how?", CHECK
+    )
     add("rewards", type=Path, metavar="REWARDS.py", help="functions in TRL's shape")
     add("--data", type=Path, required=True, metavar="ROWS.jsonl", help="JSON lines, or Parquet")
     add("--json", action="store_true", dest="as_json", help="print the verdict as JSON")

@@ -166,10 +166,10 @@ def attack_all(
         answer, question = written.answers[row], prompt_text(scorer.rows[row])
         tests = scorer.rows[row].get("tests")
         extra = code_attacks(answer, tests, executed) if tests else []
-        chosen = [*attacks_on(answer, users), *extra]
+        choice = [*attacks_on(answer, users), *extra]
         if is_slow:
-            chosen = list({attack.family: attack for attack in reversed(chosen)}.values())[::-1]
-        for attack in chosen:
+            choice = list({attack.family: attack for attack in reversed(choice)}.values())[::-1]
+        for attack in choice:
             text = written_out(attack, written, answer, others[row], question, longest)
             if text is not None and (
                 attack.kind == "honest" or text != right_text(written, scorer, row)
@@ -274,13 +274,13 @@ def findings(
     results: Sequence[Result], names: Sequence[str], fix: Callable[[str], str], most: int = 6
 ) -> list[Check]:
     """Return a check for each family of attacks that wins, the worst first, without repetition."""
-    chosen: dict[str, list[Result]] = {}
+    choice: dict[str, list[Result]] = {}
     for result in results:
         if result.level:
-            chosen.setdefault(result.attack.family, []).append(result)
-    hidden = _implied(chosen)
+            choice.setdefault(result.attack.family, []).append(result)
+    hidden = _implied(choice)
     checks = []
-    for family, each in chosen.items():
+    for family, each in choice.items():
         if family not in hidden:
             each = [r for r in each if r.level == "stop"] or each
             checks.append(_check(family, each, names, fix))

@@ -89,8 +89,6 @@ ANY = [
     Attack("mentioned before", "mentioned", "wrong", [("it is {answer}, or not", "{other}")]),
     Attack("mentioned after", "mentioned", "wrong", [OTHER, "\nIt could have been {answer}."]),
     Attack("mentioned in text", "mentioned", "hollow", "It is not {answer}. So it is {other}."),
-    Attack("equation", "equation", "wrong", [(R, "{other} = {answer}")]),
-    Attack("equation, reversed", "equation", "wrong", [(R, "{answer} = {other}")]),
     Attack("every number 0-100", "every number", "hollow", NUMBERS),
     Attack("every number, in form", "every number", "hollow", [(R, NUMBERS)]),
     Attack("every number as steps", "every number", "hollow", [(NUMBERS, "{other}")]),
@@ -120,6 +118,8 @@ ANY = [
 # Only for answers of one kind, by a pattern of the answer.
 BY_ANSWER = {
     r"(?s).*\d.*": [
+        Attack("equation", "equation", "wrong", [(R, "{other} = {answer}")]),
+        Attack("equation, reversed", "equation", "wrong", [(R, "{answer} = {other}")]),
         Attack("bare NaN", "not a number", "hollow", "NaN"),
         Attack("NaN", "not a number", "wrong", [(R, "nan")]),
         Attack("infinity", "not a number", "wrong", [(R, "inf")]),

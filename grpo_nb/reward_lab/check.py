@@ -172,7 +172,7 @@ def check_rewards(
     weights = _weights(reward_weights, args, len(funcs))
     scorer = Scorer(funcs, rows, processing_class)
     test = _Test(scorer, weights, _longest(args), list(attacks))
-    test.static(reward_funcs)
+    test.static()
     if not test.unusable:
         test.behavior(_numbers(correct, scorer), reference, form, _texts(completions))
     seconds = time.perf_counter() - start
@@ -190,12 +190,12 @@ def right_reward(
         weights: One weight for each reward.
     """
     scorer, array = Scorer(reward_funcs, read_rows(rows)), np.array(weights, dtype=float)
-    written, _ = find(scorer, array)
-    if written is None or not written.answers:
+    style, _ = find(scorer, array)
+    if style is None or not style.answers:
         return ""
-    paid = amounts(scorer, array, written, affordable_rows(scorer, written))
-    gains = np.abs(paid.right - paid.wrong).mean(axis=0)
-    right = roles(scorer, array, written, paid, []).right
+    earnings = amounts(scorer, array, style, affordable_rows(scorer, style))
+    gains = np.abs(earnings.right - earnings.wrong).mean(axis=0)
+    right = roles(scorer, array, style, earnings, []).right
     return scorer.names[max(right, key=lambda number: gains[number])] if right else ""
 
 
@@ -219,8 +219,8 @@ class _Test:
         if not any(check.name == title for check in self.checks):
             self.checks.append(Check(title, state, evidence, FIXES.get(name, "")))
 
-    def static(self, reward_funcs: Any) -> None:
-        """Find what shows without a call: missing columns, and names that TRL would merge."""
+    def static(self) -> None:
+        """Find what shows without a call: columns that are missing."""
         scorer = self.scorer
         if "prompt" not in scorer.rows[0]:
             self.add("prompt", "warning", f"the rows have no column `prompt`: {scorer.columns}")
@@ -232,7 +232,7 @@ class _Test:
 
     def _hangs(self) -> bool:
         """Add a finding for each reward that would take long on texts without a known form."""
-        scorer, found = self.scorer, False
+        scorer, result = self.scorer, False
         for number in range(len(scorer.funcs)):
             fault = linter.growth(scorer, number, 0, self.longest, [str])
             if fault:
@@ -243,8 +243,8 @@ class _Test:
                     number,
                 )
                 self.longest = min(self.longest, SHORT)
-                found |= fault.rule == "hangs"
-        return found
+                result |= fault.rule == "hangs"
+        return result
 
     def behavior(
         self,
@@ -258,7 +258,7 @@ class _Test:
         texts = [text for _, text in completions]
         if self._hangs():
             return
-        self.written, tried = find(scorer, weights, form, reference, texts)
+        self.written, attempts = find(scorer, weights, form, reference, texts)
         if self._faults():
             return
         batch = self._batch()
@@ -266,7 +266,7 @@ class _Test:
         if self._faults():
             return
         if self.written is None or not self.written.answers:
-            self._without_reference(tried, batch)
+            self._without_reference(attempts, batch)
         else:
             self._with_reference(correct)
         self._sampled(completions)
@@ -281,26 +281,28 @@ class _Test:
 
     def _batch(self) -> list[tuple[int, str]]:
         """Return completions of several kinds on a few rows, those of a row side by side."""
-        written, rows = self.written, range(min(GROUP, len(self.scorer.rows)))
-        if written is None or not written.answers:
+        style, rows = self.written, range(min(GROUP, len(self.scorer.rows)))
+        if style is None or not style.answers:
             ways = answers_of(self.scorer.rows, self.scorer.columns)
-            known = next(iter(ways.values()), {})
+            references = next(iter(ways.values()), {})
             return [
-                (row, text) for row in rows for text in (known.get(row, "so it is"), "", "1+1=2")
+                (row, text)
+                for row in rows
+                for text in (references.get(row, "so it is"), "", "1+1=2")
             ]
-        rows, others = distinct_rows(written.answers, GROUP), others_of(written.answers)
+        rows, others = distinct_rows(style.answers, GROUP), others_of(style.answers)
         if any(map(self.scorer.is_slow, range(len(self.scorer.funcs)))):
-            right = [(row, written.write(written.answers[row])) for row in rows[:2]]
-            return [*right[:1], (rows[0], written.write(others[rows[0]])), *right[1:]]
+            right = [(row, style.write(style.answers[row])) for row in rows[:2]]
+            return [*right[:1], (rows[0], style.write(others[rows[0]])), *right[1:]]
         return [
             (row, text)
             for row in rows
             for text in (
-                written.write(written.answers[row]),
-                written.write(others[row]),
-                written.write(written.answers[row], LONG_STEPS) + "\n",
+                style.write(style.answers[row]),
+                style.write(others[row]),
+                style.write(style.answers[row], LONG_STEPS) + "\n",
                 "",
-                f"I think it is {written.answers[row]}.",
+                f"I think it is {style.answers[row]}.",
             )
         ]
 
@@ -308,8 +310,8 @@ class _Test:
         """Find what scores depend on besides rows and completions, and what takes too long."""
         scorer = self.scorer
         scorer.scores(batch)
-        written = self.written
-        writers = [written.write, lambda text: written.write("1", text)] if written else []
+        style = self.written
+        writers = [style.write, lambda text: style.write("1", text)] if style else []
         for number in range(len(scorer.funcs)):
             if number in scorer.faults:
                 continue
@@ -345,12 +347,14 @@ class _Test:
     def _without_reference(self, tried: int, batch: Sequence[tuple[int, str]]) -> None:
         """Say why no attack can be judged, and what earns most of what was tried."""
         scorer = self.scorer
-        read = sorted({c for func in scorer.funcs for c in columns_of(func, scorer.columns)})
+        columns_in_use = sorted(
+            {c for func in scorer.funcs for c in columns_of(func, scorer.columns)}
+        )
         ways = {way: each for level in answers_to_try(scorer)[:1] for way, each in level.items()}
         hidden = [way for way, answers in ways.items() if not _in_prompts(scorer, answers)]
         scores = np.nan_to_num(scorer.scores(batch))
         spread = np.ptp(scores, axis=0)
-        if read and hidden and tried:
+        if columns_in_use and hidden and tried:
             number = next(iter(ways[hidden[0]]))
             evidence = (
                 f"no way of writing an answer earns more than another row's answer; {tried} were "
@@ -358,8 +362,8 @@ class _Test:
             )
             is_answer = ANSWERS.search(hidden[0].partition(",")[0])
             self.add("nothing earns", "stop" if is_answer else "warning", evidence)
-        elif read:
-            columns = ", ".join(read)
+        elif columns_in_use:
+            columns = ", ".join(columns_in_use)
             self.add("no reference", "note", f"no column is the answer as such ({columns})")
         elif ways:
             names = ", ".join(sorted({way.partition(",")[0] for way in ways}))
@@ -375,35 +379,33 @@ class _Test:
         if np.ptp(totals) > 1e-6 and totals.argmax() == 2:
             evidence = f"{cut(texts[2])} earns {totals[2]:.3g}, shorter text {totals[1]:.3g}"
             self.add("length", "warning", evidence)
-        named = any(check.name == "nothing earns" for check in self.checks)
-        if answers and not named and not differ and not np.ptp(totals):
+        is_named = any(check.name == "nothing earns" for check in self.checks)
+        if answers and not is_named and not differ and not np.ptp(totals):
             self.add("constant", "stop", f"every text earns {totals[0]:.3g}")
 
     def _with_reference(self, correct: Sequence[int]) -> None:
         """Find the rewards' roles, score all references, and attack."""
-        scorer, weights, written = self.scorer, self.weights, self.written
-        rows = affordable_rows(scorer, written)
-        self.paid = paid = amounts(scorer, weights, written, rows)
-        self.roles = part = roles(scorer, weights, written, paid, correct)
-        gap = paid.gap
+        scorer, weights, style = self.scorer, self.weights, self.written
+        rows = affordable_rows(scorer, style)
+        self.paid = earnings = amounts(scorer, weights, style, rows)
+        self.roles = part = roles(scorer, weights, style, earnings, correct)
+        gap = earnings.gap
         if not (gap > 1e-6).any():
-            evidence = (
-                f"the right answer earns {paid.right.sum(axis=1).mean():.3g}, a wrong one as much"
-            )
+            total = earnings.right.sum(axis=1).mean()
+            evidence = f"the right answer earns {total:.3g}, a wrong one as much"
             return self.add("nothing earns", "stop", evidence)
         for number in part.reversed:
-            evidence = (
-                f"a wrong answer earns {-(paid.right - paid.wrong)[:, number].mean():.3g} more"
-            )
+            more = (earnings.wrong - earnings.right)[:, number].mean()
+            evidence = f"a wrong answer earns {more:.3g} more"
             self.add("sign", "stop", evidence, number)
-        executed = runs_here(scorer, written, rows[0])
+        executed = runs_here(scorer, style, rows[0])
         if executed:
             self.add("runs here", "warning", "a completion's code ran in this process")
         self.results = attack_all(
-            scorer, weights, written, paid, part, self.longest, self.attacks, executed
+            scorer, weights, style, earnings, part, self.longest, self.attacks, executed
         )
         self.checks += findings(self.results, scorer.names, lambda name: FIXES.get(name, ""))
-        self._whole(paid)
+        self._whole(earnings)
         self._prompts_form()
         self._references()
         self._constant()
@@ -421,33 +423,33 @@ class _Test:
 
     def _prompts_form(self) -> None:
         """Find out whether right answers are paid in the form that the prompts ask for."""
-        scorer, written = self.scorer, self.written
-        if written.own is not None:
+        scorer, style = self.scorer, self.written
+        if style.own is not None:
             return
         prompts = [prompt_text(scorer.rows[row]) for row in self.paid.rows[:3]]
-        asked = asked_forms(prompts)
-        if not asked or written.form in asked or not answer_mark(written.form):
+        requests = asked_forms(prompts)
+        if not requests or style.form in requests or not answer_mark(style.form):
             return
         row = self.paid.rows[0]
-        pairs = [(row, written._replace(form=form).write(written.answers[row])) for form in asked]
-        paid = weighted(scorer, self.weights, pairs)[:, self.roles.right].sum(axis=1)
+        pairs = [(row, style._replace(form=form).write(style.answers[row])) for form in requests]
+        earnings = weighted(scorer, self.weights, pairs)[:, self.roles.right].sum(axis=1)
         wrong = self.paid.wrong[:, self.roles.right].sum(axis=1)[0]
-        if paid.max() <= wrong + 1e-6:
+        if earnings.max() <= wrong + 1e-6:
             evidence = (
-                f"the prompts ask for {asked[0]!r}, in which a right answer earns no more than a "
-                f"wrong one; the rewards read {written.form!r}"
+                f"the prompts ask for {requests[0]!r}, in which a right answer earns no more than "
+                f"a wrong one; the rewards read {style.form!r}"
             )
-            both = any(answer_mark(form) in written.form for form in asked)
+            both = any(answer_mark(form) in style.form for form in requests)
             self.add("form not read", "warning" if both else "stop", evidence)
 
     def _references(self) -> None:
         """Score the own right answers of many rows, and rows without an answer."""
-        scorer, written = self.scorer, self.written
+        scorer, style = self.scorer, self.written
         each = float((scorer.seconds / np.maximum(scorer.calls, 1)).sum())
         count = int(np.clip(0.2 / max(2 * each, 1e-9), 4, REFERENCE_ROWS))
-        numbers, others = list(written.answers)[:count], others_of(written.answers)
-        own = [(n, written.write(written.answers[n])) for n in numbers]
-        other = [(n, written.write(others[n])) for n in numbers]
+        numbers, others = list(style.answers)[:count], others_of(style.answers)
+        own = [(n, style.write(style.answers[n])) for n in numbers]
+        other = [(n, style.write(others[n])) for n in numbers]
         both = weighted(scorer, self.weights, [*own, *other]).sum(axis=1)
         losers = [
             n
@@ -456,18 +458,18 @@ class _Test:
         ]
         if losers:
             state = "stop" if len(losers) > len(numbers) / 2 else "warning"
-            answer = cut(written.answers[losers[0]], 60)
+            answer = cut(style.answers[losers[0]], 60)
             evidence = f"on {len(losers)} of {len(numbers)} rows, such as {answer}"
             self.add("reference loses", state, evidence)
         self._empty_references()
-        commonest = max(map(list(written.answers.values()).count, set(written.answers.values())))
-        if (share := commonest / len(written.answers)) > 0.6 and len(written.answers) > 4:
+        commonest = max(map(list(style.answers.values()).count, set(style.answers.values())))
+        if (share := commonest / len(style.answers)) > 0.6 and len(style.answers) > 4:
             self.add("one answer", "note", f"{share:.0%} of the rows have the same answer")
 
     def _empty_references(self) -> None:
         """Find rows without an answer on which any answer is right."""
-        scorer, written = self.scorer, self.written
-        column = re.split(r"[.,\[]", written.source)[0]
+        scorer, style = self.scorer, self.written
+        column = re.split(r"[.,\[]", style.source)[0]
         empty = [
             n
             for n, row in enumerate(scorer.rows)
@@ -475,13 +477,15 @@ class _Test:
         ]
         if not empty or not self.roles.right:
             return
-        wrong = next(iter(written.answers.values()))
-        pairs = [(empty[0], text) for text in (written.write(wrong), wrong, "")]
-        paid = weighted(scorer, self.weights, pairs)[:, self.roles.right].sum(axis=1)
+        wrong = next(iter(style.answers.values()))
+        pairs = [(empty[0], text) for text in (style.write(wrong), wrong, "")]
+        earnings = weighted(scorer, self.weights, pairs)[:, self.roles.right].sum(axis=1)
         full = self.paid.right[:, self.roles.right].sum(axis=1).mean()
-        if (best := int(paid.argmax())) >= 0 and paid[best] >= 0.99 * full > 0:
+        if (best := int(earnings.argmax())) >= 0 and earnings[best] >= 0.99 * full > 0:
             rows = _count(len(empty), "row")
-            evidence = f"{cut(pairs[best][1])} earns {paid[best]:.3g} on {rows} without an answer"
+            evidence = (
+                f"{cut(pairs[best][1])} earns {earnings[best]:.3g} on {rows} without an answer"
+            )
             self.add("empty reference", "stop", evidence)
 
     def _constant(self) -> None:
@@ -514,7 +518,7 @@ class _Test:
         """Return the verdict, the worst findings first."""
         order = ("stop", "warning", "note")
         checks = sorted(self.checks, key=lambda check: order.index(check.state))
-        names, part, earned, written = self.scorer.names, {}, {}, self.written
+        names, part, earned, style = self.scorer.names, {}, {}, self.written
         if self.roles:
             for role in ("right", "form", "shaping"):
                 part |= {names[number]: role for number in getattr(self.roles, role)}
@@ -527,13 +531,11 @@ class _Test:
         if self.paid:
             row = self.paid.rows[0]
             reference = (
-                written.own(self.scorer.rows[row])
-                if written.own
-                else written.write(written.answers[row])
+                style.own(self.scorer.rows[row]) if style.own else style.write(style.answers[row])
             )
         lines = table(self.results, names)
         return RewardVerdict(
-            Checks(checks), part, str(reference), written.form if written else "", lines, earned,
+            Checks(checks), part, str(reference), style.form if style else "", lines, earned,
             len(self.scorer.rows), seconds,
         )  # fmt: skip
 
@@ -593,10 +595,10 @@ def _numbers(correct: Any, scorer: Scorer) -> list[int]:
     Raises:
         ValueError: It is neither a reward of the set nor its name.
     """
-    chosen = [] if correct is None else correct
-    chosen = list(chosen) if isinstance(chosen, list | tuple) else [chosen]
+    choice = [] if correct is None else correct
+    choice = list(choice) if isinstance(choice, list | tuple) else [choice]
     numbers = []
-    for each in chosen:
+    for each in choice:
         places = [n for n, f in enumerate(scorer.funcs) if f is each or scorer.names[n] == each]
         if not places:
             raise ValueError(f"correct = {each!r:.80} is none of {', '.join(scorer.names)}")

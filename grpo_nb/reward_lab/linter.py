@@ -83,8 +83,8 @@ def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault |
     _grouped(scorer, number, batch, first)
     if number in scorer.grouped:
         return None
-    known = [place for place, score in enumerate(before) if score is not None]
-    if count := changed([before[p] for p in known], [second[p] for p in known]):
+    references = [place for place, score in enumerate(before) if score is not None]
+    if count := changed([before[p] for p in references], [second[p] for p in references]):
         return Fault("state", f"{count} of {size} scores changed after the first call")
     return None
 
@@ -189,14 +189,14 @@ def growth(
     """
     limit, scorer.limit = scorer.limit, IN_GROWTH
     try:
-        found = _growth(scorer, number, row, longest, writers)
+        result = _growth(scorer, number, row, longest, writers)
     finally:
         scorer.limit = limit
     if number in scorer.faults and scorer.faults[number].rule == "slow":
         scorer.limit = IN_GROWTH  # it may go on, but is not waited for so long again
         fault = scorer.faults.pop(number)
-        return found or fault
-    return found
+        return result or fault
+    return result
 
 
 def _growth(
@@ -215,25 +215,17 @@ def _growth(
     for length in [each for each in LENGTHS if each < longest] + [longest]:
         each = scorer.seconds[number] / max(scorer.calls[number], 1)
         if each < PATIENCE / 200:
-            taken = _seconds(scorer, number, row, cases, length)
+            duration = _seconds(scorer, number, row, cases, length)
             # Not even if one case took all of it, and its time grew as the square of the length.
-            if taken < PATIENCE or (length > 60 and taken * (longest / length) ** 2 < SLOW):
+            if duration < PATIENCE or (length > 60 and duration * (longest / length) ** 2 < SLOW):
                 before = length
                 continue
         for case in list(cases):
             if is_late():
                 break
-            taken = _seconds(scorer, number, row, [case], length)
-            if taken > PATIENCE / 4:
-                earlier = _seconds(scorer, number, row, [case], before)
-                power = float(np.log(taken / earlier) / np.log(max(length / before, 1.01)))
-                estimate = taken * (longest / length) ** np.clip(power, 0, 40)
-                if power > STEEP:
-                    longer = _seconds(scorer, number, row, [case], int(length * 1.15))
-                    power = power if longer > 1.6 * taken else 0.0
-                if power < LEAST_POWER:
-                    continue
-                worst = max(worst, (float(estimate), case[1], power))
+            estimate, power = _extrapolated(scorer, number, row, case, before, length, longest)
+            if power >= LEAST_POWER:
+                worst = max(worst, (estimate, case[1], power))
                 cases.remove(case)
         if number in scorer.faults or not cases or is_late():
             break
@@ -246,23 +238,41 @@ def _growth(
     return Fault("hangs" if power > STEEP and seconds > HANGS else "slow", evidence)
 
 
+def _extrapolated(
+    scorer: Scorer, number: int, row: int, case: tuple, before: int, length: int, longest: int
+) -> tuple[float, float]:
+    """Return the seconds for the largest length, and the power of the length with which they grow.
+
+    The power is 0 where the text is scored quickly, or where a steep growth does not last.
+    """
+    duration = _seconds(scorer, number, row, [case], length)
+    if duration <= PATIENCE / 4:
+        return 0.0, 0.0
+    earlier = _seconds(scorer, number, row, [case], before)
+    power = float(np.log(duration / earlier) / np.log(max(length / before, 1.01)))
+    if power > STEEP:
+        longer = _seconds(scorer, number, row, [case], int(length * 1.15))
+        power = power if longer > 1.6 * duration else 0.0
+    return float(duration * (longest / length) ** np.clip(power, 0, 40)), power
+
+
 def _seconds(scorer: Scorer, number: int, row: int, cases: Sequence[tuple], length: int) -> float:
     """Return the seconds that a reward takes to score each case at this length, in one batch."""
     pairs = [(row, write(begin + unit * (length // len(unit)))) for begin, unit, write in cases]
-    taken = np.inf
+    duration = np.inf
     for _ in range(2):  # the first time may be another process's
-        taken = min(taken, max(_timed(scorer, number, pairs), 1e-7))
-        if taken < PATIENCE / 4 or taken > ENOUGH:
+        duration = min(duration, max(_timed(scorer, number, pairs), 1e-7))
+        if duration < PATIENCE / 4 or duration > ENOUGH:
             break
-    return taken
+    return duration
 
 
 def tower(scorer: Scorer, number: int, row: int, write: Callable[[str], str]) -> Fault | None:
     """Return a fault if the reward computes powers of any size that a completion asks for."""
     small, large = ([(row, write(text))] for text in ("7**2", "7**300000"))
     base = min(_timed(scorer, number, small) for _ in range(3))
-    taken = min(_timed(scorer, number, large) for _ in range(3))
-    if taken < TOWER or taken < 20 * base:
+    duration = min(_timed(scorer, number, large) for _ in range(3))
+    if duration < TOWER or duration < 20 * base:
         return None
     return Fault("hangs", "it computes 7**300000 as an answer, so 9**9**9 would never end")
 

@@ -82,7 +82,7 @@ def images(bench: Bench, rows: Sequence[Row]) -> list[Check]:
     rows = list({question_key(row): row for row in rows}.values())[:FEW]
     if not (versions := variants(rows)):
         return []
-    references, found = list(map(bench.preset.reference, rows)), []
+    references, result = list(map(bench.preset.reference, rows)), []
     before = bench.score(rows, references)
     after = {way: bench.score(others, references) for way, others in versions.items()}
     for number, func in enumerate(bench.preset.reward_funcs):
@@ -90,11 +90,11 @@ def images(bench: Bench, rows: Sequence[Row]) -> list[Check]:
         reads, equal = "images" in columns_read(func), [way for way in counts if not counts[way]]
         if reads and equal:
             evidence = f"for all of {len(rows)} references, with {' and '.join(equal)} images"
-            found.append((func, "pays the same for other images", evidence))
+            result.append((func, "pays the same for other images", evidence))
         if not reads and any(counts.values()):
             evidence = f"other images change the scores of {max(counts.values())} references"
-            found.append((func, "reads images unnamed", evidence))
+            result.append((func, "reads images unnamed", evidence))
     return [
         Check(f"{func.__name__}: {rule}", "warning", evidence, FIXES[rule])
-        for func, rule, evidence in found
+        for func, rule, evidence in result
     ]

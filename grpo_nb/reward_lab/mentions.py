@@ -109,15 +109,15 @@ def mentions(func: Callable[..., Any], name: str) -> bool:
 def missing_columns(func: Callable[..., Any], columns: Sequence[str]) -> list[str]:
     """Return the columns that a reward's signature needs and the dataset lacks."""
     if isinstance(func, Reward):
-        needed = func.columns
+        required = func.columns
     else:
         kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        needed = [
+        required = [
             each.name
             for each in _parameters(func)
             if each.kind not in kinds and each.default is each.empty
         ]
-    return [name for name in needed if name not in (*OWN, *columns)]
+    return [name for name in required if name not in (*OWN, *columns)]
 
 
 def _parameters(func: Callable[..., Any]) -> list[inspect.Parameter]:

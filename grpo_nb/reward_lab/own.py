@@ -118,16 +118,16 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
             )
         return test.using(load_rewards(config))
     path, digest = stage.run / OWN, _digest(text)
-    written = read_about(path).get("cell", [])
+    style = read_about(path).get("cell", [])
     keep = f'comment the cell out and set {{"rewards.preset": "{path}"}} in `settings`'
-    _refuse_to_overwrite(path, [*written, digest], "the %%rewards cell", keep)
+    _refuse_to_overwrite(path, [*style, digest], "the %%rewards cell", keep)
     try:
         about, _ = _compose(test, text)
     except ValueError as error:
         raise ValueError(fault(error, text)) from error
-    if digest not in written[:1]:  # the earlier text stays until the new one is in place
-        written = [digest, *written[:1]]
-    return test.using(_keep(stage, text, about | {"cell": written}, config.reward_weights))
+    if digest not in style[:1]:  # the earlier text stays until the new one is in place
+        style = [digest, *style[:1]]
+    return test.using(_keep(stage, text, about | {"cell": style}, config.reward_weights))
 
 
 def try_out(test: RewardTest, source: str) -> RewardTest:
@@ -162,8 +162,8 @@ def hand_on(
     stage = test.stage
     if over is not None and not _defines_nothing(source):
         keep = "open the lab again"
-        known = [_digest(over), _digest(source)]
-        _refuse_to_overwrite(stage.run / OWN, known, "the box of this Reward Lab", keep)
+        references = [_digest(over), _digest(source)]
+        _refuse_to_overwrite(stage.run / OWN, references, "the box of this Reward Lab", keep)
     about, rewards = _compose(test, source)
     if about:
         about["cell"] = read_about(stage.run / OWN).get("cell", [])

@@ -104,15 +104,15 @@ class Scorer:
     def scores(self, pairs: Sequence[Pair]) -> np.ndarray:
         """Return the raw scores, [pairs, rewards]; NaN for None and where a reward failed."""
         for number in range(len(self.funcs)):
-            kept = self._kept[number]
-            fresh = [pair for pair in dict.fromkeys(pairs) if pair not in kept]
+            memory = self._kept[number]
+            fresh = [pair for pair in dict.fromkeys(pairs) if pair not in memory]
             if number in self.grouped:
                 for row, text in fresh:
                     group = [(row, text), *((row, other) for other in self.beside.get(row, []))]
-                    kept[row, text] = self._safe(number, group)[0]
+                    memory[row, text] = self._safe(number, group)[0]
             elif fresh:
-                kept.update(zip(fresh, self._safe(number, fresh), strict=True))
-        return np.array([[kept[pair] for kept in self._kept] for pair in pairs], dtype=float)
+                memory.update(zip(fresh, self._safe(number, fresh), strict=True))
+        return np.array([[memory[pair] for memory in self._kept] for pair in pairs], dtype=float)
 
     def is_slow(self, number: int) -> bool:
         """Return whether a reward takes so long that it is called as rarely as possible."""

@@ -89,15 +89,18 @@ def answers_to_try(scorer: Scorer) -> list[dict[str, dict[int, str]]]:
 
     A column that is a large part of the prompt holds no answers.
     """
-    read = {name for func in scorer.funcs for name in columns_of(func, scorer.columns)}
-    found = []
-    for columns in (sorted(read), [name for name in scorer.columns if name not in read]):
+    columns_in_use = {name for func in scorer.funcs for name in columns_of(func, scorer.columns)}
+    result = []
+    for columns in (
+        sorted(columns_in_use),
+        [name for name in scorer.columns if name not in columns_in_use],
+    ):
         ways = answers_of(scorer.rows, columns)
         ways = {way: each for way, each in ways.items() if not _is_prompt(scorer, each)}
         if solved := solutions(scorer.rows, columns):
             ways = {EXPRESSION: solved, **ways}
-        found.append(ways)
-    return [ways for ways in found if ways]
+        result.append(ways)
+    return [ways for ways in result if ways]
 
 
 def solutions(rows: Sequence[Row], columns: Sequence[str]) -> dict[int, str]:
@@ -108,15 +111,15 @@ def solutions(rows: Sequence[Row], columns: Sequence[str]) -> dict[int, str]:
     >>> solutions([{"target": 93, "nums": [54, 34, 5]}], ["target", "nums"])
     {0: '(54 + 34) + 5'}
     """
-    found = {}
+    result = {}
     for number, row in enumerate(rows[:16]):
         values = [row.get(column) for column in columns]
         lists = [v for v in values if isinstance(v, list) and 2 <= len(v) <= 5]
         lists = [v for v in lists if all(isinstance(n, int | float) for n in v)]
         goals = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
         if len(lists) == 1 and goals and (text := _reach(goals[0], lists[0])):
-            found[number] = text
-    return found if len(found) > 1 else {}
+            result[number] = text
+    return result if len(result) > 1 else {}
 
 
 def _reach(goal: float, numbers: Sequence[float]) -> str:
@@ -206,12 +209,12 @@ def forms_of(texts: Sequence[str], prompts: Sequence[str] = ()) -> list[str]:
         prompts: The texts of some prompts.
     """
     plain = [re.sub(r"\\[ns]", "\n", text).replace("\\", "") for text in texts]
-    told = "\n".join(prompts)
+    context = "\n".join(prompts)
     mentioned = _pairs([*prompts, *plain])
     pairs = list(dict.fromkeys([*mentioned, *USUAL]))
     thoughts = [pair for pair in pairs if THOUGHTS.search(pair[0])]
     answers = [pair for pair in pairs if pair not in thoughts or ANSWERS.search(pair[0])]
-    marks = _marks("\n".join([told, *plain]))
+    marks = _marks("\n".join([context, *plain]))
     forms = [*marks, *(f"{{reasoning}}\n{mark}" for mark in marks)]
     forms += [f"{{reasoning}}{word}{{answer}}" for word in words_before(plain)]
     for answer in [*answers, *[pair for pair in mentioned if pair not in answers]]:
@@ -235,7 +238,12 @@ def forms_of(texts: Sequence[str], prompts: Sequence[str] = ()) -> list[str]:
         ]
     return sorted(
         dict.fromkeys(forms),
-        key=lambda form: (-_told(form, told), _opened(form), "{reasoning}" not in form, len(form)),
+        key=lambda form: (
+            -_told(form, context),
+            _opened(form),
+            "{reasoning}" not in form,
+            len(form),
+        ),
     )
 
 
@@ -365,15 +373,15 @@ def find(
         strings = [text for func in scorer.funcs for text in mentioned(func)]
         prompts = list(dict.fromkeys(prompt_text(row) for row in scorer.rows[:3]))
         forms = forms_of([*strings, *completions[:8]], prompts)
-    tried = 0
+    attempts = 0
     for reasoning in (STEP, WORDS):
         for ways in levels:
             search = _Search(scorer, weights, ways, reasoning)
             candidates = [(way, each) for each in forms for way in ways]
-            tried += len(candidates)
-            if found := search.best(candidates):
-                return search.reasoned(found), tried
-    return None, tried
+            attempts += len(candidates)
+            if result := search.best(candidates):
+                return search.reasoned(result), attempts
+    return None, attempts
 
 
 def mentioned(func: Callable[..., Any]) -> list[str]:

@@ -13,13 +13,13 @@ EXAMPLES = PACKAGE / "environments/examples"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != EXAMPLES)
 # What a function or class may be described by. A verb that is missing here may be added.
 VERBS = """
-Add Adopt Advise Allow Answer Append Ask Begin Bind Build Call Cast Change Check Choose Clear Climb
-Close Collect Combine Compare Complete Compute Configure Connect Continue Convert Copy Correct
+Add Adopt Advise Allow Answer Append Ask Begin Bind Build Call Carry Cast Change Check Choose Clear
+Climb Close Collect Combine Compare Complete Compute Configure Connect Continue Convert Copy Correct
 Count Create Cut Cycle Decide Declare Decode Define Delete Dequantise Describe Display
 Distribute Divide Do Download Draw Drop Encode End Ensure Enter Estimate Evaluate Examine
 Exclude Execute Exit Explain Export Extract Fill Find Finish Fit Follow Forbid Force Forget
 Format Free Gather Generate Get Give Grade Group Guard Guess Hand Handle Hash Have Hide Hold
-Import Insert Install Join Judge Keep Leave Let Lift Limit List Load Locate Look Lower Make Map
+Import Insert Install Join Judge Keep Leave Let Lift Limit Lint List Load Locate Look Lower Make Map
 Mark Mask Match Measure Merge Move Multiply Name Normalise Normalize Note Open Order Overwrite
 Pack Pair Parse Pass Pay Perform Pick Place Play Point Prepare Print Propose Publish Put Queue
 Quote Raise Read Rebuild Receive Recommend Recompute Record Reduce Refuse Register Release
@@ -97,7 +97,7 @@ def test_control_is_the_word_of_transformers_alone():
     assert not [(place, name) for place, name in defined if "control" in name.lower()]
 
 
-CHECKS = {"Check", "Checks", "list[Check]"}
+CHECKS = {"Check", "Checks", "list[Check]", "RewardVerdict"}
 
 
 def no_checks(tree):

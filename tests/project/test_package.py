@@ -12,7 +12,7 @@ MAY_IMPORT_HEAVY = {"models", "training", "export"}
 # By `training.Trainer`, `train_and_save` and `engine_of`, once the model is loaded.
 IMPORTED_LATE = ("training/trainer.py", "training/sft.py", "models/dense.py")
 FLOORS = [
-    {"machine"},
+    {"machine", "checks"},
     {"runs", "colab", "sandbox"},
     {"answers"},
     {"rewards"},

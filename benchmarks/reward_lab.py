@@ -64,7 +64,7 @@ def main() -> None:
         "512 completions scored and shown": seconds(lambda: lab.use(test)),
         "one completion edited": seconds(lambda: setattr(lab.text, "value", next(texts)), wait),
         "one slider moved": seconds(lambda: setattr(lab.sliders[0], "value", next(weights)), wait),
-        "linter, probes and references": seconds(lab.run.click, wait),
+        "rewards tested": seconds(lab.run.click, wait),
     }
     for what, spent in figures.items():
         print(f"{what:<34}{spent:8.3f} s")

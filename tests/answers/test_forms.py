@@ -50,7 +50,7 @@ def test_reference_wins_attacks_lose_and_a_wrong_answer_too(name, opened, runs_d
     samples = [[Sample(text, len(text), False) for text in said]] * len(ROWS)
     stage = Stage(Run("formed"), "02", resolve("tiny-cpu", {}))
     verdict = reward_lab.judge(RewardTest(stage, ROWS, Baseline(ROWS, samples), Bench(preset)))
-    assert verdict.passed and len(verdict.probes) > 40, verdict
+    assert verdict.passed and len(verdict.probes) > 15, verdict
 
 
 @each_form

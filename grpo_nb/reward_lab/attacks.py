@@ -1,7 +1,7 @@
 """Write attacks: completions that cheat, by kind, for a row whose right answer is known.
 
 Each attack belongs to a family, which names what it exploits, and has a kind, which says what it
-may earn (see `verdict.py`):
+may earn (see `amounts.py`):
 hollow   It has no content, or a wrong answer with something around it that may be paid.
 wrong    It gives a wrong answer, or several of which one is right. It must not count as right.
 honest   It is right, written in another usual way. It should be paid like the reference.

@@ -194,8 +194,9 @@ def growth(
         scorer.limit = limit
     if number in scorer.faults and scorer.faults[number].rule == "slow":
         scorer.limit = IN_GROWTH  # it may go on, but is not waited for so long again
-        fault = scorer.faults.pop(number)
-        return result or fault
+        del scorer.faults[number]
+        evidence = f"more than {IN_GROWTH:g} s for one completion of up to {longest:,} characters"
+        return result or Fault("slow", evidence)
     return result
 
 

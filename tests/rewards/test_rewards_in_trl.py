@@ -141,7 +141,7 @@ def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(name, tra
 
 
 CORRECT = ("correctness_reward_func", "check_answer", "says_right", "accuracy_reward")
-CORRECT += ("numeric_correctness_reward",)
+CORRECT += ("numeric_correctness_reward", "cosine_scaled_reward")
 
 
 LISTS = {

@@ -196,7 +196,7 @@ def growth(
         scorer.limit = IN_GROWTH  # it may go on, but is not waited for so long again
         del scorer.faults[number]
         evidence = f"more than {IN_GROWTH:g} s for one completion of up to {longest:,} characters"
-        return result or Fault("slow", evidence)
+        return result or Fault("hangs", evidence)
     return result
 
 

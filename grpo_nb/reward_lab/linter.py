@@ -21,7 +21,6 @@ from grpo_nb.rewards.load import names_in
 from grpo_nb.rewards.surroundings import Muted, kept
 
 NOISE = 1e-6  # largest difference between scores that count as equal
-NONE_SHARE = 0.05
 SLOW, HANGS = 1.0, 60.0  # seconds for one completion of the largest length
 TOWER = 0.005  # seconds that computing 7**300000 takes at least
 PATIENCE = 0.05  # texts are not made longer once they take this long [s]

@@ -40,6 +40,7 @@ LONGEST = (
 )
 # Importing these patches torch and TRL for good.
 collect_ignore = ["gpu_on_cpu/scenarios.py", "gpu_on_cpu/vllm_scenarios.py"]
+collect_ignore_glob = ["reward_files/*"]  # rewards that tests read as files
 # What `make quick` does without: whole runs, most trainings, the shipped bases, browsers.
 SLOW = [
     "answers/test_math_verify.py",

@@ -343,8 +343,10 @@ assert not are_progress_bars_disabled()
 """
 
 
-def test_no_bars_of_libraries_stand_in_a_notebook(runs_dir):
+def test_no_bars_of_libraries_stand_in_a_notebook(runs_dir, monkeypatch):
     """As in JupyterLab, whose kernels have none of `QUIET`, and are no forks."""
+    for name in QUIET:  # a run in this process leaves them
+        monkeypatch.delenv(name, raising=False)
     cell = nbformat.v4.new_code_cell(LOADING)
     notebook = nbformat.v4.new_notebook(cells=[cell])
     resources = {"metadata": {"path": str(PROJECT_ROOT)}}

@@ -86,7 +86,11 @@ def right_text(written: Written, scorer: Scorer, row: int) -> str:
 
 
 def amounts(scorer: Scorer, weights: np.ndarray, written: Written, rows: Sequence[int]) -> Amounts:
-    """Return what right, wrong and empty completions earn on these rows."""
+    """Return what right, wrong and empty completions earn on these rows.
+
+    Rows are left out where the rewards fail on a right or a wrong answer. An empty completion on
+    which they fail counts as a wrong answer.
+    """
     others = others_of(written.answers)
     texts = [
         [right_text(written, scorer, row) for row in rows],
@@ -96,7 +100,11 @@ def amounts(scorer: Scorer, weights: np.ndarray, written: Written, rows: Sequenc
     ]
     each = [list(zip(rows, column, strict=True)) for column in texts]
     scorer.beside = {row: [c[place][1] for c in each] for place, row in enumerate(rows)}
-    return Amounts(list(rows), *(weighted(scorer, weights, pairs) for pairs in each))
+    whole = Amounts(list(rows), *(weighted(scorer, weights, pairs) for pairs in each))
+    has_failed = np.array([[pair in scorer.failed for pair in pairs] for pairs in each])
+    for kind in (2, 3):
+        whole[kind + 1][has_failed[kind]] = whole.wrong[has_failed[kind]]
+    return _part_of(whole, list(np.flatnonzero(~has_failed[:2].any(axis=0))))
 
 
 def roles(
@@ -167,8 +175,9 @@ def attack_all(
         tests = scorer.rows[row].get("tests")
         extra = code_attacks(answer, tests, executed) if tests else []
         choice = [*attacks_on(answer, users), *extra]
-        if is_slow:
-            choice = list({attack.family: attack for attack in reversed(choice)}.values())[::-1]
+        if is_slow:  # programs differ more than other attacks of one family do
+            keys = [a.name if a.family == "program" else a.family for a in choice]
+            choice = [a for place, a in enumerate(choice) if keys.index(keys[place]) == place]
         for attack in choice:
             text = written_out(attack, written, answer, others[row], question, longest)
             if text is not None and (
@@ -177,10 +186,15 @@ def attack_all(
                 texts.setdefault(attack.name, (attack, []))[1].append((place, text))
     everything = [(paid.rows[place], text) for _, each in texts.values() for place, text in each]
     scores, start, results = weighted(scorer, weights, everything), 0, []
+    failed = scorer.failed
     for attack, each in texts.values():
-        places, own = [place for place, _ in each], scores[start : start + len(each)]
+        own = scores[start : start + len(each)]
         start += len(each)
-        beside = _part_of(paid, places)
+        fair = [n for n, (place, text) in enumerate(each) if (paid.rows[place], text) not in failed]
+        if not fair:
+            continue
+        own, each = own[fair], [each[n] for n in fair]
+        beside = _part_of(paid, [place for place, _ in each])
         if scorer.grouped:
             own, beside = _in_groups(scorer, weights, written, paid, each)
         results.append(_judge(attack, each[0][1], own, beside, part))

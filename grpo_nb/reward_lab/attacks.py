@@ -30,6 +30,12 @@ SIGNS = {
     ast.Div: operator.truediv,
 }
 KINDS = ("hollow", "wrong", "honest", "padded")
+PLACEHOLDERS = (
+    *("answer", "other", "question", "reasoning", "long", "half", "letter", "first", "last"),
+    *("near", "nearer", "decimal", "longer", "comma", "begun", "started"),
+    *("indented", "altered", "reordered", "result", "signs"),
+)
+PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 WORDS = "First, Second, Third, Finally, because so therefore thus hence then next since However, "
 STEPS = "Step 1: First, Second, Finally,\nStep 2: Therefore, because of that.\nStep 3: So.\n"
 EQUATIONS = "1+1=2, 2*2=4, 3-1=2. "
@@ -182,8 +188,8 @@ def written_out(
         question: The text of the prompt.
         longest: How long a completion may be [characters].
     """
-    values = {"answer": answer, "other": other, "question": question}
-    values |= {"reasoning": written.reasoning, "long": ("so it is " * (longest // 9 + 1))[:longest]}
+    values = {"answer": answer, "other": other, "question": question, "long": ""}
+    values |= {"reasoning": written.reasoning}
     values |= {"half": answer[: len(answer) // 2].rstrip(), "letter": answer[:1]}
     if numbers := re.findall(r"-?\d+(?:\.\d+)?", question):
         values |= {"first": numbers[0], "last": numbers[-1]}
@@ -198,6 +204,15 @@ def written_out(
     values |= _json_values(answer)
     if written.source == EXPRESSION:
         values |= _expression(answer)
+    text = _filled(attack, written, values)
+    if text is None or (len(text) > longest and attack.kind in ("honest", "padded")):
+        return None
+    values["long"] = ("so it is " * (longest // 9 + 1))[: longest - len(text)]
+    return _filled(attack, written, values)[:longest]
+
+
+def _filled(attack: Attack, written: Written, values: dict[str, str]) -> str | None:
+    """Return an attack with its placeholders filled in; None if a value is not known."""
     parts = [attack.completion] if isinstance(attack.completion, str) else attack.completion
     text = ""
     for part in parts:
@@ -249,10 +264,30 @@ def _value(expression: str) -> float:
 
 def _fill(text: str, values: dict[str, str]) -> str | None:
     """Return a text with its placeholders filled in; None if a value is not known for the row."""
-    names = re.findall(r"\{([a-z]+)\}", text)
-    if any(name not in values for name in names):
+    if any(name not in values for name in PLACEHOLDER.findall(text)):
         return None
-    return re.sub(r"\{([a-z]+)\}", lambda name: values[name[1]], text)
+    return PLACEHOLDER.sub(lambda name: values[name[1]], text)
+
+
+def verified(attacks: Sequence[Attack]) -> list[Attack]:
+    """Return a user's attacks.
+
+    Raises:
+        ValueError: An attack has a kind or a placeholder that does not exist.
+    """
+    for attack in attacks:
+        if attack.kind not in KINDS:
+            raise ValueError(
+                f"attack {attack.name!r} has the kind {attack.kind!r}: give one of "
+                f"{', '.join(KINDS)}"
+            )
+        names = PLACEHOLDER.findall(json.dumps(attack.completion))
+        if unknown := [name for name in names if name not in PLACEHOLDERS]:
+            raise ValueError(
+                f"attack {attack.name!r} has the placeholder {{{unknown[0]}}}: use those of "
+                f"{', '.join(PLACEHOLDERS)}"
+            )
+    return list(attacks)
 
 
 def code_attacks(answer: str, tests: Any, executed: bool = False) -> list[Attack]:

@@ -26,14 +26,15 @@ from grpo_nb.reward_lab.amounts import (
     amounts,
     attack_all,
     findings,
+    right_text,
     roles,
     runs_here,
     table,
     weighted,
 )
-from grpo_nb.reward_lab.attacks import Attack
+from grpo_nb.reward_lab.attacks import Attack, verified
 from grpo_nb.reward_lab.mentions import columns_of, missing_columns
-from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, cut, prompt_text, read_rows
+from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, accepted, cut, prompt_text, read_rows
 from grpo_nb.reward_lab.written import (
     LONG_STEPS,
     Written,
@@ -45,6 +46,7 @@ from grpo_nb.reward_lab.written import (
     find,
     others_of,
 )
+from grpo_nb.rewards.contract import TRLS_OWN
 from grpo_nb.runs.files import read_yaml
 
 FIXES = read_yaml(Path(__file__).with_name("fixes.yaml"))  # {finding: what to do}
@@ -159,7 +161,8 @@ def check_rewards(
         The verdict. Print it, or look at `findings`, `reference` and `table`.
 
     Raises:
-        ValueError: There is no reward, there are no rows, or the weights do not fit.
+        ValueError: There is no reward, there are no rows, the weights do not fit, or an attack of
+            your own has a placeholder that does not exist.
 
     >>> def right(completions, answer, **kwargs):
     ...     return [float(a in text) for text, a in zip(completions, answer)]
@@ -171,7 +174,7 @@ def check_rewards(
     funcs, rows = _functions(reward_funcs), read_rows(dataset)
     weights = _weights(reward_weights, args, len(funcs))
     scorer = Scorer(funcs, rows, processing_class)
-    test = _Test(scorer, weights, _longest(args), list(attacks))
+    test = _Test(scorer, weights, _longest(args), verified(attacks))
     test.static()
     if not test.unusable:
         test.behavior(_numbers(correct, scorer), reference, form, _texts(completions))
@@ -194,6 +197,8 @@ def right_reward(
     if style is None or not style.answers:
         return ""
     earnings = amounts(scorer, array, style, affordable_rows(scorer, style))
+    if not earnings.rows:
+        return ""
     gains = np.abs(earnings.right - earnings.wrong).mean(axis=0)
     right = roles(scorer, array, style, earnings, []).right
     longer = [(row, style.write(style.answers[row], LONG_STEPS)) for row in earnings.rows]
@@ -224,11 +229,15 @@ class _Test:
             self.checks.append(Check(title, state, evidence, FIXES.get(name, "")))
 
     def static(self) -> None:
-        """Find what shows without a call: columns that are missing."""
+        """Find what shows without a call: columns that are missing, arguments that are refused."""
         scorer = self.scorer
         if "prompt" not in scorer.rows[0]:
             self.add("prompt", "warning", f"the rows have no column `prompt`: {scorer.columns}")
         for number, func in enumerate(scorer.funcs):
+            if (names := accepted(func)) is not None:
+                refused = [n for n in (*TRLS_OWN[:3], *scorer.columns) if n not in names]
+                evidence = f"it has no **kwargs; TRL passes {', '.join(refused or TRLS_OWN[3:])}"
+                self.add("arguments", "stop", evidence, number)
             if absent := missing_columns(func, scorer.columns):
                 evidence = f"it reads {absent[0]!r}; the rows have {scorer.columns}"
                 self.add("missing column", "stop", evidence, number)
@@ -351,6 +360,8 @@ class _Test:
     def _without_reference(self, tried: int, batch: Sequence[tuple[int, str]]) -> None:
         """Say why no attack can be judged, and what earns most of what was tried."""
         scorer = self.scorer
+        if scorer.faults:  # a reward that fails is the one finding
+            return
         columns_in_use = sorted(
             {c for func in scorer.funcs for c in columns_of(func, scorer.columns)}
         )
@@ -364,6 +375,8 @@ class _Test:
                 f"no way of writing an answer earns more than another row's answer; {tried} were "
                 f"tried, such as {cut(ways[hidden[0]][number], 60)} ({hidden[0]})"
             )
+            if self._reversed():
+                return
             is_answer = ANSWERS.search(hidden[0].partition(",")[0])
             self.add("nothing earns", "stop" if is_answer else "warning", evidence)
         elif columns_in_use:
@@ -375,6 +388,23 @@ class _Test:
         else:
             self.add("no reference", "note", "the rows hold no answers, and nothing is compared")
         self._hollow(bool(spread.any()), bool(hidden))
+
+    def _reversed(self) -> bool:
+        """Say so if the total tells right from wrong, and pays the wrong answer more."""
+        scorer, weights = self.scorer, -self.weights
+        style, _ = find(scorer, weights)
+        if style is None or not style.answers:
+            return False
+        earnings = amounts(scorer, weights, style, affordable_rows(scorer, style))
+        if len(earnings.rows) < 4 or not (earnings.gap > 1e-6).all():
+            return False
+        evidence = (
+            f"{cut(style.write(style.answers[earnings.rows[0]]))} earns "
+            f"{0 - earnings.right.sum(axis=1).mean():.3g}, another row's answer "
+            f"{0 - earnings.wrong.sum(axis=1).mean():.3g}"
+        )
+        self.add("sign", "stop", evidence, 0 if len(scorer.funcs) == 1 else None)
+        return True
 
     def _hollow(self, differ: bool, answers: bool) -> None:
         """Say which text without content earns most, where nothing is known to be right."""
@@ -391,7 +421,10 @@ class _Test:
         """Find the rewards' roles, score all references, and attack."""
         scorer, weights, style = self.scorer, self.weights, self.written
         rows = affordable_rows(scorer, style)
-        self.paid = earnings = amounts(scorer, weights, style, rows)
+        earnings = amounts(scorer, weights, style, rows)
+        if not earnings.rows:  # no right answer could be scored; the fault says why
+            return None
+        self.paid = earnings
         self.roles = part = roles(scorer, weights, style, earnings, correct)
         gap = earnings.gap
         if not (gap > 1e-6).any():
@@ -436,6 +469,10 @@ class _Test:
             return
         row = self.paid.rows[0]
         pairs = [(row, style._replace(form=form).write(style.answers[row])) for form in requests]
+        scorer.scores(pairs)
+        pairs = [pair for pair in pairs if pair not in scorer.failed]
+        if not pairs:
+            return
         earnings = weighted(scorer, self.weights, pairs)[:, self.roles.right].sum(axis=1)
         wrong = self.paid.wrong[:, self.roles.right].sum(axis=1)[0]
         if earnings.max() <= wrong + 1e-6:
@@ -452,13 +489,13 @@ class _Test:
         each = float((scorer.seconds / np.maximum(scorer.calls, 1)).sum())
         count = int(np.clip(0.2 / max(2 * each, 1e-9), 4, REFERENCE_ROWS))
         numbers, others = list(style.answers)[:count], others_of(style.answers)
-        own = [(n, style.write(style.answers[n])) for n in numbers]
+        own = [(n, right_text(style, scorer, n)) for n in numbers]
         other = [(n, style.write(others[n])) for n in numbers]
         both = weighted(scorer, self.weights, [*own, *other]).sum(axis=1)
         losers = [
-            n
-            for n, a, b in zip(numbers, both[: len(own)], both[len(own) :], strict=True)
-            if a <= b + 1e-6
+            pairs[0][0]
+            for *pairs, a, b in zip(own, other, both[: len(own)], both[len(own) :], strict=True)
+            if a <= b + 1e-6 and scorer.failed.isdisjoint(pairs)
         ]
         if losers:
             state = "stop" if len(losers) > len(numbers) / 2 else "warning"
@@ -534,9 +571,7 @@ class _Test:
         reference = ""
         if self.paid:
             row = self.paid.rows[0]
-            reference = (
-                style.own(self.scorer.rows[row]) if style.own else style.write(style.answers[row])
-            )
+            reference = right_text(style, self.scorer, row)
         lines = table(self.results, names)
         return RewardVerdict(
             Checks(checks), part, str(reference), style.form if style else "", lines, earned,

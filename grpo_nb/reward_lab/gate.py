@@ -115,7 +115,7 @@ def judge(test: RewardTest) -> Verdict:
             scores = behavior.record(test, problems)
         except Exception as error:  # a user's reward may raise anything; the verdict then fails
             if not any(check.state == "stop" for check in problems):
-                evidence = f"{error!r} {', '.join(getattr(error, '__notes__', []))}"
+                evidence = ", ".join([repr(error), *getattr(error, "__notes__", [])])
                 problems.append(Check("raises", "stop", evidence, FIXES["raises"]))
             return Verdict(Checks([_summary(problems), *problems]), probes, {}, pd.DataFrame())
     warmed = warm_folder(stage.run, config) is not None

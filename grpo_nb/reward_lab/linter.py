@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from grpo_nb.reward_lab.mentions import names_used
 from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer
-from grpo_nb.rewards.load import names_in
 from grpo_nb.rewards.surroundings import Muted, kept
 
 NOISE = 1e-6  # largest difference between scores that count as equal
@@ -98,12 +98,12 @@ def _grouped(scorer: Scorer, number: int, batch: Sequence[Pair], scores: Sequenc
 
 def _cause(scorer: Scorer, number: int, batch: Sequence[Pair]) -> str:
     """Return why two calls differ: "random", or "state" if it remembers earlier calls."""
-    if CLOCK & names_in(scorer.funcs[number]):
+    if CLOCK & names_used(scorer.funcs[number]):
         return "clock"
     one, other, again = (scorer.call(number, batch, seed=seed) for seed in ("1", "2", "1"))
     if not changed(one, again):
         return "random" if changed(one, other) else "state"
-    return "random" if RANDOM & names_in(scorer.funcs[number]) else "state"
+    return "random" if RANDOM & names_used(scorer.funcs[number]) else "state"
 
 
 def _other_order(batch: Sequence[Pair]) -> list[int]:

@@ -28,7 +28,21 @@ def strings_of(func: Callable[..., Any]) -> list[str]:
     >>> {"<answer>", "gold"} <= set(strings_of(right))
     True
     """
-    return list(dict.fromkeys(_strings(func, _module(func), set(), 0)))
+    leaves = _walked(func, _module(func), set(), 0)
+    return list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, str)))
+
+
+def names_used(func: Callable[..., Any]) -> set[str]:
+    """Return the names that the code of a reward, and of its helpers, uses.
+
+    >>> import time
+    >>> def now(): return time.time()
+    >>> def late(completions, **kwargs): return [now()] * len(completions)
+    >>> "time" in names_used(late)
+    True
+    """
+    functions = [f for f in _walked(func, _module(func), set(), 0) if not isinstance(f, str)]
+    return names_in(func).union(*map(names_in, functions))
 
 
 def _module(func: Any) -> str:
@@ -37,16 +51,19 @@ def _module(func: Any) -> str:
     return getattr(func, "__module__", "") or ""
 
 
-def _strings(value: Any, module: str, visited: set[int], depth: int) -> Iterator[str]:
-    """Yield the strings in a value; functions of other modules are followed only at the start."""
+def _walked(value: Any, module: str, visited: set[int], depth: int) -> Iterator[str | FunctionType]:
+    """Yield strings and functions in a value; functions of other modules only at the start."""
     if isinstance(value, str):
         yield value
         return
     if depth > DEPTH or id(value) in visited:
         return
     visited.add(id(value))
-    for part in _parts(value, module, depth):
-        yield from _strings(part, module, visited, depth + 1)
+    parts = _parts(value, module, depth)
+    if isinstance(value, FunctionType) and parts:
+        yield value
+    for part in parts:
+        yield from _walked(part, module, visited, depth + 1)
 
 
 def _parts(value: Any, module: str, depth: int) -> Sequence[Any]:
@@ -64,7 +81,7 @@ def _parts(value: Any, module: str, depth: int) -> Sequence[Any]:
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, Reward):
-        return [value.score, value.options]
+        return [value.score, value.options, [*value.columns, *value._optional]]
     if isinstance(value, FunctionType):
         if depth > 2 and value.__module__ != module:
             return []

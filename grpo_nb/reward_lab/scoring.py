@@ -1,5 +1,7 @@
 """Call rewards as TRL's GRPOTrainer calls them, on any completions, and remember the scores."""
 
+import inspect
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -11,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grpo_nb.reward_lab.mentions import mentions, missing_columns
+from grpo_nb.rewards import Reward
 from grpo_nb.rewards.contract import run
 from grpo_nb.rewards.judge import LLMJudge
 from grpo_nb.rewards.limits import TookTooLong
@@ -22,6 +25,8 @@ READ_ROWS = 256  # rows of the dataset that are looked at
 SECONDS = 4.0  # limit of one call, plus SECONDS_EACH for each completion
 SECONDS_EACH = 0.5
 SLOW = 0.004  # seconds a completion
+WAITS = 8  # seconds of waiting that count as one: a busy machine waits, too
+IN_FAILURES = 0.5  # seconds of calls that fail, after which failing completions are not told apart
 Pair = tuple[int, str]  # the number of a row, and a completion's text
 Row = dict[str, Any]
 
@@ -80,6 +85,7 @@ class Scorer:
 
     Attributes:
         faults: {number of a reward: its first fault}.
+        failed: The pairs that a reward failed on; nothing can be said of these.
         limit: Seconds that a call may take, besides SECONDS_EACH for each completion.
         grouped: Numbers of the rewards that compare the completions of a batch. Each of these
             scores a completion beside those of `beside`.
@@ -92,12 +98,15 @@ class Scorer:
         self.rows, self.tokenizer = list(rows), tokenizer
         self.columns = [name for name in rows[0] if name not in TRLS_ROW]
         self.faults: dict[int, Fault] = {}
+        self.failed: set[Pair] = set()
+        self.in_failures = np.zeros(len(self.funcs))
         self.grouped: set[int] = set()
         self.beside: dict[int, list[str]] = {}
         self.limit = SECONDS
         self.seconds = np.zeros(len(self.funcs))
         self.calls = np.zeros(len(self.funcs))
         self._kept: list[dict[Pair, float]] = [{} for _ in self.funcs]
+        self._taken = [accepted(func) for func in self.funcs]
         self._ids = [mentions(func, "completion_ids") for func in self.funcs]
         self._state = [mentions(func, "trainer_state") for func in self.funcs]
 
@@ -138,20 +147,24 @@ class Scorer:
 
     def _safe(self, number: int, pairs: Sequence[Pair]) -> list[float]:
         """Score a batch; a completion on which the reward fails is found, recorded and left out."""
-        if number in self.faults and self.faults[number].rule == "slow":
-            return [np.nan] * len(pairs)  # it is not waited for again
+        is_slow = number in self.faults and self.faults[number].rule == "slow"
+        if is_slow:  # it is not waited for again
+            self.failed.update(pairs)
+            return [np.nan] * len(pairs)
+        start = time.process_time()
         try:
             return self.call(number, pairs)
         except Exception as error:  # a user's reward may raise anything
-            if isinstance(error, TookTooLong) or len(pairs) == 1 or number in self.faults:
-                self.faults.setdefault(number, self._fault(number, error, pairs))
+            self.in_failures[number] += time.process_time() - start
+            is_spent = self.in_failures[number] > IN_FAILURES and number in self.faults
+            if isinstance(error, TookTooLong) or len(pairs) == 1 or is_spent:
+                if number not in self.faults:
+                    self.faults[number] = self._fault(number, error, pairs)
+                self.failed.update(pairs)
                 return [np.nan] * len(pairs)
             whole = error
         half = len(pairs) // 2
-        first = self._safe(number, pairs[:half])
-        if number in self.faults:  # one is enough: each further one costs calls
-            return first + [np.nan] * (len(pairs) - half)
-        last = self._safe(number, pairs[half:])
+        first, last = self._safe(number, pairs[:half]), self._safe(number, pairs[half:])
         if number not in self.faults:
             evidence = f"a batch of {len(pairs)} fails, its halves pass"
             is_misfit = isinstance(whole, _Misfit)
@@ -189,10 +202,11 @@ class Scorer:
     ) -> list[float]:
         """Call one reward once, as TRL does; the numbers and errors are the reward's own."""
         arguments = self.arguments(number, pairs, other_type)
-        limit, start = self.limit + SECONDS_EACH * len(pairs), time.perf_counter()
+        limit, start = self.limit + SECONDS_EACH * len(pairs), _clocks()
         with redirect_stdout(Muted()), redirect_stderr(Muted()):
             scores = run(self.funcs[number], limit, arguments, seed)
-        self.seconds[number] += time.perf_counter() - start
+        computed, waited = _clocks() - start
+        self.seconds[number] += max(computed, waited / WAITS)
         self.calls[number] += len(pairs)
         if len(scores) != len(pairs):
             raise _Misfit("wrong length", f"{len(scores)} scores for {len(pairs)} completions")
@@ -215,13 +229,40 @@ class Scorer:
         ]
         columns["completion_ids"] = self._tokens(texts) if self._ids[number] else [[0]] * len(texts)
         columns["trainer_state"] = _trainer_state() if self._state[number] else None
-        return columns | {"log_extra": _ignore, "log_metric": _ignore}
+        columns |= {"log_extra": _ignore, "log_metric": _ignore}
+        names = self._taken[number]
+        return columns if names is None else {k: v for k, v in columns.items() if k in names}
 
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
         if self.tokenizer is None:
             return [[1] * len(text.split()) for text in texts]
         tokenizer = getattr(self.tokenizer, "tokenizer", self.tokenizer)  # inside a processor
         return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+
+
+def accepted(func: Callable[..., Any]) -> set[str] | None:
+    """Return the names of the arguments that a reward takes; None if it takes any.
+
+    >>> accepted(lambda completions, answer: [0.0]) == {"completions", "answer"}
+    True
+    """
+    try:
+        parameters = inspect.signature(func).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return None
+    if isinstance(func, Reward) or any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    return {each.name for each in parameters}
+
+
+def _clocks() -> np.ndarray:
+    """Return seconds of the processor, with those of finished child processes, and of the clock.
+
+    How long a reward takes is told by the first: another process makes it no slower.
+    """
+    times = os.times()
+    children = times.children_user + times.children_system
+    return np.array([time.process_time() + children, time.perf_counter()])
 
 
 class _Misfit(ValueError):

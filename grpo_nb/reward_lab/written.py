@@ -303,6 +303,8 @@ def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
             pairs.append((tag, closing))
         elif "</" in tag and tag.replace("/", "") not in tags:
             pairs.append((tag.replace("/", ""), tag))
+        elif word.startswith("end_") and tag.replace("end_", "start_") not in tags:
+            pairs.append((tag.replace("end_", "start_"), tag))
     return pairs
 
 

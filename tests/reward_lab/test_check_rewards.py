@@ -20,6 +20,7 @@ from hackable import ROWS as SUMS
 from grpo_nb import check_rewards
 from grpo_nb.__main__ import main
 from grpo_nb.reward_lab import Attack
+from grpo_nb.reward_lab.attacks import read_attacks
 from grpo_nb.rewards import PRESETS, Reward, numeric_correctness_reward
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -605,6 +606,111 @@ def test_attacks_of_your_own_join_the_verdict(reward, kind, completion, state):
     (line,) = [line for line in verdict.table if line["attack"] == "begging"]
     assert line["won"] == state and line["kind"] == kind
     assert "begging" not in names_of(found(SOUND, attacks=own[:1] if kind != "honest" else []))
+
+
+@pytest.mark.parametrize(
+    ("attack", "refusal"),
+    [
+        (
+            Attack("a", "a", "wrong", "{reference}"),
+            "'a' has the placeholder {reference}: use those",
+        ),
+        (
+            Attack("a", "a", "wrong", [("{wrong}", "1")]),
+            "the placeholder {wrong}: use those of ans",
+        ),
+        (Attack("a", "a", "evil", "1"), "has the kind 'evil': give one of hollow, wrong, honest"),
+    ],
+)
+def test_an_attack_that_cannot_be_written_is_refused(attack, refusal):
+    with pytest.raises(ValueError, match=re.escape(refusal)):
+        found(SOUND, attacks=[attack])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "no JSON",
+        "[]",
+        '{"attack": "a"}',
+        '{"completion": "1"}',
+        '{"attack": "a", "completion": 5}',
+        '{"attack": "a", "completion": "1", "kind": "evil"}',
+        '{"attack": "a", "completion": "1", "weight": 2}',
+    ],
+)
+def test_a_line_that_is_no_attack_is_refused_with_its_number(line, tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"attack": "one", "completion": [["{long}", "{other}"]]}\n\n' + line)
+    with pytest.raises(ValueError, match=r"own.jsonl, line 3: .* is not an attack: write"):
+        read_attacks(path)
+    path.write_text(path.read_text().removesuffix(line))
+    assert read_attacks(path) == [Attack("one", "one", "wrong", [("{long}", "{other}")])]
+    with pytest.raises(FileNotFoundError, match=r"create it, or set rewards\.cases"):
+        read_attacks(tmp_path / "none.jsonl")
+
+
+# -- rewards that fail on some completions are judged by what they score
+
+STRICT = mine(lambda t, a: float(int(t) == int(a)))
+UNREAD = mine(lambda t, a: float(t.strip() == a))
+
+
+def test_a_reward_that_raises_gets_one_stop_and_its_other_scores_count():
+    verdict = found(STRICT)
+    assert names_of(verdict, "stop") == ["mine: raises"] and verdict.reference == "41"
+    never = found(mine(lambda t, a: [][1]))
+    assert names_of(never) == ["mine: raises"] and "IndexError" in never.findings[0].evidence
+
+
+def slow_on(long):
+    def score(text, answer):
+        if len(text) > long:
+            time.sleep(3)
+        return exact(text, answer)
+
+    return mine(score)
+
+
+def test_a_reward_that_takes_too_long_is_accused_of_nothing_else():
+    assert names_of(found(slow_on(0))) == ["mine: hangs"]
+    slow = [name for name in names_of(found([SOUND, slow_on(2000)])) if "mine" not in name]
+    assert not slow
+
+
+def test_a_reward_without_keyword_arguments_is_told_so_and_tested_all_the_same():
+    def right(completions, answer):
+        return [exact(text, a) for text, a in zip(completions, answer, strict=True)]
+
+    verdict = found(right)
+    (check,) = verdict.findings
+    assert check.name == "right: arguments" and "TRL passes prompts, completion_ids" in (
+        check.evidence
+    )
+    assert "**kwargs" in check.fix and verdict.roles == {"right": "right"}
+
+
+@pytest.mark.parametrize("options", [{}, {"reward_weights": [-1.0]}])
+def test_a_single_reward_that_pays_wrong_answers_more_is_told_to_turn_its_sign(options):
+    sign = 1 if options else -1
+    verdict = found(mine(lambda t, a: sign * exact(t, a)), **options)
+    assert names_of(verdict) == ["mine: sign"]
+
+
+def test_a_clock_in_a_helper_is_named_as_the_clock():
+    def now():
+        return time.time() % 1
+
+    assert "mine: clock" in names_of(found(mine(lambda t, a: exact(t, a) + now())))
+
+
+def test_attacks_are_cut_as_training_would_cut_them():
+    """Whether text after 2,000 characters is paid does not matter if completions end at 400."""
+    verdict = found(SOUND, args={"max_completion_length": 100})
+    assert verdict.passed and verdict.table
+    end = mine(lambda t, a: exact(t, a) + float(t.endswith("100")))  # of the numbers from 0 to 100
+    assert "every number" in names_of(found(end))
+    assert "every number" not in names_of(found(end, args={"max_completion_length": 50}))
 
 
 def test_a_verdict_prints_at_most_twelve_findings_and_writes_all_as_json():

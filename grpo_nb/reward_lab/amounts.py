@@ -271,7 +271,7 @@ def _tests(
         yield "stop", "earns as much as a right answer", total > full - margin / 2
         yield "stop", "counts as right", counts & (total > full - NEARLY * gap)
         yield "warning", "counts as right, and earns less", counts
-        if not KNOWING.search(str(attack.completion)):
+        if not KNOWING.search(str(attack.completion)) and attack.family != "single test":
             honest = np.maximum(low, paid.longer.sum(axis=1))
             yield "warning", "earns more than an honest wrong answer", total > honest + margin
         if attack.family == "empty form":

@@ -309,7 +309,11 @@ def code_attacks(answer: str, tests: Any, executed: bool = False) -> list[Attack
     }
     if executed:  # these would end or change this process
         programs = {key: programs[key] for key in ("special-cased test", "says that it passed")}
-    return [Attack(key, "program", "wrong", [(R, text)]) for key, text in programs.items()]
+    families = {"special-cased test": "single test"}
+    return [
+        Attack(key, families.get(key, "program"), "wrong", [(R, text)])
+        for key, text in programs.items()
+    ]
 
 
 def _special_case(head: str, tests: Any) -> str:

@@ -1,7 +1,7 @@
 """Call rewards as TRL's GRPOTrainer calls them, on any completions, and remember the scores."""
 
 import inspect
-import os
+import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -25,7 +25,6 @@ READ_ROWS = 256  # rows of the dataset that are looked at
 SECONDS = 4.0  # limit of one call, plus SECONDS_EACH for each completion
 SECONDS_EACH = 0.5
 SLOW = 0.004  # seconds a completion
-WAITS = 8  # seconds of waiting that count as one: a busy machine waits, too
 IN_FAILURES = 0.5  # seconds of calls that fail, after which failing completions are not told apart
 Pair = tuple[int, str]  # the number of a row, and a completion's text
 Row = dict[str, Any]
@@ -205,8 +204,8 @@ class Scorer:
         limit, start = self.limit + SECONDS_EACH * len(pairs), _clocks()
         with redirect_stdout(Muted()), redirect_stderr(Muted()):
             scores = run(self.funcs[number], limit, arguments, seed)
-        computed, waited = _clocks() - start
-        self.seconds[number] += max(computed, waited / WAITS)
+        computed, passed, waits = _clocks() - start
+        self.seconds[number] += passed if waits else computed
         self.calls[number] += len(pairs)
         if len(scores) != len(pairs):
             raise _Misfit("wrong length", f"{len(scores)} scores for {len(pairs)} completions")
@@ -256,13 +255,14 @@ def accepted(func: Callable[..., Any]) -> set[str] | None:
 
 
 def _clocks() -> np.ndarray:
-    """Return seconds of the processor, with those of finished child processes, and of the clock.
+    """Return seconds of the processor and of the clock, and how often this thread has waited.
 
-    How long a reward takes is told by the first: another process makes it no slower.
+    How long a reward takes is told by the first, which other processes do not lengthen, unless it
+    waits for something: a program, a server, another thread.
     """
-    times = os.times()
-    children = times.children_user + times.children_system
-    return np.array([time.process_time() + children, time.perf_counter()])
+    thread = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+    waits = resource.getrusage(thread).ru_nvcsw
+    return np.array([time.process_time(), time.perf_counter(), waits])
 
 
 class _Misfit(ValueError):

@@ -109,7 +109,7 @@ def solutions(rows: Sequence[Row], columns: Sequence[str]) -> dict[int, str]:
     These are rows with a number and a list of at most five numbers; {} for other data.
 
     >>> solutions([{"target": 93, "nums": [54, 34, 5]}], ["target", "nums"])
-    {0: '(54 + 34) + 5'}
+    {0: '(5 + 34) + 54'}
     """
     result = {}
     for number, row in enumerate(rows[:16]):
@@ -496,10 +496,14 @@ class _Search:
         return bool(sizes[way] > 4 * min(sizes.values()) + 20)
 
     def _affordable(self, candidates: Sequence[tuple[str, str]]) -> int:
-        """Return how many candidates can be tried in SECONDS, from the time that a few take."""
+        """Return how many candidates can be tried in SECONDS, from the time that a few take.
+
+        These are spread over all: a program is only run where it stands in its form.
+        """
+        spread = candidates[:: max(1, len(candidates) // 16)]
         pairs = [
             (number, fill(form, answer, self.reasoning))
-            for way, form in candidates[:8]
+            for way, form in spread
             for number, answer in list(self.ways[way].items())[:1]
         ]
         self.scorer.scores(pairs[:1])  # the first call imports and compiles

@@ -345,7 +345,7 @@ assert not are_progress_bars_disabled()
 
 def test_no_bars_of_libraries_stand_in_a_notebook(runs_dir, monkeypatch):
     """As in JupyterLab, whose kernels have none of `QUIET`, and are no forks."""
-    for name in QUIET:  # a run in this process leaves them
+    for name in (*QUIET, "JUPYTER_PATH"):  # a run in this process leaves them; that of the forks
         monkeypatch.delenv(name, raising=False)
     cell = nbformat.v4.new_code_cell(LOADING)
     notebook = nbformat.v4.new_notebook(cells=[cell])

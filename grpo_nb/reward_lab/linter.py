@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from grpo_nb.reward_lab.mentions import names_used
-from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer
+from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer, clock
 from grpo_nb.rewards.surroundings import Muted, kept
 
 NOISE = 1e-6  # largest difference between scores that count as equal
@@ -205,11 +205,11 @@ def _growth(
     """Return what `growth` returns."""
     cases = [(begin, unit, write) for write in writers for begin, unit in STRESS]
     worst, before = (0.0, "", 0.0), LENGTHS[0]
-    start, begun = time.thread_time(), time.perf_counter()
+    start, begun = time.thread_time(), clock()
 
     def is_late() -> bool:
         """Return whether the test took enough time of its own, or several times as much."""
-        waited = time.perf_counter() - begun
+        waited = clock() - begun
         return time.thread_time() - start > ALL or waited > 3 * ALL
 
     for length in [each for each in LENGTHS if each < longest] + [longest]:

@@ -332,7 +332,7 @@ def alarms_of(record: dict[str, Any]) -> dict[str, int]:
     from grpo_nb.training import health
 
     about, found = record["about"], {}
-    known = health.Expected(about["rewards"], about["completions"], about["eval_rows"])
+    known = health.Expected(about["rewards"], about["completions"], about["eval_rows"], STEPS)
     watch = health.Watch(known)
     for line in record["lines"]:
         validated = line["step"] % VALIDATED == 0 or line["step"] == STEPS

@@ -1,19 +1,24 @@
 """GRPO notebook workbench: teach a language model a verifiable skill, and prove the gain.
 
-`check_rewards` tests the rewards of any GRPO notebook. The notebooks of this project call the
-modules of this package; README.md says how to start.
+`check_rewards` tests the rewards of any GRPO notebook, and `autopsy` reads the log of any GRPO run.
+The notebooks of this project call the modules of this package; README.md says how to start.
 """
 
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["RewardVerdict", "check_rewards"]
+TOOLS = {
+    "RewardVerdict": "grpo_nb.reward_lab.check",
+    "check_rewards": "grpo_nb.reward_lab.check",
+    "autopsy": "grpo_nb.diagnosis",
+}
+__all__ = ["RewardVerdict", "autopsy", "check_rewards"]
 
 
 def __getattr__(name: str) -> Any:
     """Import a tool when it is used first, so that importing the package stays quick."""
-    if name not in __all__:
+    if name not in TOOLS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module("grpo_nb.reward_lab.check"), name)
+    return getattr(import_module(TOOLS[name]), name)

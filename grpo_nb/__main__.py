@@ -22,6 +22,10 @@ The file may define reward_funcs and reward_weights; otherwise each function wit
 `completions` is a reward, but those that another one calls. It may define reference(row), form
 and correct, which mean what they mean in check_rewards."""
 
+AUTOPSY = """WHAT is TRL's output_dir or a checkpoint, a trainer_state.json, JSON lines, a CSV file
+of W&B, an executed notebook with a table of steps, or a run of ours.
+exit code: 0 if nothing is as grave as --fail-on, 1 if something is, 2 if WHAT cannot be read."""
+
 
 def run(placebo: str | None, dry_run: bool, force: bool, **options: Any) -> None:
     from grpo_nb.pipeline import notebooks
@@ -90,6 +94,17 @@ def judge_file(rewards: Path, data: Path, as_json: bool) -> int:
     return 0 if verdict.passed else 1
 
 
+def diagnose(what: Path, correct: str, html: Path | None, fail_on: str) -> int:
+    from grpo_nb.diagnosis import autopsy
+
+    result = autopsy(what, correct=correct)
+    print(result)
+    if html:
+        print(f"{result.save(html)} is written")
+    states = ("stop", "warning", "note", "ok")
+    return int(states.index(result.worst()) <= states.index(fail_on))
+
+
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse a command line into `do` (a function or "module:function") and its arguments."""
     parser = argparse.ArgumentParser(
@@ -137,6 +152,12 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add("rewards", type=Path, metavar="REWARDS.py", help="functions in TRL's shape")
     add("--data", type=Path, required=True, metavar="ROWS.jsonl", help="JSON lines, or Parquet")
     add("--json", action="store_true", dest="as_json", help="print the verdict as JSON")
+    what = "find out what went wrong in a GRPO run, whoever trained it"
+    add = _command(commands, "autopsy", diagnose, what, AUTOPSY)
+    add("what", type=Path, metavar="WHAT", help="an output folder, a log, an executed notebook")
+    add("--correct", default="", metavar="REWARD", help="the reward that says what is right")
+    add("--html", type=Path, metavar="FILE", help="write the diagnosis with its curves")
+    add("--fail-on", default="stop", choices=("stop", "warning"), help="default: stop")
     what = "say what this machine has, and how to get the rest"
     _command(commands, "doctor", "grpo_nb.pipeline.doctor:report", what)
 

@@ -1,14 +1,14 @@
 """Raise alerts from the metrics of a training run, each with a cause, evidence and a remedy.
 
-No limit is an absolute reward, KL or gradient norm: a window of steps is compared with the run's
-own past, its noise, and the range of its rewards. The same alert is raised again only after a
-window of steps without its cause.
+No limit is an absolute reward or gradient norm: a window of steps is compared with the run's own
+past, its noise, and the range of its rewards. A window holds enough completions to tell, so it is
+longer where a step has few. The same alert is raised again only after a window without its cause.
 """
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -16,22 +16,18 @@ from typing import Any, NamedTuple
 
 from grpo_nb.runs import Check
 from grpo_nb.runs.files import read_json, read_lines, read_yaml
+from grpo_nb.training.rules import EXACT, PARTS
 
 # The texts of each alert, its limits, and the number of recorded tiny runs that raised it
 # (`python benchmarks/alarms.py rates` writes the third file).
 ALERTS = read_yaml(Path(__file__).with_name("alerts.yaml"))
 LIMITS = SimpleNamespace(**read_yaml(Path(__file__).with_name("alert_limits.yaml")))
 RATES = read_json(Path(__file__).with_name("alert_rates.json"))
+# The same for runs that others published (`python benchmarks/public_logs.py --write` writes it).
+PUBLIC_RATES = read_json(Path(__file__).with_name("public_rates.json"))
 # The same for the alerts about judges (`python benchmarks/judge.py --faults` writes it).
 JUDGE_RATES = read_json(Path(__file__).with_name("judge_rates.json"))
 PAGE = "docs/troubleshooting.md"
-# TRL's name for how far vLLM's log-probabilities are from the policy's [nats per token].
-DIFFERENCE = "sampling/sampling_logp_difference/mean"
-HABITS = ("length", "markup", "style")  # what a judge's scores may correlate with (`judges.habits`)
-# If one of these held-out figures falls and the reward does not, the policy hacks the rewards. The
-# second figure does not depend on the rewards: pleas may persuade a judge to accept other answers.
-EXACT = "fewer answers are the reference"  # they may be right in other words: a reader decides
-HELD_OUT = {"eval/accuracy": "held-out accuracy falls", "eval/exact": EXACT}
 
 
 def section(name: str) -> str:
@@ -44,24 +40,27 @@ def section(name: str) -> str:
 
 
 def rates(rule: str) -> str:
-    """Say how many of the recorded tiny runs of each kind (clean, …) raised the alert."""
-    corpus = RATES if rule in RATES["alerts"] else JUDGE_RATES
-    if rule not in corpus["alerts"]:
-        return "error rate not measured"
-    counts = corpus["alerts"][rule]
-    shares = [f"{counts[kind]} of {runs} {kind}" for kind, runs in corpus["runs"].items()]
-    return f"recorded tiny runs: {', '.join(shares)}"
+    """Say how many recorded tiny runs, and public runs, of each kind raised the alert."""
+    tiny = RATES if rule in RATES["alerts"] else JUDGE_RATES
+    parts = []
+    for name, corpus in (("recorded tiny runs", tiny), ("public runs", PUBLIC_RATES)):
+        if counts := corpus["alerts"].get(rule):
+            shares = [f"{counts[kind]} of {runs} {kind}" for kind, runs in corpus["runs"].items()]
+            parts.append(f"{name}: {', '.join(shares)}")
+    return "; ".join(parts) or "error rate not measured"
 
 
 class Expected(NamedTuple):
     """Hold the facts about a training run that are known before its first step.
 
-    rewards: {name: (weight, lowest score, highest score)}; the first reward decides what is
-        correct.
+    rewards: {name: (weight, lowest score, highest score)}.
     completions: Number of completions scored in a step.
     eval_rows: Number of prompts of the validation split.
     max_steps: Number of training steps.
     memory_gib: Memory that training may use.
+    correct: The reward that decides what is right; by default the first one, "" if it is not known.
+    logging_steps: Number of steps of which a line holds the means.
+    max_completion_length: The cap of completions [tokens]; 0 if it is not known.
     """
 
     rewards: Mapping[str, tuple[float, float, float]]
@@ -69,6 +68,9 @@ class Expected(NamedTuple):
     eval_rows: int = 64
     max_steps: int = 0
     memory_gib: float = math.inf
+    correct: str | None = None
+    logging_steps: int = 1
+    max_completion_length: int = 0
 
 
 class Watch:
@@ -77,59 +79,139 @@ class Watch:
     def __init__(self, expected: Expected) -> None:
         self.expected, self.limits = expected, LIMITS
         self.lines, self.evals, self._held = [], [], {}
+        first = next(iter(expected.rewards), "")
+        self.correct = first if expected.correct is None else expected.correct
+        self.each = max(1, expected.completions) * max(1, expected.logging_steps)  # of a line
+        # A line that is the mean of several steps counts as these steps; three show a spread.
+        least = max(3, LIMITS.window // max(1, expected.logging_steps))
+        self.window = max(least, math.ceil(LIMITS.completions / self.each))
+        self.patience = self.window * LIMITS.patience // LIMITS.window
 
     def feed(self, line: Mapping[str, Any]) -> list[Check]:
         """Take one line of metrics, and return the alerts that it raises."""
-        if _number(line.get("eval/accuracy")):
+        if is_number(line.get("eval/accuracy")):
             self.evals.append((len(self.lines), line))
         self.lines += [line] if "reward" in line else []
         new, now = [], len(self.lines)
         for rule, about, evidence in chain(*(part(self) for part in PARTS)):
-            if now - self._held.get((rule, about), -math.inf) > self.limits.window:
-                cause, fix = (ALERTS[rule][part].format(about) for part in ("cause", "fix"))
-                sentence = f"step {line.get('step') or now}: {cause} ({evidence}; {rates(rule)})"
-                grave = "grave" in ALERTS[rule] and about != EXACT
-                fix += f"; see {section(rule)}"
-                new.append(Check(rule, "stop" if grave else "warning", sentence, fix))
+            if now - self._held.get((rule, about), -math.inf) > self.window:
+                new.append(self.alert(rule, about, evidence, line.get("step") or now))
             self._held[rule, about] = now
         return new
+
+    def alert(self, rule: str, about: str, evidence: str, step: int) -> Check:
+        """Return an alert with its cause, its rate in recorded runs, and its remedy."""
+        cause, fix = (ALERTS[rule][part].format(about) for part in ("cause", "fix"))
+        sentence = f"step {step}: {cause} ({evidence}; {rates(rule)})"
+        grave = "grave" in ALERTS[rule] and about != EXACT
+        fix += f"; see {section(rule)}"
+        return Check(rule, "stop" if grave else "warning", sentence, fix)
 
     def holding(self) -> set[str]:
         """Return the rules whose conditions were met within the last window of lines."""
         now = len(self.lines)
-        return {rule for (rule, _), at in self._held.items() if now - at <= self.limits.window}
+        return {rule for (rule, _), at in self._held.items() if now - at <= self.window}
 
     def last(self, key: str, ago: int = 0, count: int = 0) -> list[float]:
         """Return a metric's values in the window that ended `ago` lines ago; [] if incomplete."""
-        start = len(self.lines) - ago - (count or self.limits.window)
+        start = len(self.lines) - ago - (count or self.window)
         lines = self.lines[start : len(self.lines) - ago] if start >= 0 else []
-        return [line[key] for line in lines if _number(line.get(key))]
+        return [line[key] for line in lines if is_number(line.get(key))]
 
-    def mean(self, key: str, ago: int = 0) -> float:
+    def mean(self, key: str, ago: int = 0, count: int = 0) -> float:
         """Return a metric's mean in the window that ended `ago` lines ago; NaN without values."""
-        return fmean(self.last(key, ago) or [math.nan])
+        return fmean(self.last(key, ago, count) or [math.nan])
+
+    def least(self, key: str, steps: int = 0) -> float:
+        """Return a share that the last window exceeds beyond chance: two standard errors less.
+
+        Args:
+            key: A share, of the completions or of something else.
+            steps: How many independent parts the window has; by default its completions.
+        """
+        share = self.mean(key)
+        return share - 2 * math.sqrt(abs(share * (1 - share)) / (steps or self.each * self.window))
+
+    def many(self) -> int:
+        """Return how many lines hold enough completions to say that the reward does not rise."""
+        return max(self.window, -(-self.limits.enough // 6 // self.each))
 
     def rise(self, key: str, ago: int, count: int = 0) -> tuple[float, float]:
-        """Return the rise of a window's mean over `ago` lines, and the rise's standard error."""
+        """Return the rise of a window's mean over `ago` lines, and the rise's standard error.
+
+        Equal values do not prove that there is no noise: of n completions that all failed, one in n
+        might have passed.
+        """
         then, now = self.last(key, ago, count), self.last(key, 0, count)
         if min(len(then), len(now)) < 2:
             return math.nan, math.nan  # every comparison with NaN is false
         errors = [math.dist(v, [fmean(v)] * len(v)) / (len(v) - 1) for v in (then, now)]
-        return fmean(now) - fmean(then), math.hypot(*errors) + 1e-9
+        least = self.spread(key) / (self.each * min(len(then), len(now)))
+        return fmean(now) - fmean(then), math.hypot(*errors, least) + 1e-9
 
-    def sure(self, key: str, ago: int) -> float:
+    def sure(self, key: str, ago: int, count: int = 0) -> float:
         """Return the rise of a window's mean over `ago` lines, divided by the standard error."""
-        rise, error = self.rise(key, ago)
+        rise, error = self.rise(key, ago, count)
         return rise / error
 
+    def noise(self, ago: int, count: int) -> float:
+        """Return the standard error of the mean reward in the `count` lines before `ago`.
+
+        It is that of its completions; those of a group are alike, so they count as half as many.
+        """
+        each = self.mean("reward_std", ago, count)
+        if not is_number(each):
+            values = self.last("reward", ago, count) or [math.nan]
+            each = math.dist(values, [fmean(values)] * len(values)) * math.sqrt(self.each / count)
+        size = self.each * count
+        return max(each * math.sqrt(2 / size), self.spread("reward") / size)
+
+    def spread(self, key: str) -> float:
+        """Return the range of what one completion adds to a metric; 0 if it is not known."""
+        if key == "reward":
+            low, full = self.ends()
+            return full - low
+        if key in ("frac_reward_zero_std", "completions/clipped_ratio"):
+            return 1.0
+        name = key.removeprefix("rewards/").removesuffix("/mean")
+        _, low, high = self.expected.rewards.get(name, (0, 0, 0))
+        return (high - low) if key == f"rewards/{name}/mean" else 0.0
+
+    def best(self, key: str, count: int) -> tuple[float, int]:
+        """Return the highest mean of a metric in `count` lines side by side, and how long ago."""
+        places = range(0, len(self.lines) - count + 1, count)
+        return max(((self.mean(key, ago, count), ago) for ago in places), default=(math.nan, 0))
+
     def flat(self, key: str, full: float) -> str:
-        """Return evidence that a curve does not rise; "" if it does, or if noise may hide it."""
-        for span in (self.limits.patience << double for double in range(12)):
+        """Return evidence that a curve has never risen; "" if it has, or if noise may hide it.
+
+        Nothing is said before `enough` completions: many a reward takes off late. Its slope, noise
+        included, has to be too small to gain a share `flat` of what is left in the whole run.
+        """
+        if len(self.lines) * self.each < self.limits.enough:
+            return ""
+        high, ago = self.best(key, self.window)
+        first = len(self.lines) - self.window
+        if high > self.mean(key, first) and ago < first and -self.fall(key, first, ago) > 2:
+            return ""
+        whole = (self.expected.max_steps or self.limits.usual) / self.expected.logging_steps
+        whole = max(whole, len(self.lines))
+        for span in (self.patience << double for double in range(12)):
             rise, error = self.rise(key, span // 2, span // 2)
-            least = self.limits.flat * (full - self.mean(key)) * span / self.limits.patience
+            least = self.limits.flat * (full - self.mean(key)) * (span // 2) / whole
             if rise <= 2 * error and rise + 2 * error < least:
-                return f"{self.mean(key):.3f}, {rise:+.3f} ± {2 * error:.3f} in {span} steps"
+                steps = span * self.expected.logging_steps
+                return f"{self.mean(key):.3f}, {rise:+.3f} ± {2 * error:.3f} in {steps} steps"
         return ""
+
+    def fall(self, key: str, then: int, now: int = 0) -> float:
+        """Return how far a window's mean fell from the one `then` lines ago, in standard errors."""
+        ends = [self.last(key, ago) for ago in (then, now)]
+        if min(map(len, ends)) < 2:
+            return math.nan
+        errors = [math.dist(v, [fmean(v)] * len(v)) / (len(v) - 1) for v in ends]
+        least = self.spread(key) / (self.each * min(map(len, ends)))
+        return (fmean(ends[0]) - fmean(ends[1])) / (math.hypot(*errors, least) + 1e-9)
 
     def ends(self) -> list[float]:
         """Return the lowest and the highest possible weighted total."""
@@ -137,146 +219,22 @@ class Watch:
         return [sum(pick(v * a, v * b) for v, a, b in ranges) for pick in (min, max)]
 
     def success(self, name: str) -> float:
-        """Return the share of a reward's range that the last window earns on average."""
+        """Return the share of a reward's range that the last window earns on average.
+
+        Args:
+            name: The reward; "" for the weighted total.
+        """
+        if not name:
+            low, high = self.ends()
+            return (self.mean("reward") - low) / ((high - low) or 1)
         _, low, high = self.expected.rewards[name]
         factor = fmean(self.last(f"{name}/factor") or [1]) or 1  # of a scheduled reward
         return (self.mean(f"rewards/{name}/mean") / factor - low) / ((high - low) or 1)
 
 
-def _number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value of a log is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _steps(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield alerts on values that are not numbers, on spikes, and on lengths of completions."""
-    now, limits = (w.lines or [{}])[-1], w.limits
-    for key in ("loss", "reward", *(f"rewards/{name}/mean" for name in w.expected.rewards)):
-        if key in now and not _number(now[key]):
-            yield "not a number", key, f"{key} is {now[key]}"
-    for key in ("grad_norm", "kl"):
-        past = [v for v in w.last(key, 2, min(limits.patience, len(w.lines) - 2)) if v > 0]
-        peaks = w.last(key, 0, 2)  # a spike of a single step is common and harmless
-        high = len(peaks) == 2 and len(past) >= 2 * limits.window
-        if high and min(peaks) > limits.spike * max(past):
-            yield "spike", key, f"{peaks[0]:.3g} and {peaks[1]:.3g}, at most {max(past):.3g} before"
-    cut, length = "completions/clipped_ratio", "completions/mean_length"
-    if w.mean(cut) > limits.truncated and w.sure(cut, limits.window) > -2:
-        yield "truncation", "", f"{w.mean(cut):.0%} of the completions"
-    for ago in (limits.patience, len(w.lines) - limits.window):
-        before, after = w.mean(length, ago), w.mean(length)
-        if after > limits.longer * before and w.sure("reward", ago) <= 2 < w.sure(length, ago):
-            yield "length creep", "", f"{before:.0f} → {after:.0f} tokens in {ago} steps"
-
-
-def _machine(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield alerts on the engine and on memory; they do not depend on what the model learns."""
-    limits, now, start = w.limits, len(w.lines), len(w.lines) - w.limits.window
-    latest, first = w.last(DIFFERENCE, 0, 2), w.mean(DIFFERENCE, start)
-    drift = w.mean(DIFFERENCE) > max(limits.drift * first, limits.difference / 10)
-    drift = drift and w.sure(DIFFERENCE, start) > limits.certainty
-    if len(latest) == 2 and (min(latest) > limits.difference or drift):
-        yield "samples differ", "", f"{latest[-1]:.3f} nats a token, in the first steps {first:.3f}"
-    key, windows = "memory_gib", [place * limits.window for place in range(5)]
-    means = [w.mean(key, ago) for ago in windows]  # the latest window first
-    pace = min(late - early for late, early in pairwise(means)) / limits.window
-    if pace > 0 and w.sure(key, windows[-1]) > limits.certainty:
-        end = now + (w.expected.memory_gib - means[0]) / pace
-        if end < w.expected.max_steps:
-            evidence = f"{pace:.3f} GiB more each step, {means[0]:.1f} GiB now"
-            yield "memory grows", "", f"{evidence}; {w.expected.memory_gib:.1f} at step {end:.0f}"
-
-
-def _signal(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield alerts on zero-advantage groups, and on held-out figures that fall.
-
-    A fall counts only while the reward does not fall.
-    """
-    key, limits, start = "frac_reward_zero_std", w.limits, len(w.lines) - w.limits.window
-    silent, right = w.mean(key), w.success(next(iter(w.expected.rewards)))
-    evidence = f"{silent:.0%} of the groups have zero advantage, success {right:.0%}"
-    # Unsloth's GPU trainer logs no entropy; the share of distinct samples is a substitute.
-    diversity = "entropy" if w.last("entropy") else "groups/distinct"
-    share = w.mean(diversity) / (w.mean(diversity, start) or 1)
-    is_uniform = w.sure(key, start) > limits.certainty and silent - right > 1 - limits.solved
-    (low, full), earned = w.ends(), w.last("reward", start)
-    is_low = w.mean("reward") - low <= (1 - limits.no_signal) * (full - low)
-    has_fallen = is_low and max(earned, default=low) - low > (1 - limits.solved) * (full - low)
-    # At most a share `right` of all groups can consist of right answers alone.
-    if has_fallen or (is_uniform and share < limits.entropy):
-        yield "collapse", "", f"{diversity} at {share:.0%} of its start, {evidence}"
-    elif silent > limits.no_signal:
-        yield "nothing left to learn" if right >= limits.solved else "nothing learnt", "", evidence
-    for key, what in HELD_OUT.items():
-        if not is_low and (evidence := _fall(w, key)):
-            yield "reward hacking", what, evidence
-
-
-def _fall(w: Watch, key: str) -> str:
-    """Return the evidence that a held-out figure fell and the reward did not; "" otherwise."""
-    points = [(at, line[key]) for at, line in w.evals if _number(line.get(key))]
-    at, best = max(points, key=lambda point: point[1], default=(0, 0.0))
-    half = w.limits.window // 2
-    # Half a window, because a whole one would hide a collapse within it.
-    rise, error = w.rise("reward", min(len(w.lines) - half, len(w.lines) - at), half)
-    for last, share in ((1, 1.0), (2, 0.75)):  # two validations in a row need to fall by less
-        if len(points) <= last or not rise > -2 * error:
-            return ""
-        end = max(value for _, value in points[-last:])
-        noise = math.sqrt(abs((best + end) * (2 - best - end)) / 2 / w.expected.eval_rows)
-        if best - end > share * w.limits.certainty * noise:
-            return f"held-out {best:.0%} → {end:.0%}, reward no lower"
-    return ""
-
-
-def _rewards(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield alerts on rewards that do not rise, that dominate, or that give no score."""
-    rewards, limits, start = w.expected.rewards, w.limits, len(w.lines) - w.limits.window
-    first, form = next(iter(rewards)), next((n for n in rewards if "_format_" in n), "")
-    low, full = w.ends()
-    is_learnt = max(w.success(first), (w.mean("reward") - low) / (full - low or 1)) >= limits.solved
-    if not is_learnt and not any(w.last(f"{name}/factor") for name in rewards):
-        is_formed = form not in ("", first) and w.success(form) >= limits.solved
-        key, top = (f"rewards/{first}/mean", rewards[first][2]) if is_formed else ("reward", full)
-        if evidence := w.flat(key, top):
-            yield "format learnt, correctness flat" if is_formed else "reward stuck", form, evidence
-    spread = {name: abs(v[0]) * w.mean(f"rewards/{name}/std") for name, v in rewards.items()}
-    for name in rewards:
-        share = spread[name] / (sum(spread.values()) or 1)
-        if name != first and share > limits.dominant and not is_learnt:
-            yield "one reward dominates", name, f"{share:.0%} of the weighted spread"
-        key, most = f"{name}/skipped", limits.skipped * w.expected.completions
-        if w.mean(key) > most or (w.sure(key, start) > limits.certainty and w.mean(key) > most / 5):
-            yield "no score", name, f"{w.mean(key):.1f} of {w.expected.completions} completions"
-
-
-def _episodes(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield alerts on episodes; without an environment, the metrics are NaN, and none is raised."""
-    share, start = w.mean("episodes/call_share"), len(w.lines) - w.limits.window
-    before, (low, _) = w.mean("episodes/call_share", start), w.ends()
-    if share < w.limits.entropy * before:
-        yield "calls vanish", "", f"{before:.0%} → {share:.0%} of the episodes call a tool"
-    gain, error = w.mean("episodes/gain"), w.rise("episodes/gain", start)[1]
-    if gain + 2 * error <= 0 and w.mean("reward") > low:
-        yield "calls without use", "", f"episodes with a call earn {gain:+.3f}"
-    if (cut := w.mean("episodes/at_limit")) > w.limits.truncated:
-        yield "turns to the limit", "", f"{cut:.0%} of the episodes"
-
-
-def _judges(w: Watch) -> Iterator[tuple[str, str, str]]:
-    """Yield alerts on judges; other rewards lack the metrics that are read here."""
-    start = len(w.lines) - w.limits.window
-    for name in w.expected.rewards:
-        if (change := max(w.last(f"{name}/drift"), default=0)) > w.limits.judge_drift:
-            yield "judge drifts", name, f"mean change {change:.2f} of a score"
-        for habit in HABITS:
-            key = f"{name}/{habit}"
-            rise, error = w.rise(key, start)
-            if rise > max(w.limits.habit, w.limits.certainty * error):
-                evidence = f"correlation {w.mean(key, start):.2f} → {w.mean(key):.2f} in groups"
-                yield "judge habit", key, evidence
-
-
-PARTS = (_machine, _steps, _signal, _rewards, _episodes, _judges)
 
 
 def summary(alerts: Iterable[Check]) -> str:
@@ -311,7 +269,7 @@ def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]
         _rise(watch),
         _check("alerts", not live, count, "follow the advice of the last one", gravity),
     ]
-    shares = [line["eval/format"] for line in lines if _number(line.get("eval/format"))]
+    shares = [line["eval/format"] for line in lines if is_number(line.get("eval/format"))]
     if shares:
         form = f"{shares[0]:.0%} → {shares[-1]:.0%} in validation; at least {limits.solved:.0%}"
         form_fix = "train longer; raise the weight of the format reward"
@@ -326,7 +284,7 @@ def _check(name: str, passed: bool, evidence: str, fix: str, state: Any = "warni
 def _rise(watch: Watch) -> Check:
     """Check that the reward rises from the first half of the steps to the second half."""
     steps, half = len(watch.lines), len(watch.lines) // 2
-    if steps < watch.limits.window:
+    if steps < watch.window:
         few = f"{steps} steps are too few to tell"
         return Check("reward rises", "warning", few, "train longer: raise train.max_steps")
     rise, error = watch.rise("reward", steps - half, half)

@@ -72,6 +72,7 @@ from grpo_nb.training import (
     patches,
     preflight,
     ranks,
+    rules,
 )
 from grpo_nb.training.arguments import expected, refuse_unusable
 from grpo_nb.training.callbacks import StepCallback, generation_is_used_up
@@ -363,7 +364,7 @@ class Trainer(GRPOTrainer):
         batch = super()._generate_and_score_completions(*args, **kwargs)
         by_engine = batch.get("sampling_per_token_logps") is not None and "num_images" not in batch
         if by_engine and not self.vllm_importance_sampling_correction:
-            self._record(health.DIFFERENCE, guard.engine_difference(self, batch))
+            self._record(rules.DIFFERENCE, guard.engine_difference(self, batch))
         return batch
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:

@@ -22,6 +22,7 @@ FLOORS = [
     {"training", "export"},
     {"evaluation"},
     {"views"},
+    {"diagnosis"},
     {"pipeline"},
     {"__main__"},
 ]

@@ -75,7 +75,7 @@ RIGHT, SILENT, LENGTH = "rewards/right/mean", "frac_reward_zero_std", "completio
 CUT, CALLS = "completions/clipped_ratio", "episodes/call_share"
 GAIN, LIMIT = "episodes/gain", "episodes/at_limit"
 OFFLINE, CAP = "model.fast_inference", "max_completion_length"
-OFF, MEMORY = health.DIFFERENCE, "memory_gib"
+OFF, MEMORY = training.rules.DIFFERENCE, "memory_gib"
 OFF_NOISE = 0.01 * np.abs(NOISE)
 SETTLING = 9 + 3 * (1 - np.exp(-RAMP * 8)) + NOISE / 9  # as where the longest completions come late
 FLAT = {RIGHT: 0.3 + 0.03 * NOISE, "reward": 0.8 + 0.03 * NOISE}
@@ -147,7 +147,7 @@ def test_a_policy_that_falls_to_pieces_at_once_has_collapsed_and_does_not_hack()
     weights = {"numeric_correctness_reward": 1, FORM: 0.25, "incremental_format_reward": 0.25}
     weights["reasoning_quality_reward"] = 0.125
     found = rules(lines, health.Expected({n: (w, 0, 1) for n, w in weights.items()}))
-    assert found == ["collapse", "truncation"]
+    assert sorted(found) == ["collapse", "truncation"]
 
 
 @pytest.mark.parametrize("beginning", [0.05, 0.25, 0.6])
@@ -206,7 +206,7 @@ def test_a_line_at_a_time_gives_the_same_and_a_held_out_line_of_its_own_counts()
     watch = health.Watch(EXPECTED)
     live = [alert for line in lines for alert in watch.feed(line)]
     assert live == examine(lines)
-    assert [a.name for a in live] == ["reward hacking"]
+    assert [a.name for a in live] == ["held-out accuracy does not follow", "reward hacking"]
 
 
 def test_an_answer_that_only_the_rewards_take_for_right_is_not_exact():

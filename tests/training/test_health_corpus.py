@@ -65,5 +65,6 @@ def test_clean_runs_are_quiet_and_hacks_are_named(judged):
 def test_an_alert_tells_its_rates_where_they_were_measured():
     clean = health.RATES["alerts"]["reward hacking"]["clean"]
     text = health.rates("reward hacking")
-    assert text.startswith(f"recorded tiny runs: {clean} of 20 clean, ") and text.endswith("hacked")
-    assert health.rates("spike") == "error rate not measured"
+    assert text.startswith(f"recorded tiny runs: {clean} of 20 clean, ") and "hacked" in text
+    assert "; public runs: " in health.rates("spike") and "of 27 sound" in health.rates("spike")
+    assert health.rates("memory grows") == "error rate not measured"

@@ -1,0 +1,286 @@
+"""Say what is wrong with a run: each function yields (rule, what it is about, evidence).
+
+A rule reads a `health.Watch`. A metric that a run does not log is NaN there; every comparison with
+it is false, so its rules are silent.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from grpo_nb.training.health import Watch
+
+Alarms = Iterator[tuple[str, str, str]]
+
+# TRL's name for how far vLLM's log-probabilities are from the policy's [nats per token].
+DIFFERENCE = "sampling/sampling_logp_difference/mean"
+LENGTH, CUT = "completions/mean_length", "completions/clipped_ratio"
+CLIPPED, SILENT = "clip_ratio/region_mean", "frac_reward_zero_std"
+GROUP = 16  # completions, at most, in most groups
+HABITS = ("length", "markup", "style")  # what a judge's scores may correlate with (`judges.habits`)
+# If one of these held-out figures falls and the reward does not, the policy hacks the rewards. The
+# second figure does not depend on the rewards: pleas may persuade a judge to accept other answers.
+EXACT = "fewer answers are the reference"  # they may be right in other words: a reader decides
+HELD_OUT = {"eval/accuracy": "held-out accuracy falls", "eval/exact": EXACT}
+
+
+def steps(w: "Watch") -> Alarms:
+    """Yield alerts on values that are not numbers, on spikes, and on lengths of completions."""
+    now, limits = (w.lines or [{}])[-1], w.limits
+    for key in ("loss", "reward", *(f"rewards/{name}/mean" for name in w.expected.rewards)):
+        if key in now and not _is_number(now[key]):
+            yield "not a number", key, f"{key} is {now[key]}"
+    for key in ("grad_norm", "kl"):
+        lost = [line[key] for line in w.lines[-w.window :] if not _is_number(line.get(key, 0))]
+        if len(lost) > 1:  # fp16 skips a step now and then
+            yield "not a number", key, f"{key} is {lost[-1]} in {len(lost)} of {w.window} lines"
+        past = [v for v in w.last(key, 2, min(w.patience, len(w.lines) - 2)) if v > 0]
+        peaks = w.last(key, 0, 2)  # a spike of a single step is common and harmless
+        high = len(peaks) == 2 and len(past) >= 2 * w.window
+        if high and min(peaks) > limits.spike * max(past):
+            yield "spike", key, f"{peaks[0]:.3g} and {peaks[1]:.3g}, at most {max(past):.3g} before"
+    yield from _often(w)
+    if (worst := max(w.last("kl", 0, w.window), default=0)) > limits.kl_spike:
+        yield "spike", "kl", f"{worst:.3g} nats a token"
+    yield from _truncated(w)
+    count = w.many()
+    for ago in (max(w.patience, count), len(w.lines) - count):
+        before, after = w.mean(LENGTH, ago, count), w.mean(LENGTH, 0, count)
+        rise, error = w.rise("reward", ago, count)
+        earns = rise > 2 * error or rise + 2 * error > limits.gain * w.spread("reward")
+        if after > limits.longer * before and w.sure(LENGTH, ago, count) > 2 and not earns:
+            yield "length creep", "", f"{before:.0f} → {after:.0f} tokens in {ago} steps"
+
+
+def _truncated(w: "Watch") -> Alarms:
+    """Yield an alert if many completions are cut, and no fewer than before."""
+    cap = w.expected.max_completion_length
+    half = max(2, w.window // 2)
+    if w.least(CUT) > w.limits.truncated and w.sure(CUT, half, half) > -2:
+        yield "truncation", "", f"{w.mean(CUT):.0%} of the completions"
+    elif cap and not w.last(CUT) and w.mean(LENGTH) > w.limits.at_cap * cap:
+        yield "truncation", "", f"they have {w.mean(LENGTH):.0f} of {cap} tokens on average"
+
+
+def _often(w: "Watch") -> Alarms:
+    """Yield an alert if single spikes of the gradient come again and again."""
+    values = w.last("grad_norm", 0, len(w.lines))
+    if len(values) < 2 * w.window or not (usual := median(values)) > 0:
+        return
+    peaks = [value for value in values if value > w.limits.peak * usual]
+    if w.limits.peaks <= len(peaks) < len(values) / 4:
+        evidence = f"{len(peaks)} of {len(values)} lines, up to {max(peaks):.3g}; usual {usual:.3g}"
+        yield "spike", "grad_norm", evidence
+
+
+def machine(w: "Watch") -> Alarms:
+    """Yield alerts on the engine and on memory; they do not depend on what the model learns."""
+    limits, now, start = w.limits, len(w.lines), len(w.lines) - w.window
+    latest, first = w.last(DIFFERENCE, 0, 2), w.mean(DIFFERENCE, start)
+    drift = w.mean(DIFFERENCE) > max(limits.drift * first, limits.difference / 10)
+    drift = drift and w.sure(DIFFERENCE, start) > limits.certainty
+    if len(latest) == 2 and (min(latest) > limits.difference or drift):
+        yield "samples differ", "", f"{latest[-1]:.3f} nats a token, in the first steps {first:.3f}"
+    key, windows = "memory_gib", [place * w.window for place in range(5)]
+    means = [w.mean(key, ago) for ago in windows]  # the latest window first
+    pace = min(late - early for late, early in pairwise(means)) / w.window
+    if pace > 0 and w.sure(key, windows[-1]) > limits.certainty:
+        end = now + (w.expected.memory_gib - means[0]) / pace
+        if end < w.expected.max_steps:
+            evidence = f"{pace:.3f} GiB more each step, {means[0]:.1f} GiB now"
+            yield "memory grows", "", f"{evidence}; {w.expected.memory_gib:.1f} at step {end:.0f}"
+
+
+def policy(w: "Watch") -> Alarms:
+    """Yield alerts on a policy that leaves its base, becomes certain, or meets the clip."""
+    limits, start = w.limits, len(w.lines) - w.window
+    kl = w.last("kl", 0, len(w.lines))
+    before, after = (median(part or [math.nan]) for part in (kl[:10], kl[-10:]))
+    if len(kl) >= 20 and after > max(limits.kl, limits.kl_ratio * before):
+        yield "kl grows", "", f"{before:.3g} → {after:.3g} nats a token"
+    share = w.mean("entropy") / (w.mean("entropy", start) or 1)
+    falls = share < limits.certain and w.sure("entropy", start) < -limits.certainty
+    if falls and w.success(w.correct) < limits.solved:
+        evidence = f"{w.mean('entropy', start):.3g} → {w.mean('entropy'):.3g} nats a token"
+        yield "entropy collapse", "", f"{evidence}, success {w.success(w.correct):.0%}"
+    if w.mean(CLIPPED) > limits.clipped:
+        yield "clip saturation", "", f"{w.mean(CLIPPED):.0%} of the tokens"
+
+
+def signal(w: "Watch") -> Alarms:
+    """Yield alerts on zero-advantage groups, and on rewards and held-out figures that fall.
+
+    A held-out fall counts only while the reward does not fall.
+    """
+    limits, start = w.limits, len(w.lines) - w.window
+    silent, right = w.mean(SILENT), w.success(w.correct)
+    evidence = f"{silent:.0%} of the groups have zero advantage, success {right:.0%}"
+    # Unsloth's GPU trainer logs no entropy; the share of distinct samples is a substitute.
+    diversity = "entropy" if w.last("entropy") else "groups/distinct"
+    share = w.mean(diversity) / (w.mean(diversity, start) or 1)
+    is_uniform = w.sure(SILENT, start) > limits.certainty and silent - right > 1 - limits.solved
+    low, full = w.ends()
+    is_low = w.mean("reward") - low <= (1 - limits.no_signal) * (full - low)
+    # A collapse may come before the first window ends.
+    has_fallen = _lost(w, max(2, math.ceil(limits.completions / 2 / w.each))) if is_low else ""
+    is_enough = len(w.lines) * w.each >= limits.enough / 5
+    is_unsolved, groups = right < limits.solved, w.window * max(1, w.each // GROUP)
+    is_scheduled = any(w.last(f"{name}/factor") for name in w.expected.rewards)
+    # At most a share `right` of all groups can consist of right answers alone.
+    if is_uniform and share < limits.entropy:
+        yield "collapse", "", f"{diversity} at {share:.0%} of its start, {evidence}"
+    elif has_fallen:
+        yield "collapse", "", has_fallen
+    elif silent > limits.no_signal and right >= limits.solved:
+        yield "nothing left to learn", "", evidence
+    elif silent > limits.no_signal and is_enough:
+        yield "nothing learnt", "", evidence
+    elif (
+        silent <= limits.no_signal
+        and is_unsolved
+        and w.least(SILENT, groups) > limits.little_signal
+    ):
+        yield "little signal", "", evidence
+    elif not is_scheduled and (fall := _lost(w, w.many())):
+        yield "reward falls", "", fall
+    falls = {what: _held_out_fall(w, key) for key, what in HELD_OUT.items() if not is_low}
+    for what, evidence in falls.items():
+        if evidence:
+            yield "reward hacking", what, evidence
+    if not any(falls.values()) and (evidence := _unfollowed(w)):
+        yield "held-out accuracy does not follow", "", evidence
+
+
+def _lost(w: "Watch", part: int) -> str:
+    """Return the evidence that the reward fell far below its best in `part` lines; "" otherwise."""
+    (low, full), now = w.ends(), max(part, w.window)
+    if len(w.lines) < now:
+        return ""
+    best, ago = w.best("reward", part)
+    fall = best - w.mean("reward", 0, now)
+    error = math.hypot(w.noise(ago, part), w.noise(0, now))
+    is_far = fall > w.limits.far * (full - low) and fall > w.limits.certainty * error
+    return f"the reward was {best:.3g}, and is {w.mean('reward'):.3g}" if is_far else ""
+
+
+def _held_out_fall(w: "Watch", key: str) -> str:
+    """Return the evidence that a held-out figure fell and the reward did not; "" otherwise."""
+    points = [(at, line[key]) for at, line in w.evals if _is_number(line.get(key))]
+    at, best = max(points, key=lambda point: point[1], default=(0, 0.0))
+    half = w.window // 2
+    # Half a window, because a whole one would hide a collapse within it.
+    rise, error = w.rise("reward", min(len(w.lines) - half, len(w.lines) - at), half)
+    for last, share in ((1, 1.0), (2, 0.75)):  # two validations in a row need to fall by less
+        if len(points) <= last or not rise > -2 * error:
+            return ""
+        end = max(value for _, value in points[-last:])
+        noise = math.sqrt(abs((best + end) * (2 - best - end)) / 2 / w.expected.eval_rows)
+        if best - end > max(share * w.limits.certainty * noise, w.limits.least_fall):
+            return f"held-out {best:.0%} → {end:.0%}, reward no lower"
+    return ""
+
+
+def _unfollowed(w: "Watch") -> str:
+    """Return the evidence that the reward rose and held-out accuracy did not; "" otherwise."""
+    points = [line["eval/accuracy"] for _, line in w.evals if _is_number(line.get("eval/accuracy"))]
+    (low, full), ago = w.ends(), len(w.lines) - w.window
+    rise, error = w.rise("reward", ago)
+    share = rise / ((full - low) or 1)
+    if len(points) < 4 or share < w.limits.unfollowed or rise < w.limits.certainty * error:
+        return ""
+    first, last = fmean(points[:2]), fmean(points[-2:])
+    noise = math.sqrt((first + last) * (2 - first - last) / 4 / w.expected.eval_rows)
+    if last - first + 2 * noise > share / 2 or max(first, last) >= w.limits.solved:
+        return ""
+    return f"the reward rose by {share:.0%} of its range, held-out {first:.0%} → {last:.0%}"
+
+
+def rewards(w: "Watch") -> Alarms:
+    """Yield alerts on rewards that do not rise, that dominate, or that give no score."""
+    names, limits, start = w.expected.rewards, w.limits, len(w.lines) - w.window
+    low, full = w.ends()
+    total = (w.mean("reward") - low) / (full - low or 1)
+    is_learnt = max(w.success(w.correct), total) >= limits.solved
+    if not is_learnt and not any(w.last(f"{name}/factor") for name in names):
+        learnt = [n for n in names if n != w.correct and w.success(n) >= limits.solved]
+        key, top = ("reward", full)
+        if learnt and w.correct:
+            key, top = f"rewards/{w.correct}/mean", names[w.correct][2]
+        if evidence := w.flat(key, top):
+            is_form = bool(learnt and w.correct)
+            rule = "format learnt, correctness flat" if is_form else "reward stuck"
+            yield rule, learnt[0] if is_form else "", evidence
+    count = w.many()
+    stds = {name: w.mean(f"rewards/{name}/std", 0, count) for name in names}
+    spread = {name: abs(v[0]) * stds[name] for name, v in names.items()}
+    for name in names:
+        share = spread[name] / (sum(spread.values()) or 1)
+        if w.correct and name != w.correct and share > limits.dominant and not is_learnt:
+            yield "one reward dominates", name, f"{share:.0%} of the weighted spread"
+        key, most = f"{name}/skipped", limits.skipped * w.expected.completions
+        if w.mean(key) > most or (w.sure(key, start) > limits.certainty and w.mean(key) > most / 5):
+            yield "no score", name, f"{w.mean(key):.1f} of {w.expected.completions} completions"
+    yield from constant(w, w.limits.enough // 5)
+
+
+def constant(w: "Watch", least: int) -> Alarms:
+    """Yield an alert on rewards that are the same in at least `least` completions; others vary."""
+    if len(w.lines) * w.each < least or len(w.lines) < w.window:
+        return
+    curves = {n: w.last(f"rewards/{n}/mean", 0, len(w.lines)) for n in w.expected.rewards}
+    same = {n for n, values in curves.items() if len(values) > 1 and len(set(values)) == 1}
+    low = {name for name in same if curves[name][0] < w.expected.rewards[name][2] - 1e-6}
+    if low and len(same) < len(curves):
+        values = ", ".join(f"{curves[name][0]:.3g}" for name in sorted(low))
+        count = f"in all of {len(w.lines) * w.each:,} completions"
+        yield "constant reward", ", ".join(sorted(low)), f"{values} {count}"
+
+
+def episodes(w: "Watch") -> Alarms:
+    """Yield alerts on episodes; without an environment, the metrics are NaN, and none is raised."""
+    share, start = w.mean("episodes/call_share"), len(w.lines) - w.window
+    before, (low, _) = w.mean("episodes/call_share", start), w.ends()
+    if share < w.limits.entropy * before:
+        yield "calls vanish", "", f"{before:.0%} → {share:.0%} of the episodes call a tool"
+    gain, error = w.mean("episodes/gain"), w.rise("episodes/gain", start)[1]
+    if gain + 2 * error <= 0 and w.mean("reward") > low:
+        yield "calls without use", "", f"episodes with a call earn {gain:+.3f}"
+    if (cut := w.mean("episodes/at_limit")) > w.limits.truncated:
+        yield "turns to the limit", "", f"{cut:.0%} of the episodes"
+
+
+def judges(w: "Watch") -> Alarms:
+    """Yield alerts on judges; other rewards lack the metrics that are read here."""
+    start = len(w.lines) - w.window
+    for name in w.expected.rewards:
+        if (change := max(w.last(f"{name}/drift"), default=0)) > w.limits.judge_drift:
+            yield "judge drifts", name, f"mean change {change:.2f} of a score"
+        for habit in HABITS:
+            key = f"{name}/{habit}"
+            rise, error = w.rise(key, start)
+            if rise > max(w.limits.habit, w.limits.certainty * error):
+                evidence = f"correlation {w.mean(key, start):.2f} → {w.mean(key):.2f} in groups"
+                yield "judge habit", key, evidence
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+# {rule: the metric without which it is silent}
+NEEDS = {
+    "spike": "grad_norm",
+    "truncation": CUT,
+    "length creep": LENGTH,
+    "little signal": SILENT,
+    "kl grows": "kl",
+    "entropy collapse": "entropy",
+    "clip saturation": CLIPPED,
+    "samples differ": DIFFERENCE,
+    "memory grows": "memory_gib",
+    "reward hacking": "eval/accuracy",
+}
+PARTS = (machine, steps, policy, signal, rewards, episodes, judges)

@@ -1,0 +1,302 @@
+"""A finished run is read from whatever it left, and what is said of it is true."""
+
+import json
+import math
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+from test_health import run
+
+from grpo_nb import autopsy
+from grpo_nb.__main__ import main
+from grpo_nb.training.logs import read_log
+
+RIGHT, FORM = "rewards/right/mean", "rewards/soft_format_reward/mean"
+
+
+def stock(lines):
+    """Lines as TRL logs them, without metrics of ours."""
+    ours = ("eval/", "right/", "soft_format_reward/")
+    return [{k: v for k, v in line.items() if not k.startswith(ours)} for line in lines]
+
+
+SOUND = stock(run(0, 120, 2, first=0.3, last=0.8, speed=60))
+STUCK = [line | {RIGHT: 0.0, "reward": 0.5 * line[FORM]} for line in SOUND]
+
+
+def states(result, *kinds):
+    return [check.name for check in result.findings if check.state in kinds]
+
+
+# -- what can be read
+
+
+def as_state(lines, folder, step=None):
+    place = folder / f"checkpoint-{step or len(lines)}"
+    place.mkdir(parents=True)
+    state = {"global_step": len(lines), "max_steps": 200, "log_history": lines}
+    (place / "trainer_state.json").write_text(json.dumps(state))
+    return folder
+
+
+def as_lines(lines, folder):
+    path = folder / "metrics.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return path
+
+
+def as_wandb(lines, folder):
+    named = [{f"mine - train/{k}": v for k, v in line.items() if k != "step"} for line in lines]
+    frame = pd.DataFrame(named).assign(Step=[line["step"] for line in lines])
+    frame["mine - train/reward__MIN"] = 0.0
+    frame.to_csv(folder / "export.csv", index=False)
+    return folder / "export.csv"
+
+
+def as_notebook(lines, folder, **names):
+    titles = {"step": "Step", "loss": "Training Loss"} | names
+    keys = [key for key in lines[0] if key not in ("grad_norm", "step_time", "entropy")]
+    heads = "".join(f"<th>{titles.get(key, key).replace('/', ' / ')}</th>" for key in keys)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{line.get(key)}</td>' for key in keys)}</tr>" for line in lines
+    )
+    html = f"<div>[120/250 1:00]</div><table><thead><tr>{heads}</tr></thead>{rows}</table>"
+    printed = "Total batch size (8 x 2 x 1) = 16"
+    outputs = [
+        nbformat.v4.new_output("stream", text=printed),
+        nbformat.v4.new_output("display_data", {"text/html": html}),
+    ]
+    code = "args = GRPOConfig(num_generations = 8, # a group\n  max_completion_length = 64)"
+    cells = [
+        nbformat.v4.new_code_cell(code),
+        nbformat.v4.new_code_cell("trainer.train()", outputs=outputs),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "their.ipynb")
+    return folder / "their.ipynb"
+
+
+FORMATS = [as_state, as_lines, as_wandb, as_notebook]
+
+
+@pytest.mark.parametrize("written", FORMATS)
+@pytest.mark.parametrize(("lines", "grave"), [(SOUND, []), (STUCK, ["constant reward"])])
+def test_every_format_of_a_log_gets_the_same_judgement(written, lines, grave, tmp_path):
+    result = autopsy(written(lines, tmp_path), completions_per_step=16)
+    assert states(result, "stop", "warning") == grave
+    assert result.log.rewards == ["right", "soft_format_reward"]
+    assert len(result.log.steps) == 120 and result.log.lines[-1]["step"] == 120
+    assert result.passed and str(result).startswith(str(tmp_path))
+    assert not result.unknown
+
+
+def test_older_names_are_read(tmp_path):
+    old = {"completions/mean_length": "completion_length", RIGHT: "rewards/right"}
+    lines = [{old.get(k, k): v for k, v in line.items()} for line in SOUND]
+    log = read_log(lines)
+    assert RIGHT in log.lines[0] and "completions/mean_length" in log.lines[0]
+    log = read_log(as_notebook(SOUND, tmp_path, **old))
+    assert "completions/mean_length" in log.lines[5] and log.rewards[0] == "right"
+    told = {k: v for k, v in log.facts.items() if k != "weights"}
+    assert told == {
+        "num_generations": 8,
+        "max_completion_length": 64,
+        "completions": 16,
+        "max_steps": 250,
+        "logging_steps": 1,
+    }
+
+
+def test_what_was_not_logged_in_a_table_is_no_zero(tmp_path):
+    lines = [line | {"kl": "No Log"} for line in SOUND]
+    lines[0] = lines[0] | {"kl": 0.0}
+    log = read_log(as_notebook(lines, tmp_path))
+    assert not any("kl" in line for line in log.lines)
+
+
+def test_the_newest_checkpoint_that_is_whole_is_read(tmp_path):
+    as_state(SOUND[:60], tmp_path, 60)
+    as_state(SOUND, tmp_path, 120)
+    (tmp_path / "checkpoint-150").mkdir()
+    (tmp_path / "checkpoint-150/trainer_state.json").write_text('{"global_step": 150, "log_')
+    assert len(read_log(tmp_path).steps) == 120
+    assert len(read_log(tmp_path / "checkpoint-60").steps) == 60
+
+
+@pytest.mark.parametrize("count", [6, 8, 32])
+def test_the_number_of_completions_is_seen_in_the_shares(count):
+    rng = np.random.default_rng(0)
+    cut = rng.binomial(count, 0.3, 120) / count
+    lines = [line | {"completions/clipped_ratio": float(c)} for line, c in zip(SOUND, cut)]  # noqa: B905
+    assert read_log(lines).facts["completions"] == count
+
+
+def test_weights_are_found_where_no_log_tells_them():
+    assert read_log(SOUND).facts["weights"] == {"right": 1.0, "soft_format_reward": 0.5}
+    shares = autopsy(SOUND).shares
+    assert sum(shares.values()) == pytest.approx(1) and shares["right"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "refusal"),
+    [
+        ("none", FileNotFoundError, "does not exist: give TRL's output folder"),
+        ("empty", FileNotFoundError, "has no checkpoint-"),
+        ("log.txt", ValueError, "is no log: give"),
+        ("broken.json", ValueError, "cannot be read"),
+        ("other.jsonl", ValueError, "has no `reward` in 3 lines, but loss, step"),
+    ],
+)
+def test_what_is_no_log_is_refused(what, error, refusal, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "log.txt").write_text("")
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "other.jsonl").write_text('{"step": 1, "loss": 0.5}\n' * 9)
+    with pytest.raises(error, match=refusal):
+        autopsy(tmp_path / what)
+
+
+# -- what is said
+
+
+def test_a_reward_that_was_seen_once_in_few_completions_is_no_collapse():
+    """Eight completions a step, of which two were right in the third step, and none since."""
+    rewards = [0.25 if step == 3 else 0.0 for step in range(1, 31)]
+    lines = [{"step": n, "reward": r, "reward_std": r} for n, r in enumerate(rewards, start=1)]
+    result = autopsy(lines, completions_per_step=8)
+    assert states(result, "stop") == []
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_no_run_that_learns_is_accused_of_anything_grave(groups):
+    """Right in 5 % at first and 60 % at the end of 60 steps, with 8, 16 and 64 completions."""
+    for seed in range(12):
+        lines = stock(run(seed, 60, groups, first=0.05, last=0.6, speed=25))
+        result = autopsy(lines, completions_per_step=8 * groups)
+        assert states(result, "stop", "warning") == [], seed
+
+
+RAMP = np.linspace(0, 1, 200)
+FAULTS = {
+    "kl grows": {"kl": 0.02 + 4.5 * RAMP**2.4},
+    "entropy collapse": {"entropy": 0.6 * np.exp(-6 * RAMP)},
+    "clip saturation": {"clip_ratio/region_mean": 0.1 + 0.5 * RAMP},
+    "little signal": {"frac_reward_zero_std": 0.9 - 0.02 * RAMP},
+    "truncation": {"completions/clipped_ratio": 0.4 + 0.4 * RAMP},
+    "not a number": {"grad_norm": np.where(RAMP > 0.5, math.nan, 0.4)},
+    "reward falls": {"reward": np.where(RAMP > 0.5, 0.4, 1.0)},
+    "spike": {"grad_norm": np.where(np.arange(200) % 30 == 29, 40.0, 0.4)},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_curves_is_named(fault):
+    lines = stock(run(1, 200, 4, first=0.3, last=0.7, speed=60, **FAULTS[fault]))
+    assert fault in states(autopsy(lines, completions_per_step=32), "stop", "warning")
+
+
+def test_a_reward_earned_late_is_called_constant_by_no_one_who_saw_the_end():
+    late = [line | {RIGHT: 0.0 if line["step"] < 60 else 0.4} for line in SOUND]
+    assert "constant reward" not in states(autopsy(late, completions_per_step=16), "warning")
+
+
+def test_checks_that_were_skipped_name_what_the_log_lacks_and_fixes_speak_of_trl():
+    result = autopsy(STUCK, completions_per_step=16)
+    assert result.skipped["reward hacking"] == "eval/accuracy" and "kl grows" not in result.skipped
+    assert "not checked, for want of: " in str(result)
+    lines = [line | {"completions/clipped_ratio": 0.6} for line in SOUND]
+    (check,) = autopsy(lines).findings[:1]
+    assert "raise max_completion_length" in check.fix
+
+
+def test_the_reward_that_says_what_is_right_may_be_named():
+    result = autopsy([line | {"eval_rewards/right/mean": 0.4} for line in SOUND], correct="right")
+    assert "reward hacking" not in result.skipped or result.log.lines[0]["eval/rewards/right/mean"]
+    with pytest.raises(ValueError, match="none of the log's rewards: right, soft_format_reward"):
+        autopsy(SOUND, correct="wrong")
+
+
+def test_too_few_steps_give_a_note_which_says_how_many_more_would_tell():
+    (note,) = autopsy(SOUND[:20], completions_per_step=16).findings
+    assert (note.name, note.state) == ("no rise yet", "note")
+    assert "168 more steps would tell" in note.evidence
+
+
+# -- completions
+
+
+def with_completions(folder, text, right=1.0):
+    """An output folder with the completions of five steps, by a function of (step, number)."""
+    as_state(SOUND, folder)
+    (folder / "completions").mkdir()
+    for step in range(1, 6):
+        rows = [
+            {
+                "step": step,
+                "prompt": [{"role": "user", "content": f"{n // 4} + 1?"}],
+                "completion": [{"role": "assistant", "content": text(step, n)}],
+                "right": right if n % 2 else 0.0,
+                "soft_format_reward": 1.0,
+                "advantage": 0.0,
+            }
+            for n in range(8)
+        ]
+        path = folder / f"completions/completions_{step:05d}.parquet"
+        pd.DataFrame(rows).to_parquet(path)
+    return folder
+
+
+def test_completions_that_are_paid_and_say_nothing_are_shown(tmp_path):
+    text = "<answer></answer>", "so it is " * 9
+    folder = with_completions(tmp_path, lambda step, n: text[n % 4 == 3] if n % 2 else f"It is {n}")
+    result = autopsy(folder)
+    assert set(result.suspects["why"]) == {"it repeats itself", "it says nothing"}
+    assert result.log.facts["completions"] == 8
+    page = result.save(tmp_path / "autopsy.html").read_text(encoding="utf-8")
+    assert "look wrong" in page and "&lt;answer&gt;" in page and "<img alt=" in page
+
+
+def test_one_that_contradicts_the_others_is_shown(tmp_path):
+    folder = with_completions(
+        tmp_path, lambda step, n: f"{step}: it is {n // 4 + 1 if step < 5 or n != 7 else 77}"
+    )
+    (row,) = autopsy(folder).suspects.to_dict("records")
+    assert row["why"].startswith("it ends in 77, and ") and row["step"] == 5
+
+
+def test_copies_and_pay_by_length_are_named(tmp_path):
+    folder = with_completions(tmp_path / "a", lambda step, n: "the same")
+    assert "identical completions" in states(autopsy(folder), "note")
+    longer = with_completions(tmp_path / "b", lambda step, n: f"{step}{n}" + "x" * (n % 2 * 80))
+    assert "paid by length" in states(autopsy(longer), "warning")
+
+
+def test_attacks_that_win_and_are_in_use_are_named(tmp_path):
+    def right(completions, answer, **kwargs):
+        texts = [completion[0]["content"] for completion in completions]
+        return [float(a in text) for text, a in zip(texts, answer, strict=True)]
+
+    rows = [
+        {"prompt": [{"role": "user", "content": f"{n} + 15?"}], "answer": str(n + 15)}
+        for n in (16, 25, 68, 91, 33)
+    ]
+    folder = with_completions(tmp_path, lambda step, n: f"It is not {n + 30}. So it is {n}.")
+    names = states(autopsy(folder, reward_funcs=right, dataset=rows), "stop", "warning")
+    assert "rewards: mentioned" in names
+    assert any(name.startswith("attack in use: mentioned") for name in names)
+
+
+# -- the command
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "code"),
+    [(SOUND, [], 0), (STUCK, [], 0), (STUCK, ["--fail-on", "warning"], 1)],
+)
+def test_the_command_exits_with_what_it_finds(lines, options, code, tmp_path, capsys):
+    path = as_lines(lines, tmp_path)
+    assert main(["autopsy", str(path), "--html", str(tmp_path / "a.html"), *options]) == code
+    told = capsys.readouterr().out
+    assert told.startswith(f"{path}: 120 lines, to step 120") and "a.html is written" in told
+    assert main(["autopsy", str(tmp_path / "none")]) == 2

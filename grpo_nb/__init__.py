@@ -1,6 +1,7 @@
 """GRPO notebook workbench: teach a language model a verifiable skill, and prove the gain.
 
-`check_rewards` tests the rewards of any GRPO notebook, and `autopsy` reads the log of any GRPO run.
+`check_rewards` tests the rewards of any GRPO notebook, `Monitor` watches its trainer, and `autopsy`
+reads the log of any run.
 The notebooks of this project call the modules of this package; README.md says how to start.
 """
 
@@ -11,8 +12,9 @@ TOOLS = {
     "RewardVerdict": "grpo_nb.reward_lab.check",
     "check_rewards": "grpo_nb.reward_lab.check",
     "autopsy": "grpo_nb.diagnosis",
+    "Monitor": "grpo_nb.monitor",
 }
-__all__ = ["RewardVerdict", "autopsy", "check_rewards"]
+__all__ = ["Monitor", "RewardVerdict", "autopsy", "check_rewards"]
 
 
 def __getattr__(name: str) -> Any:

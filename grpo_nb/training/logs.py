@@ -83,7 +83,7 @@ def read_log(what: Any) -> Log:
         source, lines, facts, completions = _read_path(path)
     else:
         source, lines = "a list of lines", list(what)
-    lines = [_renamed(line) for line in lines if isinstance(line, Mapping)]
+    lines = [renamed(line) for line in lines if isinstance(line, Mapping)]
     lines = [line for line in lines if len(line) > 1]
     if sum("reward" in line for line in lines) < FEWEST:
         keys = ", ".join(sorted({key for line in lines for key in line})[:12]) or "nothing"
@@ -272,7 +272,7 @@ def read_completions(folder: Path) -> pd.DataFrame | None:
 # -- names and facts
 
 
-def _renamed(line: Mapping[str, Any]) -> dict[str, Any]:
+def renamed(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line under TRL's present names."""
     result: dict[str, Any] = {}
     is_evaluation = any(str(key).startswith(("eval_", "eval/")) for key in line)

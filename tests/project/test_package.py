@@ -22,7 +22,7 @@ FLOORS = [
     {"training", "export"},
     {"evaluation"},
     {"views"},
-    {"diagnosis"},
+    {"diagnosis", "monitor"},
     {"pipeline"},
     {"__main__"},
 ]

@@ -1,0 +1,188 @@
+"""A monitor beside a trainer of TRL's that is built as anybody builds one."""
+
+import json
+import math
+
+import nbformat
+import pytest
+import torch
+from datasets import Dataset
+from nbclient import NotebookClient
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grpo_nb import Monitor
+from grpo_nb.models import lm_head
+from grpo_nb.runs import PROJECT_ROOT
+
+BASE = str(PROJECT_ROOT / "data/tiny_base")
+ROWS = Dataset.from_list([{"prompt": f"{n} + 2 = ", "answer": str(n + 2)} for n in range(10, 74)])
+
+
+def says(completions, answer, **kwargs):
+    return [float(a in text) for a, text in zip(answer, completions, strict=True)]
+
+
+def short(completions, **kwargs):
+    return [3.0 - len(text) / 10 for text in completions]
+
+
+def stock(folder, reward_funcs=(says, short), **arguments):
+    """A trainer as in TRL's documentation."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    lm_head.install()  # TRL's own needs a GPU
+    torch.manual_seed(0)
+    usual = {"max_steps": 4, "save_strategy": "no", "learning_rate": 1e-4, "logging_steps": 3}
+    usual |= {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6}
+    args = GRPOConfig(str(folder), report_to=[], use_cpu=True, bf16=False, **usual | arguments)
+    model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    funcs = list(reward_funcs)
+    return GRPOTrainer(model, funcs, args=args, train_dataset=ROWS, processing_class=tokenizer)
+
+
+def lines_of(folder, name="metrics.jsonl"):
+    path = folder / "monitor" / name
+    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_each_step_is_a_line_in_a_file_and_in_the_terminal(tmp_path, capsys):
+    trainer = stock(tmp_path)
+    monitor = Monitor(trainer)
+    trainer.train()
+    lines = lines_of(tmp_path)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]  # whatever logging_steps says
+    assert {"reward", "rewards/says/mean", "frac_reward_zero_std", "grad_norm"} <= lines[0].keys()
+    assert "step 4/4: reward " in capsys.readouterr().out
+    assert monitor.failure == "" and monitor.alerts == []
+    rows = monitor.completions()
+    assert (
+        len(rows) == 8 and {"question", "completion", "says", "short", "reward"} <= rows[0].keys()
+    )
+    assert (
+        monitor.watch.expected.rewards["short"][2] > 2
+    )  # nobody declared that it gives more than 1
+
+
+CELL = """
+import sys
+sys.path[:0] = ["tests", "tests/training"]
+from pathlib import Path
+from grpo_nb import Monitor
+from test_monitor import stock
+trainer = stock(Path(FOLDER))
+monitor = Monitor(trainer)
+trainer.train()
+assert not monitor.failure, monitor.failure
+assert monitor.dashboard.step == 4 and monitor.dashboard.sample
+"""
+
+
+def test_in_a_notebook_the_dashboard_is_shown(tmp_path):
+    cell = nbformat.v4.new_code_cell(CELL.replace("FOLDER", repr(str(tmp_path))))
+    resources = {"metadata": {"path": str(PROJECT_ROOT)}}
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    NotebookClient(notebook, kernel_name="python3", resources=resources).execute()
+    assert "widget-view" in str(cell.outputs) and len(lines_of(tmp_path)) == 4
+
+
+def test_watching_changes_nothing_of_the_training(tmp_path):
+    ends = []
+    for watched in (False, True):
+        trainer = stock(tmp_path / str(watched))
+        if watched:
+            Monitor(trainer, show=False)
+        trainer.train()
+        ends.append([weight.detach().clone() for weight in trainer.model.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
+
+
+def test_a_cell_that_runs_twice_leaves_one_monitor(tmp_path):
+    trainer = stock(tmp_path)
+    monitors = [Monitor(trainer, show=False), Monitor(trainer, show=False)]
+    kept = [c for c in trainer.callback_handler.callbacks if isinstance(c, Monitor)]
+    assert kept == monitors[1:]
+
+
+def test_an_update_without_scores_is_skipped_and_three_end_the_training(tmp_path, capsys):
+    trainer = stock(
+        tmp_path, [lambda completions, **kwargs: [None] * len(completions)], max_steps=9
+    )
+    before = [weight.detach().clone() for weight in trainer.model.parameters()]
+    Monitor(trainer)
+    trainer.train()
+    told = capsys.readouterr().out
+    assert (
+        "step 1: no completion has a score, for every reward gave None; no update is made" in told
+    )
+    assert trainer.state.global_step == 3 and "training ends: no update could be made" in told
+    assert all(map(torch.equal, before, trainer.model.parameters()))
+
+
+def test_a_gradient_that_is_not_finite_does_not_reach_the_weights(tmp_path, capsys):
+    trainer = stock(tmp_path, max_steps=3)
+    Monitor(trainer, show=False)
+    step = trainer.training_step
+
+    def poisoned(*args, **kwargs):
+        loss = step(*args, **kwargs)
+        if trainer.state.global_step == 1:
+            next(trainer.model.parameters()).grad.fill_(math.nan)
+        return loss
+
+    trainer.training_step = poisoned
+    trainer.train()
+    assert "step 2: the gradient is not finite; no update is made" in capsys.readouterr().out
+    assert all(weight.isfinite().all() for weight in trainer.model.parameters())
+
+
+@pytest.mark.parametrize(("halt", "last"), [("never", 6), ("grave", 2)])
+def test_a_grave_alert_is_told_and_ends_the_training_where_that_is_asked(tmp_path, halt, last):
+    def broken(completions, trainer_state, **kwargs):
+        return [math.nan if trainer_state.global_step == 1 else 0.5] * len(completions)
+
+    heard = []
+    trainer = stock(tmp_path, [says, broken], max_steps=6)
+    monitor = Monitor(trainer, halt=halt, notify=heard.append, show=False)
+    trainer.train()
+    assert trainer.state.global_step == last
+    assert [a.name for a in monitor.alerts if a.state == "stop"][:1] == ["not a number"]
+    assert heard == monitor.alerts and len(lines_of(tmp_path, "alerts.jsonl")) == len(heard)
+
+
+def test_a_monitor_that_fails_says_so_once_and_stands_aside(tmp_path, capsys):
+    trainer = stock(tmp_path)
+    monitor = Monitor(trainer, notify=None)
+    monitor.watch = None
+    monitor._widen = None
+    trainer.train()
+    told = capsys.readouterr().out
+    assert trainer.state.global_step == 4 and told.count("the monitor stands aside") == 1
+    assert "TypeError" in monitor.failure
+
+
+def test_the_buttons_stop_and_save(tmp_path):
+    trainer = stock(tmp_path, max_steps=9)
+    monitor = Monitor(trainer, show=False)
+    monitor.buttons.stop.set()
+    trainer.train()
+    assert trainer.state.global_step == 1 and (tmp_path / "checkpoint-1").is_dir()
+
+
+def test_a_run_that_is_resumed_keeps_the_lines_of_its_checkpoint(tmp_path):
+    trainer = stock(tmp_path, save_strategy="steps", save_steps=2)
+    Monitor(trainer, show=False)
+    trainer.train()
+    again = stock(tmp_path, save_strategy="steps", save_steps=2)
+    monitor = Monitor(again, show=False)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4]
+    assert len(monitor.watch.lines) == 4
+
+
+def test_what_is_not_there_is_refused(tmp_path):
+    trainer = stock(tmp_path)
+    with pytest.raises(ValueError, match="correct = 'right' is none of the rewards: says, short"):
+        Monitor(trainer, correct="right")
+    with pytest.raises(ValueError, match="halt = 'always': give 'never' or 'grave'"):
+        Monitor(trainer, halt="always")

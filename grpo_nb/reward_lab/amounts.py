@@ -44,6 +44,10 @@ IMPLIED = {
 }
 
 
+# An equation is a hedge only if the right answer counts on either side of it.
+BOTH_SIDES = {"equation", "equation, reversed"}
+
+
 class Roles(NamedTuple):
     """Hold what each reward pays for, by number.
 
@@ -292,6 +296,10 @@ def findings(
     for result in results:
         if result.level:
             choice.setdefault(result.attack.family, []).append(result)
+    if not {result.attack.name for result in choice.get("equation", ())} >= BOTH_SIDES:
+        # One side of an equation is read: whoever writes it has to know the answer.
+        sides = choice.get("equation", ())
+        choice |= {"equation": [r._replace(level="warning") for r in sides]} if sides else {}
     hidden = _implied(choice)
     checks = []
     for family, each in choice.items():

@@ -118,7 +118,7 @@ ANY = [
     ),
     Attack("line breaks around the answer", "line breaks", "honest", [(R, "\n{answer}\n")]),
     Attack("text after it", "line breaks", "honest", [(R, "{answer}"), "\n"]),
-    Attack("longer reasoning", "length pays", "padded", [("{long}", "{answer}")]),
+    Attack("longer reasoning", "length pays", "padded", [("{reasoning} {long}", "{answer}")]),
     Attack("much more text", "length pays", "padded", [(R, "{answer}"), "\n{long}"]),
 ]
 # Only for answers of one kind, by a pattern of the answer.

@@ -33,7 +33,7 @@ from grpo_nb.reward_lab.amounts import (
     weighted,
 )
 from grpo_nb.reward_lab.attacks import Attack, verified
-from grpo_nb.reward_lab.mentions import columns_of, missing_columns
+from grpo_nb.reward_lab.mentions import columns_of, missing_columns, reads_environments
 from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, accepted, cut, prompt_text, read_rows
 from grpo_nb.reward_lab.written import (
     LONG_STEPS,
@@ -43,6 +43,7 @@ from grpo_nb.reward_lab.written import (
     answers_to_try,
     asked_forms,
     distinct_rows,
+    fill,
     find,
     others_of,
 )
@@ -238,6 +239,11 @@ class _Test:
                 refused = [n for n in (*TRLS_OWN[:3], *scorer.columns) if n not in names]
                 evidence = f"it has no **kwargs; TRL passes {', '.join(refused or TRLS_OWN[3:])}"
                 self.add("arguments", "stop", evidence, number)
+            if reads_environments(func):
+                self.add(
+                    "environment", "note", "it reads `environments`: only episodes tell", number
+                )
+                self.unusable = True
             if absent := missing_columns(func, scorer.columns):
                 evidence = f"it reads {absent[0]!r}; the rows have {scorer.columns}"
                 self.add("missing column", "stop", evidence, number)
@@ -288,7 +294,8 @@ class _Test:
     def _faults(self) -> bool:
         """Add the faults of calls; return whether one of them makes further tests useless."""
         for number, fault in self.scorer.faults.items():
-            self.add(fault.rule, "stop", fault.evidence, number)
+            state = "warning" if fault.rule in WARNED else "stop"
+            self.add(fault.rule, state, fault.evidence, number)
             self.unusable |= fault.rule in UNUSABLE
         return self.unusable
 
@@ -387,7 +394,7 @@ class _Test:
             self.add("reads no answer", "warning", f"no reward reads a column; there are {names}")
         else:
             self.add("no reference", "note", "the rows hold no answers, and nothing is compared")
-        self._hollow(bool(spread.any()), bool(hidden))
+        self._hollow(bool(spread.any()), any(len(set(ways[way].values())) > 1 for way in hidden))
 
     def _reversed(self) -> bool:
         """Say so if the total tells right from wrong, and pays the wrong answer more."""
@@ -409,13 +416,15 @@ class _Test:
     def _hollow(self, differ: bool, answers: bool) -> None:
         """Say which text without content earns most, where nothing is known to be right."""
         texts = ["", "so it is " * 3, ("so it is " * self.longest)[: self.longest], "1", "<a></a>"]
+        requests = asked_forms([prompt_text(row) for row in self.scorer.rows[:3]])
+        texts += [fill(form, "1", "so it is") for form in requests[:3]]
         totals = weighted(self.scorer, self.weights, [(0, text) for text in texts]).sum(axis=1)
         if np.ptp(totals) > 1e-6 and totals.argmax() == 2:
             evidence = f"{cut(texts[2])} earns {totals[2]:.3g}, shorter text {totals[1]:.3g}"
             self.add("length", "warning", evidence)
         is_named = any(check.name == "nothing earns" for check in self.checks)
         if answers and not is_named and not differ and not np.ptp(totals):
-            self.add("constant", "stop", f"every text earns {totals[0]:.3g}")
+            self.add("constant", "stop", f"every text that was tried earns {totals[0]:.3g}")
 
     def _with_reference(self, correct: Sequence[int]) -> None:
         """Find the rewards' roles, score all references, and attack."""

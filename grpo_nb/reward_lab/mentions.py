@@ -123,6 +123,14 @@ def mentions(func: Callable[..., Any], name: str) -> bool:
     return name in [each.name for each in _parameters(func)] or name in strings_of(func)
 
 
+def reads_environments(func: Callable[..., Any]) -> bool:
+    """Return whether a reward needs TRL's `environments`, which only an episode has."""
+    if isinstance(func, Reward):
+        return "environments" in func.columns
+    needs = [each.name for each in _parameters(func) if each.default is each.empty]
+    return "environments" in needs
+
+
 def missing_columns(func: Callable[..., Any], columns: Sequence[str]) -> list[str]:
     """Return the columns that a reward's signature needs and the dataset lacks."""
     if isinstance(func, Reward):

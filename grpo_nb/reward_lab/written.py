@@ -337,6 +337,8 @@ def _marks(text: str) -> list[str]:
         },
         "Answer: {answer}": "nswer:",
         "The answer is {answer}.": "answer is",
+        "*{answer}*": "\\*(",
+        "**{answer}**": "\\*\\*",
         "The final answer is $\\boxed{{answer}}$": "final answer",
         "{answer}": "",
     }

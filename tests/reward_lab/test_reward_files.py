@@ -18,7 +18,6 @@ MISSED = {
     "held_out/flawed/loose_allclose.py": "no row holds an answer, so that no attack can be judged",
 }
 ACCUSED = {  # meant as sound; what is said of them is true all the same
-    "dev/sound/boxed_verify.py": "math_verify takes `3 = \\frac{1}{2}` for the fraction",
     "held_out/sound/json_product.py": "`The answer is not {…}` earns 0.8 of what is right",
 }
 

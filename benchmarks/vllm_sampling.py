@@ -22,7 +22,7 @@ import vllm_scenarios as scenarios  # noqa: E402
 from vllm_faults import FAULTS  # noqa: E402
 
 from grpo_nb import training  # noqa: E402
-from grpo_nb.training.health import DIFFERENCE  # noqa: E402
+from grpo_nb.training.rules import DIFFERENCE  # noqa: E402
 
 STEPS, CLEAN, SEEDS = 20, 5, 2
 RULE = "samples differ"

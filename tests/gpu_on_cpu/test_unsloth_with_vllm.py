@@ -15,7 +15,7 @@ import pytest
 from grpo_nb import export
 from grpo_nb.runs import PROJECT_ROOT, Run, Stage
 from grpo_nb.training import guard
-from grpo_nb.training.health import DIFFERENCE
+from grpo_nb.training.rules import DIFFERENCE
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 import two_steps

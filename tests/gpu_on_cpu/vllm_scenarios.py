@@ -35,7 +35,7 @@ from grpo_nb.models.policy import UNSLOTHS_VLLM  # noqa: E402
 from grpo_nb.rewards.prompts import build_prompt  # noqa: E402
 from grpo_nb.runs import PROJECT_ROOT, Run, Stage  # noqa: E402
 from grpo_nb.runs.config import flatten, resolve  # noqa: E402
-from grpo_nb.training.health import DIFFERENCE  # noqa: E402
+from grpo_nb.training.rules import DIFFERENCE  # noqa: E402
 
 SETTINGS = {
     "model.quantization": "16bit",

@@ -25,6 +25,7 @@ BEST = 6  # forms that are compared on all of these rows
 SECONDS = 0.6  # for the first comparison of forms; slow rewards try fewer
 QUICK = 0.01  # seconds for one completion, below which at least SOME are scored
 FEW, SOME, MOST = 12, 150, 3000  # how many completions the first comparison scores
+TIMED = 8  # candidates whose time tells how many can be tried
 TIE = 1e-6
 EXPRESSION = "an expression of the row's numbers"
 TAG = re.compile(r"</?[A-Za-z][\w-]*>|<\|[A-Za-z][\w-]*\|>|\[/?[A-Z][A-Z_]+\]")
@@ -502,7 +503,7 @@ class _Search:
 
         These are spread over all: a program is only run where it stands in its form.
         """
-        spread = candidates[:: max(1, len(candidates) // 16)]
+        spread = candidates[:: -(-len(candidates) // TIMED)]
         pairs = [
             (number, fill(form, answer, self.reasoning))
             for way, form in spread

@@ -20,9 +20,9 @@ import pandas as pd
 
 from grpo_nb.checks import Check, Checks, shown
 from grpo_nb.rewards.prompts import completion_text
-from grpo_nb.training.health import Expected, Watch, is_number
+from grpo_nb.training.health import Expected, Watch
 from grpo_nb.training.logs import Log, read_log
-from grpo_nb.training.rules import LENGTH, NEEDS, SILENT, constant
+from grpo_nb.training.rules import LENGTH, NEEDS, SILENT, constant, is_number
 
 CONSTANT = "constant reward"
 LINES = 12  # findings that are printed
@@ -297,12 +297,8 @@ def of_completions(table: pd.DataFrame, names: Sequence[str]) -> list[Check]:
     if not len(table):
         return []
     checks, last = [], table[table["step"] >= table["step"].quantile(0.75)]
-    groups = last.groupby(["step", "question"])["text"]
-    copies = float((1 - (groups.nunique() - 1) / (groups.size() - 1).clip(lower=1)).mean())
-    first = table[table["step"] <= table["step"].quantile(0.25)]
-    before = first.groupby(["step", "question"])["text"]
-    earlier = float((1 - (before.nunique() - 1) / (before.size() - 1).clip(lower=1)).mean())
-    if copies > SAME:
+    if (copies := _copies(last)) > SAME:
+        earlier = _copies(table[table["step"] <= table["step"].quantile(0.25)])
         evidence = f"{copies:.0%} of a group are copies at the end, {earlier:.0%} at the start"
         checks.append(Check("identical completions", "note", evidence))
     lengths = last["text"].str.len()
@@ -317,6 +313,12 @@ def of_completions(table: pd.DataFrame, names: Sequence[str]) -> list[Check]:
                 checks.append(Check("paid by length", "warning", evidence, fix))
                 break
     return checks
+
+
+def _copies(part: pd.DataFrame) -> float:
+    """Return the mean share of copies in the groups of some steps: 1 if all texts are equal."""
+    groups = part.groupby(["step", "question"])["text"]
+    return float((1 - (groups.nunique() - 1) / (groups.size() - 1).clip(lower=1)).mean())
 
 
 def _shares(log: Log) -> dict[str, float]:
@@ -384,10 +386,10 @@ def _attacks(
     verdict = check_rewards(reward_funcs, dataset, reward_weights=weights)
     checks = [c._replace(name=f"rewards: {c.name}") for c in verdict.findings if c.state == "stop"]
     if len(table):
-        last = table[table["step"] >= table["step"].quantile(0.75)]["text"]
+        last = table[table["step"] >= table["step"].quantile(0.75)]["text"].map(_shape)
         for line in verdict.table:
             shape = _shape(line["completion"])
-            share = float((last.map(_shape) == shape).mean()) if line["won"] and shape else 0.0
+            share = float((last == shape).mean()) if line["won"] and shape else 0.0
             if share > 0.05:
                 evidence = f"{share:.0%} of the last completions are like {line['completion']}"
                 name = f"attack in use: {line['attack']}"

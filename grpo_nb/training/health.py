@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from grpo_nb.runs import Check
 from grpo_nb.runs.files import read_json, read_lines, read_yaml
-from grpo_nb.training.rules import EXACT, PARTS
+from grpo_nb.training.rules import EXACT, PARTS, is_number
 
 # The texts of each alert, its limits, and the number of recorded tiny runs that raised it
 # (`python benchmarks/alarms.py rates` writes the third file).
@@ -136,22 +136,22 @@ class Watch:
         """Return how many lines hold enough completions to say that the reward does not rise."""
         return max(self.window, -(-self.limits.enough // 6 // self.each))
 
-    def rise(self, key: str, ago: int, count: int = 0) -> tuple[float, float]:
-        """Return the rise of a window's mean over `ago` lines, and the rise's standard error.
+    def rise(self, key: str, ago: int, count: int = 0, until: int = 0) -> tuple[float, float]:
+        """Return how a window's mean rose from `ago` to `until` lines ago, and the standard error.
 
         Equal values do not prove that there is no noise: of n completions that all failed, one in n
         might have passed.
         """
-        then, now = self.last(key, ago, count), self.last(key, 0, count)
+        then, now = self.last(key, ago, count), self.last(key, until, count)
         if min(len(then), len(now)) < 2:
             return math.nan, math.nan  # every comparison with NaN is false
         errors = [math.dist(v, [fmean(v)] * len(v)) / (len(v) - 1) for v in (then, now)]
         least = self.spread(key) / (self.each * min(len(then), len(now)))
         return fmean(now) - fmean(then), math.hypot(*errors, least) + 1e-9
 
-    def sure(self, key: str, ago: int, count: int = 0) -> float:
-        """Return the rise of a window's mean over `ago` lines, divided by the standard error."""
-        rise, error = self.rise(key, ago, count)
+    def sure(self, key: str, ago: int, count: int = 0, until: int = 0) -> float:
+        """Return the `rise` of a window's mean, divided by its standard error."""
+        rise, error = self.rise(key, ago, count, until)
         return rise / error
 
     def noise(self, ago: int, count: int) -> float:
@@ -192,7 +192,7 @@ class Watch:
             return ""
         high, ago = self.best(key, self.window)
         first = len(self.lines) - self.window
-        if high > self.mean(key, first) and ago < first and -self.fall(key, first, ago) > 2:
+        if high > self.mean(key, first) and ago < first and self.sure(key, first, until=ago) > 2:
             return ""
         whole = (self.expected.max_steps or self.limits.usual) / self.expected.logging_steps
         whole = max(whole, len(self.lines))
@@ -203,15 +203,6 @@ class Watch:
                 steps = span * self.expected.logging_steps
                 return f"{self.mean(key):.3f}, {rise:+.3f} ± {2 * error:.3f} in {steps} steps"
         return ""
-
-    def fall(self, key: str, then: int, now: int = 0) -> float:
-        """Return how far a window's mean fell from the one `then` lines ago, in standard errors."""
-        ends = [self.last(key, ago) for ago in (then, now)]
-        if min(map(len, ends)) < 2:
-            return math.nan
-        errors = [math.dist(v, [fmean(v)] * len(v)) / (len(v) - 1) for v in ends]
-        least = self.spread(key) / (self.each * min(map(len, ends)))
-        return (fmean(ends[0]) - fmean(ends[1])) / (math.hypot(*errors, least) + 1e-9)
 
     def ends(self) -> list[float]:
         """Return the lowest and the highest possible weighted total."""
@@ -230,11 +221,6 @@ class Watch:
         _, low, high = self.expected.rewards[name]
         factor = fmean(self.last(f"{name}/factor") or [1]) or 1  # of a scheduled reward
         return (self.mean(f"rewards/{name}/mean") / factor - low) / ((high - low) or 1)
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value of a log is a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def summary(alerts: Iterable[Check]) -> str:

@@ -31,10 +31,10 @@ def steps(w: "Watch") -> Alarms:
     """Yield alerts on values that are not numbers, on spikes, and on lengths of completions."""
     now, limits = (w.lines or [{}])[-1], w.limits
     for key in ("loss", "reward", *(f"rewards/{name}/mean" for name in w.expected.rewards)):
-        if key in now and not _is_number(now[key]):
+        if key in now and not is_number(now[key]):
             yield "not a number", key, f"{key} is {now[key]}"
     for key in ("grad_norm", "kl"):
-        lost = [line[key] for line in w.lines[-w.window :] if not _is_number(line.get(key, 0))]
+        lost = [line[key] for line in w.lines[-w.window :] if not is_number(line.get(key, 0))]
         if len(lost) > 1:  # fp16 skips a step now and then
             yield "not a number", key, f"{key} is {lost[-1]} in {len(lost)} of {w.window} lines"
         past = [v for v in w.last(key, 2, min(w.patience, len(w.lines) - 2)) if v > 0]
@@ -168,7 +168,7 @@ def _lost(w: "Watch", part: int) -> str:
 
 def _held_out_fall(w: "Watch", key: str) -> str:
     """Return the evidence that a held-out figure fell and the reward did not; "" otherwise."""
-    points = [(at, line[key]) for at, line in w.evals if _is_number(line.get(key))]
+    points = [(at, line[key]) for at, line in w.evals if is_number(line.get(key))]
     at, best = max(points, key=lambda point: point[1], default=(0, 0.0))
     half = w.window // 2
     # Half a window, because a whole one would hide a collapse within it.
@@ -185,7 +185,7 @@ def _held_out_fall(w: "Watch", key: str) -> str:
 
 def _unfollowed(w: "Watch") -> str:
     """Return the evidence that the reward rose and held-out accuracy did not; "" otherwise."""
-    points = [line["eval/accuracy"] for _, line in w.evals if _is_number(line.get("eval/accuracy"))]
+    points = [line["eval/accuracy"] for _, line in w.evals if is_number(line.get("eval/accuracy"))]
     (low, full), ago = w.ends(), len(w.lines) - w.window
     rise, error = w.rise("reward", ago)
     share = rise / ((full - low) or 1)
@@ -266,7 +266,8 @@ def judges(w: "Watch") -> Alarms:
                 yield "judge habit", key, evidence
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether a value of a log is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 

@@ -43,7 +43,7 @@ NAMES = {
 
 
 class Judged(NamedTuple):
-    """A log with what the alerts said of it: {alert: its state}; `error` if it cannot be read."""
+    """Hold a log and what the alerts said of it: {alert: its state}; `error` if unreadable."""
 
     entry: dict[str, Any]
     alerts: dict[str, str]
@@ -51,17 +51,17 @@ class Judged(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """Whether a sound run is left alone, and a faulty one is named."""
-        verdict, found = self.entry["verdict"], set(self.alerts)
+        """Say whether a sound run is left alone, and a faulty one is named."""
+        verdict, alerts = self.entry["verdict"], set(self.alerts)
         if self.error:
             return "not read"
         if verdict == "sound":
             grave = "stop" in self.alerts.values()
-            more = found - names(self.entry.get("also_true", ()))
+            more = alerts - names(self.entry.get("also_true", ()))
             return "accused" if grave or len(more) > 1 else "left alone"
         if verdict == "faulty":
-            wanted = names(fault["what"] for fault in self.entry["faults"])
-            return "named" if found & wanted else "found" if found else "missed"
+            faults = names(fault["what"] for fault in self.entry["faults"])
+            return "named" if alerts & faults else "found" if alerts else "missed"
         return "–"
 
 
@@ -79,24 +79,24 @@ def judged(entry: dict[str, Any], clones: Path, folder: Path) -> Judged:
     path = folder / f"{entry['name']}{Path(entry['path']).suffix}"
     path.write_bytes(done.stdout)
     try:
-        found = autopsy(path).findings
+        findings = autopsy(path).findings
     except ValueError as error:
         return Judged(entry, {}, str(error).partition(", but")[0][-60:])
-    return Judged(entry, {c.name: c.state for c in found if c.state in ("stop", "warning")})
+    return Judged(entry, {c.name: c.state for c in findings if c.state in ("stop", "warning")})
 
 
 def rates(logs: list[Judged]) -> dict[str, Any]:
-    """How many sound and faulty runs raised each alert."""
-    read = [log for log in logs if not log.error]
+    """Count the sound and the faulty runs that raised each alert."""
+    readable = [log for log in logs if not log.error]
     kinds = ("sound", "faulty")
-    of = {kind: [log for log in read if log.entry["verdict"] == kind] for kind in kinds}
-    rules = sorted({rule for log in read for rule in log.alerts})
+    of = {kind: [log for log in readable if log.entry["verdict"] == kind] for kind in kinds}
+    rules = sorted({rule for log in readable for rule in log.alerts})
     counts = {r: {kind: sum(r in log.alerts for log in of[kind]) for kind in of} for r in rules}
     return {"runs": {kind: len(each) for kind, each in of.items()}, "alerts": counts}
 
 
 def table(logs: list[Judged]) -> str:
-    """The Markdown table, and the counts below it."""
+    """Return the Markdown table, and the counts below it."""
     lines = ["| run | judged by a person | because | alerts | outcome |", "|---|---|---|---|---|"]
     for log in logs:
         entry = log.entry
@@ -118,17 +118,17 @@ def main() -> None:
     parser.add_argument("--clones", type=Path)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--write", action="store_true", help=f"into {PAGE.name} and {RATES.name}")
-    given = parser.parse_args()
+    options = parser.parse_args()
     entries = yaml.safe_load((HERE / "public_logs.yaml").read_text(encoding="utf-8"))
-    if given.list or not given.clones:
+    if options.list or not options.clones:
         for repo in sorted({entry["repo"] for entry in entries}):
             print(f"git clone https://github.com/{repo} CLONES/{repo}")
         return
     with tempfile.TemporaryDirectory() as folder:
-        logs = [judged(entry, given.clones, Path(folder)) for entry in entries]
+        logs = [judged(entry, options.clones, Path(folder)) for entry in entries]
     text = table(logs)
     print(text)
-    if given.write:
+    if options.write:
         before, after = PAGE.read_text(encoding="utf-8").split(BEGIN)
         page = f"{before}{BEGIN}\n\n{text}\n\n{END}{after.partition(END)[2]}"
         PAGE.write_text(page, encoding="utf-8")

@@ -27,7 +27,9 @@ from grpo_nb.training.rules import LENGTH, NEEDS, SILENT, constant, is_number
 CONSTANT = "constant reward"
 LINES = 12  # findings that are printed
 COMPLETIONS = 8  # completions in a step, where nothing says how many
+TIME = "step_time"
 LONGER = 2.0  # growth of completions that deserves a note [ratio]
+SLOWER = 1.5  # of the time of a step [ratio]
 SAME = 0.5  # share of a step's completions that are equal
 ALIKE = 0.9  # correlation of length and reward
 PAID = 0.9  # quantile of the total from which completions are read
@@ -237,13 +239,30 @@ def _notes(w: Watch, findings: Mapping[tuple[str, str], Check]) -> list[Check]:
     if silent > 0.5 and not names & {"nothing learnt", "little signal", "nothing left to learn"}:
         evidence = f"{silent:.0%} of the groups teach nothing at the end"
         notes.append(Check("signal", "note", evidence))
-    best, ago = w.best("reward", w.window)
-    if steps >= 4 * w.window and ago >= steps / 2 and not names & learning:
-        evidence = (
-            f"{best:.3g} {ago * w.expected.logging_steps} steps ago, {w.mean('reward'):.3g} now"
-        )
+    if not names & learning and (evidence := _plateau(w)):
         notes.append(Check("plateau", "note", evidence))
+    before, after = w.mean(TIME, start), w.mean(TIME)
+    if after > SLOWER * before and w.sure(TIME, start) > w.limits.certainty:
+        longer = w.mean(LENGTH) / w.mean(LENGTH, start)
+        evidence = f"{before:.3g} → {after:.3g} s a step, and completions are {longer:.1f} as long"
+        notes.append(Check("slower", "note", evidence))
     return notes
+
+
+def _plateau(w: Watch) -> str:
+    """Return the evidence that the reward has risen and rises no more; "" otherwise."""
+    steps, part = len(w.lines), len(w.lines) // 4
+    if part < w.window:
+        return ""
+    best, ago = w.best("reward", w.window)
+    if ago >= steps / 2:
+        return f"{best:.3g} {ago * w.expected.logging_steps} steps ago, {w.mean('reward'):.3g} now"
+    rise, error = w.rise("reward", part, part)
+    least = w.limits.flat * (w.ends()[1] - w.mean("reward")) / 4
+    has_risen = w.sure("reward", steps - part, part) > w.limits.certainty
+    if not (has_risen and rise <= 2 * error and rise + 2 * error < least):
+        return ""
+    return f"{rise:+.3g} ± {2 * error:.2g} in the last {2 * part * w.expected.logging_steps} steps"
 
 
 def rise_yet(w: Watch) -> str:

@@ -43,8 +43,10 @@ def steps(w: "Watch") -> Alarms:
         if high and min(peaks) > limits.spike * max(past):
             yield "spike", key, f"{peaks[0]:.3g} and {peaks[1]:.3g}, at most {max(past):.3g} before"
     yield from _often(w)
-    if (worst := max(w.last("kl", 0, w.window), default=0)) > limits.kl_spike:
-        yield "spike", "kl", f"{worst:.3g} nats a token"
+    worst, usual = max(w.last("kl", 0, w.window), default=0), median(w.last("kl") or [math.nan])
+    is_lone = len(w.lines) > 2 * w.window and worst > max(limits.kl, limits.kl_peak * usual)
+    if worst > limits.kl_spike or is_lone:
+        yield "spike", "kl", f"{worst:.3g} nats a token; usual {usual:.2g}"
     yield from _truncated(w)
     count = w.many()
     for ago in (max(w.patience, count), len(w.lines) - count):
@@ -78,20 +80,27 @@ def _often(w: "Watch") -> Alarms:
 
 def machine(w: "Watch") -> Alarms:
     """Yield alerts on the engine and on memory; they do not depend on what the model learns."""
-    limits, now, start = w.limits, len(w.lines), len(w.lines) - w.window
+    limits, start = w.limits, len(w.lines) - w.window
     latest, first = w.last(DIFFERENCE, 0, 2), w.mean(DIFFERENCE, start)
     drift = w.mean(DIFFERENCE) > max(limits.drift * first, limits.difference / 10)
     drift = drift and w.sure(DIFFERENCE, start) > limits.certainty
     if len(latest) == 2 and (min(latest) > limits.difference or drift):
         yield "samples differ", "", f"{latest[-1]:.3f} nats a token, in the first steps {first:.3f}"
-    key, windows = "memory_gib", [place * w.window for place in range(5)]
-    means = [w.mean(key, ago) for ago in windows]  # the latest window first
-    pace = min(late - early for late, early in pairwise(means)) / w.window
-    if pace > 0 and w.sure(key, windows[-1]) > limits.certainty:
-        end = now + (w.expected.memory_gib - means[0]) / pace
+    yield from _memory(w)
+
+
+def _memory(w: "Watch") -> Alarms:
+    """Yield an alert if memory, the GPU's or the process's, runs out before training ends."""
+    windows = [place * w.window for place in range(5)]
+    for key in ("memory_gib", "host_gib"):
+        limit, means = getattr(w.expected, key), [w.mean(key, ago) for ago in windows]
+        pace = min(late - early for late, early in pairwise(means)) / w.window  # the latest first
+        if not (pace > 0 and w.sure(key, windows[-1]) > w.limits.certainty):
+            continue
+        end = len(w.lines) + (limit - means[0]) / pace
         if end < w.expected.max_steps:
-            evidence = f"{pace:.3f} GiB more each step, {means[0]:.1f} GiB now"
-            yield "memory grows", "", f"{evidence}; {w.expected.memory_gib:.1f} at step {end:.0f}"
+            evidence = f"{key}: {pace:.3f} GiB more each step, {means[0]:.1f} GiB now"
+            yield "memory grows", key, f"{evidence}; {limit:.1f} at step {end:.0f}"
 
 
 def policy(w: "Watch") -> Alarms:
@@ -121,7 +130,8 @@ def signal(w: "Watch") -> Alarms:
     # Unsloth's GPU trainer logs no entropy; the share of distinct samples is a substitute.
     diversity = "entropy" if w.last("entropy") else "groups/distinct"
     share = w.mean(diversity) / (w.mean(diversity, start) or 1)
-    is_uniform = w.sure(SILENT, start) > limits.certainty and silent - right > 1 - limits.solved
+    is_growing = w.sure(SILENT, start) > limits.certainty
+    is_uniform = is_growing and silent - right > 1 - limits.solved
     low, full = w.ends()
     is_low = w.mean("reward") - low <= (1 - limits.no_signal) * (full - low)
     # A collapse may come before the first window ends.
@@ -129,20 +139,18 @@ def signal(w: "Watch") -> Alarms:
     is_enough = len(w.lines) * w.each >= limits.enough / 5
     is_unsolved, groups = right < limits.solved, w.window * max(1, w.each // GROUP)
     is_scheduled = any(w.last(f"{name}/factor") for name in w.expected.rewards)
+    is_losing = is_growing and w.sure("reward", start) > 0
+    most, least = w.least(SILENT, groups), limits.losing if is_losing else limits.little_signal
     # At most a share `right` of all groups can consist of right answers alone.
     if is_uniform and share < limits.entropy:
         yield "collapse", "", f"{diversity} at {share:.0%} of its start, {evidence}"
     elif has_fallen:
         yield "collapse", "", has_fallen
-    elif silent > limits.no_signal and right >= limits.solved:
+    elif not is_unsolved and most > limits.saturated:
         yield "nothing left to learn", "", evidence
     elif silent > limits.no_signal and is_enough:
         yield "nothing learnt", "", evidence
-    elif (
-        silent <= limits.no_signal
-        and is_unsolved
-        and w.least(SILENT, groups) > limits.little_signal
-    ):
+    elif silent <= limits.no_signal and is_unsolved and most > least:
         yield "little signal", "", evidence
     elif not is_scheduled and (fall := _lost(w, w.many())):
         yield "reward falls", "", fall
@@ -209,8 +217,8 @@ def rewards(w: "Watch") -> Alarms:
         key, top = ("reward", full)
         if learnt and w.correct:
             key, top = f"rewards/{w.correct}/mean", names[w.correct][2]
-        if evidence := w.flat(key, top):
-            is_form = bool(learnt and w.correct)
+        is_form = bool(learnt and w.correct)
+        if evidence := w.flat(key, top) or (_form_alone(w, learnt, key, top) if is_form else ""):
             rule = "format learnt, correctness flat" if is_form else "reward stuck"
             yield rule, learnt[0] if is_form else "", evidence
     count = w.many()
@@ -224,6 +232,20 @@ def rewards(w: "Watch") -> Alarms:
         if w.mean(key) > most or (w.sure(key, start) > limits.certainty and w.mean(key) > most / 5):
             yield "no score", name, f"{w.mean(key):.1f} of {w.expected.completions} completions"
     yield from constant(w, w.limits.enough // 5)
+
+
+def _form_alone(w: "Watch", learnt: list[str], key: str, full: float) -> str:
+    """Return the evidence that rewards other than the correct one alone rose of late; or ""."""
+    part = len(w.lines) // 4
+    whole = (w.expected.max_steps or w.limits.usual) / w.expected.logging_steps
+    if part * w.each < w.limits.enough // 4 or len(w.lines) < whole / 2:  # form comes first
+        return ""
+    rise, error = w.rise(key, part, part)
+    least = w.limits.flat * (full - w.mean(key)) / 4
+    gains = [w.sure(f"rewards/{name}/mean", part, part) for name in learnt]
+    if not (rise <= 2 * error and rise + 2 * error < least and max(gains) > w.limits.certainty):
+        return ""
+    return f"{w.mean(key):.3f}, {rise:+.3f} ± {2 * error:.3f} while the form was learnt"
 
 
 def constant(w: "Watch", least: int) -> Alarms:

@@ -228,7 +228,7 @@ def _in_trls_words(check: Check) -> Check:
 def _notes(w: Watch, findings: Mapping[tuple[str, str], Check]) -> list[Check]:
     """Return what a reader of the curves would like to know besides."""
     names, notes = {name for name, _ in findings}, []
-    steps, start = len(w.lines), len(w.lines) - w.window
+    start = len(w.lines) - w.window
     learning = {"reward stuck", "nothing learnt", "collapse", "reward falls", "little signal"}
     if not names & learning and (evidence := rise_yet(w)):
         notes.append(Check("no rise yet", "note", evidence))
@@ -258,7 +258,7 @@ def _plateau(w: Watch) -> str:
     if ago >= steps / 2:
         return f"{best:.3g} {ago * w.expected.logging_steps} steps ago, {w.mean('reward'):.3g} now"
     rise, error = w.rise("reward", part, part)
-    least = w.limits.flat * (w.ends()[1] - w.mean("reward")) / 4
+    least = w.limits.flat * (w.ends()[1] - w.mean("reward"))
     has_risen = w.sure("reward", steps - part, part) > w.limits.certainty
     if not (has_risen and rise <= 2 * error and rise + 2 * error < least):
         return ""

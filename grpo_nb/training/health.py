@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -57,7 +57,8 @@ class Expected(NamedTuple):
     completions: Number of completions scored in a step.
     eval_rows: Number of prompts of the validation split.
     max_steps: Number of training steps.
-    memory_gib: Memory that training may use.
+    memory_gib: Memory that training may use, of the GPU or else of the process.
+    host_gib: Memory that the process may use.
     correct: The reward that decides what is right; by default the first one, "" if it is not known.
     logging_steps: Number of steps of which a line holds the means.
     max_completion_length: The cap of completions [tokens]; 0 if it is not known.
@@ -68,6 +69,7 @@ class Expected(NamedTuple):
     eval_rows: int = 64
     max_steps: int = 0
     memory_gib: float = math.inf
+    host_gib: float = math.inf
     correct: str | None = None
     logging_steps: int = 1
     max_completion_length: int = 0
@@ -190,9 +192,13 @@ class Watch:
         """
         if len(self.lines) * self.each < self.limits.enough:
             return ""
-        high, ago = self.best(key, self.window)
         first = len(self.lines) - self.window
+        then, later = self.last(key, first), self.last(key, 0, first)
+        high, ago = self.best(key, self.window)
         if high > self.mean(key, first) and ago < first and self.sure(key, first, until=ago) > 2:
+            return ""
+        error = stdev(later) / math.sqrt(len(then)) if then and len(later) > 1 else math.nan
+        if fmean(later or [0]) - fmean(then or [0]) > 2 * error:  # windows of few lines say less
             return ""
         whole = (self.expected.max_steps or self.limits.usual) / self.expected.logging_steps
         whole = max(whole, len(self.lines))
@@ -223,6 +229,11 @@ class Watch:
         return (self.mean(f"rewards/{name}/mean") / factor - low) / ((high - low) or 1)
 
 
+def learning_alerts() -> set[str]:
+    """Return the names of the alerts that are not for a placebo, which is not meant to learn."""
+    return {name for name, texts in ALERTS.items() if "placebo" not in texts}
+
+
 def summary(alerts: Iterable[Check]) -> str:
     """Return the alerts as text, one per line."""
     lines = (f"{alert.state}: {alert.name}, {alert.evidence} → {alert.fix}" for alert in alerts)
@@ -230,7 +241,7 @@ def summary(alerts: Iterable[Check]) -> str:
 
 
 def read_alerts(path: Path) -> list[Check]:
-    """Return the alerts in the file train/health.jsonl, oldest first."""
+    """Return the alerts in the file train/alerts.jsonl, oldest first."""
     return [Check(*(line[field] for field in Check._fields)) for line in read_lines(path)]
 
 

@@ -4,11 +4,14 @@ A `Log` has the metrics under TRL's present names, the completions if they were 
 known about the run. Nothing is guessed: what a log does not say is not in it.
 """
 
+import ast
 import csv
 import json
 import math
 import re
+import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -23,13 +26,16 @@ KEYS = read_yaml(Path(__file__).with_name("log_keys.yaml"))
 ALIASES = {alias: key for key, names in KEYS["aliases"].items() for alias in names}
 REWARD = re.compile(r"rewards/(?!chosen|rejected|margins|accuracies)([^/]+)(?:/mean)?")
 PARQUET = "completions/*.parquet"
+LENGTH = "completions/mean_length"
+# A line as transformers prints it, or a progress bar before it.
+PRINTED = re.compile(r"(?P<line>\{'[^{}]*\})|\b(?P<step>\d+)/(?P<all>\d+) \[\d+:")
 FEWEST = 3  # lines that make a log
 MOST = 1024  # completions in a step that are looked for
 SETTINGS = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps")
 SETTINGS += ("max_steps", "max_completion_length", "logging_steps")
 WANTED = (
-    "give TRL's output folder, its trainer_state.json, JSON lines, a CSV file, an executed "
-    "notebook, or a trainer"
+    "give TRL's output folder, its trainer_state.json, JSON lines, CSV, parquet, trackio's .db, "
+    "an executed notebook, what a trainer printed (.log, .txt), or a trainer"
 )
 
 
@@ -63,8 +69,8 @@ def read_log(what: Any) -> Log:
 
     Args:
         what: A folder (TRL's `output_dir`, a checkpoint, a run of ours), a file
-            (trainer_state.json, JSON lines, CSV, an executed notebook), a trainer, or a list of
-            logged mappings.
+            (trainer_state.json, JSON lines, CSV, parquet, trackio's database, an executed notebook,
+            what a trainer printed), a trainer, or a list of logged mappings.
 
     Raises:
         FileNotFoundError: There is no such file or folder.
@@ -104,11 +110,13 @@ def _read_path(path: Path) -> tuple[str, list[Any], dict[str, Any], pd.DataFrame
     if path.is_dir():
         path = _log_of(path)
     readers = {".json": _json, ".jsonl": _json_lines, ".csv": _csv, ".ipynb": _notebook}
+    readers |= {".parquet": _parquet, ".db": _database}
+    readers |= dict.fromkeys((".log", ".txt", ".out", ".md"), _text)
     if path.suffix not in readers:
         raise ValueError(f"{path} is no log: {WANTED}")
     try:
         lines, facts = readers[path.suffix](path)
-    except (ValueError, csv.Error) as error:  # of json, of pandas, of an encoding
+    except (ValueError, csv.Error, sqlite3.Error) as error:  # of json, of pandas, of an encoding
         raise ValueError(f"{path} cannot be read ({error}): {WANTED}") from None
     if path.name == "trainer_state.json" and folder.name.startswith("checkpoint-"):
         folder = folder.parent
@@ -160,12 +168,38 @@ def _json_lines(path: Path) -> tuple[list[Any], dict[str, Any]]:
 
 def _csv(path: Path) -> tuple[list[Any], dict[str, Any]]:
     """Read a table, of W&B's too: its charts name columns "RUN - KEY" and "RUN - KEY__MIN"."""
-    table = pd.read_csv(path, sep=None, engine="python", encoding="utf-8-sig")
+    return _of_table(pd.read_csv(path, sep=None, engine="python", encoding="utf-8-sig")), {}
+
+
+def _parquet(path: Path) -> tuple[list[Any], dict[str, Any]]:
+    """Read a history as W&B or trackio keeps it; of several runs, the one that is last."""
+    table = pd.read_parquet(path)
+    runs = next((table[name] for name in ("run_id", "run_name") if name in table), None)
+    return _of_table(table if runs is None else table[runs == runs.iloc[-1]]), {}
+
+
+def _of_table(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table as lines, without what is no number."""
     table = table.select_dtypes("number")
     names = {name: str(name).rpartition(" - ")[2] for name in table.columns}
     names = {name: key for name, key in names.items() if not key.endswith(("__MIN", "__MAX"))}
     records = table[list(names)].rename(columns=names).to_dict("records")
-    return [{key: v for key, v in line.items() if not pd.isna(v)} for line in records], {}
+    return [{key: v for key, v in line.items() if not pd.isna(v)} for line in records]
+
+
+def _database(path: Path) -> tuple[list[Any], dict[str, Any]]:
+    """Read the newest run in a project of trackio."""
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as base:
+        names = [row[1] for row in base.execute("PRAGMA table_info(metrics)")]
+        run = "run_id" if "run_id" in names else "run_name"  # of older versions
+        newest = base.execute(f"SELECT {run} FROM metrics ORDER BY id DESC LIMIT 1").fetchone()
+        where = f"WHERE {run} = ? ORDER BY id"
+        rows = base.execute(f"SELECT step, metrics FROM metrics {where}", newest or [""]).fetchall()
+        config = base.execute(f"SELECT config FROM configs {where}", newest or [""]).fetchone()
+    lines = [(step, json.loads(metrics)) for step, metrics in rows]
+    lines = [line if "train/global_step" in line else {**line, "step": n} for n, line in lines]
+    facts = {k: v for k, v in json.loads(config[0] if config else "{}").items() if k in SETTINGS}
+    return lines, {name: v for name, v in facts.items() if isinstance(v, int) and v > 0}
 
 
 def _value(text: str) -> float | None:
@@ -176,16 +210,46 @@ def _value(text: str) -> float | None:
         return None
 
 
+def _text(path: Path) -> tuple[list[Any], dict[str, Any]]:
+    """Read what a trainer printed."""
+    printed = path.read_text(encoding="utf-8", errors="replace")
+    lines, facts = _printed(printed)
+    return lines, facts | _settings(printed, printed)
+
+
+def _printed(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the lines that transformers printed, with the steps that its progress bar showed."""
+    lines, places, place = [], [], (0, 0)
+    for match in PRINTED.finditer(text):
+        if not match["line"]:
+            place = (int(match["step"]), int(match["all"]))
+            continue
+        with suppress(ValueError, SyntaxError):  # a line that transformers has not written
+            line = ast.literal_eval(re.sub(r"\b(nan|inf)\b", "None", match["line"]))
+            if isinstance(line, dict) and "reward" in renamed(line):
+                lines.append(line)
+                places.append(place)
+    if not lines or not places[-1][0]:
+        return lines, {}
+    last, total = places[-1]
+    steps = [step for step, whole in places if whole == total]
+    if len(set(steps)) < len(lines):  # the bar was printed apart from the lines
+        every = max(1, round(last / len(lines)))
+        steps = range(every, every * len(lines) + 1, every)
+    numbered = [{**line, "step": step} for line, step in zip(lines, steps, strict=True)]
+    return numbered, {"max_steps": total}
+
+
 def _notebook(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    """Read the longest table of training steps in a notebook, and the settings before it."""
+    """Read the longest log of training steps in a notebook, and the settings before it."""
     content = json.loads(path.read_text(encoding="utf-8"))
     code, best, facts = "", [], {}
     for cell in content.get("cells", ()):
         code += "\n" + "".join(cell.get("source", "")) if cell.get("cell_type") == "code" else ""
         printed = "\n".join(_outputs(cell))
-        for lines in _tables(printed):
+        for lines, extra in (*((table, {}) for table in _tables(printed)), _printed(printed)):
             if len(lines) > len(best):
-                best, facts = lines, _settings(code, printed)
+                best, facts = lines, extra | _settings(code, printed)
     return best, facts
 
 
@@ -254,7 +318,7 @@ def _settings(code: str, printed: str) -> dict[str, Any]:
     for name in SETTINGS:
         if matches := re.findall(rf"^[^#\n]*\b{name}\s*=\s*(\d+)\b", code, re.MULTILINE):
             facts[name] = int(matches[-1])
-    if matches := re.findall(r"Total batch size \([^)]*\) = ([\d,]+)", printed):
+    if matches := re.findall(r"Total (?:train )?batch size \([^)]*\) = ([\d,]+)", printed):
         facts["completions"] = int(matches[-1].replace(",", ""))
     if matches := re.findall(r"\[\s*\d+/(\d+) ", printed):
         facts["max_steps"] = int(matches[-1])
@@ -317,7 +381,7 @@ def _reward_names(lines: Iterable[Mapping[str, Any]], table: pd.DataFrame | None
 
 def _unknown(lines: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the keys that no rule reads and that neither TRL nor transformers writes."""
-    names = {*KEYS["aliases"], *KEYS["known"], "reward_std", "frac_reward_zero_std"}
+    names = {*KEYS["aliases"], *ALIASES, *KEYS["known"], "reward_std", "frac_reward_zero_std"}
     keys = dict.fromkeys(key for line in lines for key in line)
     return [k for k in keys if k not in names and not k.startswith(tuple(KEYS["prefixes"]))]
 
@@ -354,6 +418,8 @@ def _completed(
     facts["logging_steps"] = int(np.median(between)) if between else 1
     if table is not None and len(table) and "step" in table:
         facts["completions"] = int(table.groupby("step").size().median())
+    if "max_completion_length" not in facts and (cap := _cap(lines)):
+        facts["max_completion_length"] = cap
     if "completions" not in facts:
         batch, group = facts.get("per_device_train_batch_size"), facts.get("num_generations", 1)
         if batch:  # Unsloth raises it to a whole group
@@ -362,6 +428,17 @@ def _completed(
     if "weights" not in facts:
         facts["weights"] = _weights(lines, rewards)
     return facts
+
+
+def _cap(lines: Iterable[Mapping[str, Any]]) -> int:
+    """Return the cap of completions that their mean length shows; 0 if it shows none.
+
+    A mean that is the highest of all, again and again, is that of completions all cut there.
+    """
+    lengths = [line[LENGTH] for line in lines if line.get(LENGTH, 0) > 0]
+    highest = float(max(lengths, default=0))
+    is_often = lengths.count(highest) >= max(FEWEST, len(lengths) / 20)
+    return int(highest) if is_often and highest.is_integer() else 0
 
 
 def _smallest(lines: Iterable[Mapping[str, Any]], every: int) -> int:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import sqlite3
+from pathlib import Path
 
 import nbformat
 import numpy as np
@@ -13,6 +15,7 @@ from grpo_nb import autopsy
 from grpo_nb.__main__ import main
 from grpo_nb.training.logs import read_log
 
+TESTS = Path(__file__).parents[1]
 RIGHT, FORM = "rewards/right/mean", "rewards/soft_format_reward/mean"
 
 
@@ -77,7 +80,19 @@ def as_notebook(lines, folder, **names):
     return folder / "their.ipynb"
 
 
-FORMATS = [as_state, as_lines, as_wandb, as_notebook]
+def as_printed(lines, folder):
+    """As transformers prints it to a terminal, between states of its progress bar."""
+    logged = [{k: v for k, v in line.items() if k != "step"} for line in lines]
+    bars = [f"\r 1%| {n}/120 [0{n}:10<17:06, 2.1s/it]" for n in range(1, 121)]
+    path = folder / "train.log"
+    text = "Loading shards: 2/2 [00:02<00:00]\n" + "\n".join(
+        f"{bar}\n{line}" for bar, line in zip(bars, logged, strict=True)
+    )
+    path.write_text(text)
+    return path
+
+
+FORMATS = [as_state, as_lines, as_wandb, as_notebook, as_printed]
 
 
 @pytest.mark.parametrize("written", FORMATS)
@@ -115,6 +130,41 @@ def test_what_was_not_logged_in_a_table_is_no_zero(tmp_path):
     assert not any("kl" in line for line in log.lines)
 
 
+def test_printed_lines_apart_from_their_progress_bar_are_counted(tmp_path):
+    """Where standard error was written first, all bars come before the lines."""
+    path = as_printed([line | {"kl": math.nan} for line in SOUND], tmp_path)
+    rows = path.read_text().split("\n")
+    path.write_text("\n".join(sorted(rows, key=lambda row: "{" in row)))
+    log = read_log(path)
+    assert [line["step"] for line in log.lines] == list(range(1, 121))
+    assert log.facts["max_steps"] == 120 and math.isnan(log.lines[0]["kl"])
+
+
+@pytest.mark.parametrize("kind", ["db", "parquet"])
+def test_what_trackio_keeps_is_read(kind, tmp_path):
+    """Two runs that trackio itself logged; the newest is judged."""
+    path = TESTS / "trackio.parquet"
+    if kind == "db":
+        path = tmp_path / "project.db"
+        with sqlite3.connect(path) as base:
+            base.executescript((TESTS / "trackio.sql").read_text())
+    log = read_log(path)
+    assert [line["step"] for line in log.steps] == list(range(1, 9))
+    assert log.rewards == ["right"] and log.lines[-1]["eval/reward"] == pytest.approx(0.28)
+    assert not log.unknown
+    if kind == "db":
+        assert log.facts["num_generations"] == 8 and math.isnan(log.lines[6]["grad_norm"])
+
+
+def test_the_cap_of_completions_is_seen_where_all_are_cut_again_and_again():
+    key = "completions/mean_length"
+    lines = [line | {key: 64.0 if n % 4 else 61.5} for n, line in enumerate(SOUND)]
+    lines = [{k: v for k, v in line.items() if "clipped" not in k} for line in lines]
+    assert read_log(lines).facts["max_completion_length"] == 64
+    assert "truncation" in states(autopsy(lines, completions_per_step=16), "warning")
+    assert "max_completion_length" not in read_log(SOUND).facts
+
+
 def test_the_newest_checkpoint_that_is_whole_is_read(tmp_path):
     as_state(SOUND[:60], tmp_path, 60)
     as_state(SOUND, tmp_path, 120)
@@ -143,14 +193,14 @@ def test_weights_are_found_where_no_log_tells_them():
     [
         ("none", FileNotFoundError, "does not exist: give TRL's output folder"),
         ("empty", FileNotFoundError, "has no checkpoint-"),
-        ("log.txt", ValueError, "is no log: give"),
+        ("log.rst", ValueError, "is no log: give"),
         ("broken.json", ValueError, "cannot be read"),
         ("other.jsonl", ValueError, "has no `reward` in 3 lines, but loss, step"),
     ],
 )
 def test_what_is_no_log_is_refused(what, error, refusal, tmp_path):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "log.txt").write_text("")
+    (tmp_path / "log.rst").write_text("")
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "other.jsonl").write_text('{"step": 1, "loss": 0.5}\n' * 9)
     with pytest.raises(error, match=refusal):
@@ -178,6 +228,7 @@ def test_no_run_that_learns_is_accused_of_anything_grave(groups):
 
 
 RAMP = np.linspace(0, 1, 200)
+ONE_PEAK = np.where(np.arange(200) == 120, 8.0, 0.02)
 FAULTS = {
     "kl grows": {"kl": 0.02 + 4.5 * RAMP**2.4},
     "entropy collapse": {"entropy": 0.6 * np.exp(-6 * RAMP)},
@@ -187,13 +238,31 @@ FAULTS = {
     "not a number": {"grad_norm": np.where(RAMP > 0.5, math.nan, 0.4)},
     "reward falls": {"reward": np.where(RAMP > 0.5, 0.4, 1.0)},
     "spike": {"grad_norm": np.where(np.arange(200) % 30 == 29, 40.0, 0.4)},
+    "spike, alone": {"kl": ONE_PEAK},
+    "little signal, growing": {"frac_reward_zero_std": 0.1 + 0.7 * RAMP},
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_curves_is_named(fault):
     lines = stock(run(1, 200, 4, first=0.3, last=0.7, speed=60, **FAULTS[fault]))
-    assert fault in states(autopsy(lines, completions_per_step=32), "stop", "warning")
+    found = states(autopsy(lines, completions_per_step=32), "stop", "warning")
+    assert fault.partition(",")[0] in found
+
+
+def test_form_that_is_learnt_after_answers_have_stopped_is_named():
+    half = np.arange(200) >= 100
+    form = np.where(half, np.clip(0.4 + (np.arange(200) - 100) / 60, 0, 1), 0.4)
+    right = np.where(half, 0.4, 0.2 + np.arange(200) / 500)
+    lines = stock(run(1, 200, 4, **{FORM: form, RIGHT: right, "reward": right + 0.5 * form}))
+    (name,) = states(autopsy(lines, completions_per_step=32, correct="right"), "warning")
+    assert name == "format learnt, correctness flat"
+
+
+def test_a_plateau_and_slower_steps_are_notes():
+    lines = stock(run(1, 400, 8, first=0.2, last=0.6, speed=20, step_time=1 + np.arange(400) / 200))
+    result = autopsy(lines, completions_per_step=64)
+    assert {"plateau", "slower"} <= set(states(result, "note")) and result.worst() == "note"
 
 
 def test_a_reward_earned_late_is_called_constant_by_no_one_who_saw_the_end():

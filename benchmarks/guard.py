@@ -52,7 +52,7 @@ def clean() -> None:
             except RuntimeError as error:
                 alarms += 1
                 print(error)
-            found += trainer.steps.guard.looks
+            found += trainer.guard.looks
         looks += found
         scores = " ".join(f"{one.score:.1f}" for one in found)
         print(
@@ -80,10 +80,10 @@ def faults() -> None:
             for seed in range(LOOKS):
                 torch.manual_seed(seed)
                 try:
-                    trainer.steps.guard()
+                    trainer.guard()
                 except RuntimeError:
                     alarms += 1
-                scores.append(f"{trainer.steps.guard.looks[-1].score:.1f}")
+                scores.append(f"{trainer.guard.looks[-1].score:.1f}")
         print(f"{name}: found {alarms} of {LOOKS}; {' '.join(scores)}", flush=True)
 
 
@@ -96,7 +96,7 @@ def cost() -> None:
         nonlocal begun
         steps.append(time.process_time() - begun)
         before = time.process_time()
-        trainer.steps.guard()
+        trainer.guard()
         begun = time.process_time()
         looks.append(begun - before)
 

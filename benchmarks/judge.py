@@ -127,7 +127,7 @@ def alerts_of(fault: str, seed: int, steps: int) -> dict[str, int]:
         if not (Run(name) / "train/adapter").is_dir():
             prepare(name, settings)
             train(name, settings, change)
-    for alert in health.read_alerts(Run(name) / "train/health.jsonl"):
+    for alert in health.read_alerts(Run(name) / "train/alerts.jsonl"):
         firsts.setdefault(alert.name, int(re.match(r"step (\d+)", alert.evidence)[1]))
     return firsts
 

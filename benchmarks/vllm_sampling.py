@@ -39,7 +39,7 @@ def look(tiny: "scenarios.Tiny", plant, seed: int) -> tuple[float, bool]:
         stopped = True
     finally:
         undo()
-    return trainer.steps.guard.looks[0].score, stopped
+    return trainer.guard.looks[0].score, stopped
 
 
 def train(tiny: "scenarios.Tiny", plant, seed: int) -> tuple[int, list[float]]:

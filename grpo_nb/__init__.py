@@ -1,7 +1,7 @@
 """GRPO notebook workbench: teach a language model a verifiable skill, and prove the gain.
 
-`check_rewards` tests the rewards of any GRPO notebook, `Monitor` watches its trainer, and `autopsy`
-reads the log of any run.
+`check_rewards` tests the rewards of any GRPO notebook, `preflight` tries the largest step of its
+trainer, `Monitor` and `Guard` watch it, and `autopsy` reads the log of any run.
 The notebooks of this project call the modules of this package; README.md says how to start.
 """
 
@@ -12,9 +12,11 @@ TOOLS = {
     "RewardVerdict": "grpo_nb.reward_lab.check",
     "check_rewards": "grpo_nb.reward_lab.check",
     "autopsy": "grpo_nb.diagnosis",
-    "Monitor": "grpo_nb.monitor",
+    "Monitor": "grpo_nb.training.monitor",
+    "Guard": "grpo_nb.training.guard",
+    "preflight": "grpo_nb.training.preflight",
 }
-__all__ = ["Monitor", "RewardVerdict", "autopsy", "check_rewards"]
+__all__ = ["Guard", "Monitor", "RewardVerdict", "autopsy", "check_rewards", "preflight"]
 
 
 def __getattr__(name: str) -> Any:

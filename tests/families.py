@@ -17,6 +17,7 @@ import torch
 from bytewise import tokenizer_for
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import grpo_nb
 from grpo_nb import data, export, models, rewards, training
 from grpo_nb.models import hub, template
 from grpo_nb.runs import Check, Run, Stage
@@ -219,11 +220,13 @@ class Outcome(NamedTuple):
     """What became of a family.
 
     moved: Of LoRA's B, which begins at 0: (how many are not 0 any more, how many there are).
+    paths: How completions and log-probabilities are computed.
     checks: The preflight's, by name, and "merge".
     parity: What model/parity.json holds.
     """
 
     moved: tuple[int, int]
+    paths: str
     checks: dict[str, Check]
     parity: dict[str, Any]
 
@@ -256,10 +259,10 @@ def learn(name: str, folder: Path, backend: str, **more: Any) -> Outcome:
     stage = Stage(run, "03", config)
     args = training.grpo_config(stage, policy, chosen)
     trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
-    checks = {check.name: check for check in trainer.preflight()}
+    checks = {check.name: check for check in grpo_nb.preflight(trainer)}
     trainer.train()
     weights = [p for n, p in policy.model.named_parameters() if "lora_B.default" in n]
-    moved = sum(bool(weight.count_nonzero()) for weight in weights), len(weights)
+    moved, paths = (sum(bool(w.count_nonzero()) for w in weights), len(weights)), trainer.paths
     policy.close()
     _, checks["merge"] = export.merge(Stage(run, "04", config))
-    return Outcome(moved, checks, json.loads((run / "model/parity.json").read_text()))
+    return Outcome(moved, paths, checks, json.loads((run / "model/parity.json").read_text()))

@@ -3,7 +3,7 @@
 import torch
 from accelerate.utils import AutocastKwargs
 
-from grpo_nb import data, models, rewards, training
+from grpo_nb import Guard, data, models, rewards, training
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import flatten, resolve
 
@@ -19,7 +19,7 @@ SETTINGS = {
     "train.guard_steps": 0,  # test_guard.py's; it takes half a second
     "train.max_completion_length": 32,
 }
-OF_THE_MACHINE = ("seconds", "step_time", "memory_gib", "tokens_per_second")
+OF_THE_MACHINE = ("seconds", "step_time", "memory_gib", "host_gib", "tokens_per_second")
 MATH = rewards.load_preset("math")
 
 
@@ -41,7 +41,10 @@ def trainer_of(run, policy=None, chosen=MATH, rows=None, **settings):
     stage = Stage(run, "03", config)
     args = training.grpo_config(stage, policy, chosen)
     rows = data.load(run, "train") if rows is None else rows
-    return training.Trainer(policy, chosen, args, rows, stage)
+    trainer = training.Trainer(policy, chosen, args, rows, stage)
+    if config.train.guard_steps:
+        trainer.guard = Guard(trainer, every=config.train.guard_steps)
+    return trainer
 
 
 def arguments_of(config, vllm=False):

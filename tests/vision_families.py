@@ -17,6 +17,7 @@ from families import Outcome
 from PIL import Image, ImageDraw
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+import grpo_nb
 from grpo_nb import data, export, models, rewards, training
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import RunConfig, resolve
@@ -278,14 +279,15 @@ def trainer_of(folder: Path, name: str, mixed: bool = False, **more: Any) -> tra
 def learn(name: str, folder: Path, **more: Any) -> Outcome:
     """Preflight, two steps and the merge with its parity gate, as the notebooks do them."""
     trainer = trainer_of(folder, name, **more)
-    checks = {check.name: check for check in trainer.preflight()}
+    checks = {check.name: check for check in grpo_nb.preflight(trainer)}
     trainer.train()
     policy, run, config = trainer.policy, trainer.stage.run, trainer.stage.config
     weights = [p for n, p in policy.model.named_parameters() if "lora_B.default" in n]
     moved = sum(bool(weight.count_nonzero()) for weight in weights), len(weights)
+    paths = trainer.paths
     policy.close()
     (run / "data").mkdir()
     data.replace_train(run, [row | {"prompt_tokens": 0} for row in rows(8)])
     (run / "data/train.parquet").rename(run / "data/eval.parquet")
     _, checks["merge"] = export.merge(Stage(run, "04", config))
-    return Outcome(moved, checks, json.loads((run / "model/parity.json").read_text()))
+    return Outcome(moved, paths, checks, json.loads((run / "model/parity.json").read_text()))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import grpo_nb
 from grpo_nb import data, environments, models, reward_lab, rewards, training
 from grpo_nb.models import template
 from grpo_nb.reward_lab import RewardTest, Verdict, difficulty
@@ -82,11 +83,14 @@ def train_grpo(stage: Stage, begin: Callable[[Any], None], force: bool = False) 
     args = training.grpo_config(stage, policy, preset)
     rows = data.load(stage.run, "train")
     trainer = training.Trainer(policy, preset, args, rows, stage)
-    print(trainer.plan)
-    checks = trainer.preflight()
+    print(trainer.plan, trainer.paths, sep="\n")
+    checks = grpo_nb.preflight(trainer, checkpoints=config.train.keep_checkpoints)
+    ranks.from_main(lambda: stage.record_checks(checks))
     print(checks)
     checks.refuse(force)
+    if config.train.guard_steps:
+        grpo_nb.Guard(trainer, every=config.train.guard_steps)
     begin(trainer)
     trainer.train()
-    outputs = ("train/adapter", "train/metrics.jsonl", "train/health.jsonl")
+    outputs = ("train/adapter", "train/metrics.jsonl", "train/alerts.jsonl")
     return ranks.from_main(lambda: stage.finish(*outputs))

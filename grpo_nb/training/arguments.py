@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 ARGUMENTS = read_yaml(Path(__file__).with_name("arguments.yaml"))
 TRL_NAMES = ARGUMENTS["same_name"]
 SETTING_OF = {name: f"train.{name}" for name in TRL_NAMES} | ARGUMENTS["setting_of"]
-# Arguments that change the distribution of the samples, but not the trainer's log-probabilities.
-# With these values, with None, or with vLLM's -1, they change nothing.
-NEUTRAL_SAMPLING = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
 STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
 
 
@@ -92,14 +89,6 @@ def grpo_config(stage: Stage, policy: Policy, rewards: RewardSet) -> "GRPOConfig
 
     refuse_unknown_trl(stage.config)
     return GRPOConfig(**grpo_arguments(stage, policy, rewards))
-
-
-def distorted(args: "GRPOConfig") -> str:
-    """Name the arguments that distort the samples, such as "trl.top_p = 0.9"; "" if none do."""
-    values = vars(args) | (args.generation_kwargs or {})
-    neutral = NEUTRAL_SAMPLING | {"temperature": args.temperature}
-    names = [name for name in neutral if values[name] not in (neutral[name], None, -1)]
-    return " and ".join(f"trl.{name} = {values[name]}" for name in names)
 
 
 def own_config() -> type["GRPOConfig"]:
@@ -331,6 +320,7 @@ def expected(rewards: RewardSet, stage: Stage, validated: int) -> health.Expecte
         for func, weight in pairs
     }
     config, memory_gib = stage.config, metrics.memory_now()[1] / 2**30
+    host_gib = metrics.host_memory()[1] / 2**30 if cuda_available() else math.inf
     return health.Expected(
-        ranges, config.step_completions, validated, config.train.max_steps, memory_gib
+        ranges, config.step_completions, validated, config.train.max_steps, memory_gib, host_gib
     )

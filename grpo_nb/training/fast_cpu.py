@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_nb.models import Policy, cuda_available
 from grpo_nb.models.dense import dense_lacks, full_attention
 from grpo_nb.models.vision import has_vision
-from grpo_nb.training.arguments import distorted
+from grpo_nb.training.stock import distorted
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +33,19 @@ def sampling_lacks(trainer: Any) -> str:
         "one process": trainer.accelerator.num_processes == 1,
     }
     return dense_lacks(model) or next((need for need, met in needs.items() if not met), "")
+
+
+def paths(trainer: Any) -> str:
+    """Say how completions and log-probabilities are computed, and what the faster paths need."""
+    sampling = sampling_lacks(trainer)
+    sharing = sharing_lacks(trainer.policy, trainer.stage.config.policy.share_prompts)
+    how = "completions by the dense engine"
+    if sampling:
+        how = f"completions by {'vLLM' if trainer.use_vllm else 'the policy itself'}"
+        how += "" if cuda_available() else f" (the dense engine needs {sampling})"
+    how += "; the update runs a prompt "
+    how += f"for each completion (sharing needs {sharing})" if sharing else "once for its group"
+    return how
 
 
 def log_probabilities(

@@ -1,39 +1,39 @@
 """Test whether the completions come from the policy that is being trained.
 
+    trainer = GRPOTrainer(…)
+    Guard(trainer, every=50)
+    trainer.train()
+
 GRPO's loss treats each completion as a sample of the current policy. If it is not, no error occurs.
 The engine may omit the adapter, use the weights of an earlier step, cut off unlikely tokens, or
 read the prompt with another template. The reward then changes for the wrong reason, or not at all.
 
-The guard tests before the first step, every `train.guard_steps` steps, and at the end. It adds
-noise to the adapter and samples in the same way as training does. Only the policy with this noise
-can write such samples. Each token gets a p-value from the trainer's own probabilities: the
-probability that the policy samples a token at least as rare. If the samples are the policy's own,
-their p-values are independent and uniform for any model; Fisher's method tests this. Weights,
-random states and metrics are then restored, so the guard does not change the results of training
-(except through vLLM's own random state).
+The guard adds noise to the adapter and samples in the same way as training does. Only the policy
+with this noise can write such samples. Each token gets a p-value from the trainer's own
+probabilities: the probability that the policy samples a token at least as rare. If the samples are
+the policy's own, their p-values are independent and uniform for any model; Fisher's method tests
+this. Weights, random states and metrics are then restored, so the guard does not change the results
+of training (except through vLLM's own random state).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from transformers import TrainerCallback
 
+from grpo_nb.checks import Check
 from grpo_nb.models import sharded
-from grpo_nb.models.template import count_tokens
-from grpo_nb.rewards.prompts import Message
-from grpo_nb.runs import Check
-from grpo_nb.training import preflight, ranks
-from grpo_nb.training.arguments import distorted
+from grpo_nb.training import ranks, stock
 
 if TYPE_CHECKING:
     import torch
 
-    from grpo_nb.training.trainer import Trainer
-
 COMPLETIONS = 32  # sampled for each test; at least two groups
 TOKENS = 20  # sampled for each completion, at most
+GO_ON = "leave out the guard (in a run: train.guard_steps = 0) to train anyway"
 NOISE = 0.3  # added to LoRA's B at first [standard deviation]
 MOST = 1.2  # limit of the noise, which doubles until it has an effect; a random model needs much
 SCORE = 4.7  # limit of Fisher's score; chance exceeds it three times in a million
@@ -52,9 +52,17 @@ LIKELIER = (
 RARER = (
     "They are rarer than the policy's own samples: the engine leaves the adapter out, has the "
     "weights of another step, samples at a higher temperature, or reads the prompt with another "
-    "tokenizer, template or padding. Try model.fast_inference = 'off', or on a CPU "
-    "policy.rollouts = 'model'"
+    "tokenizer, template or padding. Try it without vLLM: use_vllm=False, fast_inference=False (in "
+    "a run: model.fast_inference = 'off', or on a CPU policy.rollouts = 'model')"
 )
+CUT = (
+    "the samples are not quite the policy's: unlikely tokens are never tried, though the loss "
+    "takes the probabilities of all tokens. Its ratio is off by the share that is cut, and the "
+    "entropy falls faster"
+)
+CUT_FIX = "leave it unset, and set only the temperature"
+NO_SCORE = "the score of the samples is NaN, so it is unclear whether they are the policy's"
+NO_SCORE_FIX = "see whether loss and grad_norm are finite (fp16 may overflow from the noise alone)"
 UNMOVED = (
     "noise on the adapter does not change the log-probabilities that the loss is computed from, so "
     "nothing would be learnt: the adapter is not in use. Load the policy again"
@@ -81,106 +89,119 @@ class Evidence(NamedTuple):
     tokens: int
 
 
-class Guard:
-    """Stop training if its samples do not come from the policy.
+class Guard(TrainerCallback):
+    """Stop a training whose samples do not come from the policy.
+
+    The samples are tested before the first step, also of a resumed training, every `every` steps,
+    and at the end. A test takes about as long as sampling 32 completions of 20 tokens.
 
     Args:
-        trainer: The trainer, between two steps.
+        trainer: The trainer, before `train()`. A guard that it already has is replaced.
+        every: Steps between two tests.
+        notify: Called with a `Check` where the samples could not be judged.
+
+    Raises:
+        RuntimeError: At a test, that is in `trainer.train()`: the samples are not from the policy;
+            the message has causes and remedies.
+
+    Attributes:
+        looks: The result of each test so far.
     """
 
-    def __init__(self, trainer: "Trainer") -> None:
-        self.trainer, self.noise = trainer, NOISE
+    def __init__(
+        self, trainer: Any, *, every: int = 50, notify: Callable[[Check], Any] | None = None
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every = {every}: give the number of steps between two tests")
+        self.trainer, self.every, self.notify = trainer, every, notify
+        self.noise, self.begun, self.told = NOISE, 0, False
         self.looks: list[Evidence] = []
+        for other in [c for c in trainer.callback_handler.callbacks if isinstance(c, Guard)]:
+            trainer.remove_callback(other)  # a cell that runs twice
+        trainer.add_callback(self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Remember after which step training begins."""
+        self.begun = state.global_step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Test the samples before the first step, and every `every` steps."""
+        if state.global_step == self.begun or state.global_step % self.every == 0:
+            self()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Test the samples once more, because a fault may have arisen since the last test."""
+        if state.global_step > self.begun:
+            self()
 
     def __call__(self) -> None:
-        """Sample, and test the samples; all processes must call this together.
-
-        Raises:
-            RuntimeError: The samples are not from the policy; the message has causes and remedies.
-        """
+        """Sample, and test the samples; all processes must call this together."""
         trainer = self.trainer
-        if cuts := distorted(trainer.args):
-            self._stop_if(f"{cuts}: samples are then not the policy's; leave this unset")
+        cuts = stock.distorted(trainer.args)
+        if cuts and not self.told:
+            self.told = True
+            ranks.from_main(lambda: self._warn(f"{cuts}, and so {CUT}", CUT_FIX))
         trainer.model.train()  # as in a training step
         with _stand_in(trainer) as double:
             weights = changeable(trainer)
             while True:
                 evidence = self._look(double, weights)
                 self.looks.append(evidence)
-                self._stop_if(wrong(evidence))
+                self._stop_if(wrong(evidence, is_cut=bool(cuts)))
                 weak = evidence.change < CHANGE or evidence.entropy < ENTROPY
                 if not weights or 2 * self.noise > MOST or not ranks.anywhere(weak):
                     break
                 self.noise *= 2
         self._stop_if(UNMOVED if evidence.change < UNFELT else "")
         if ranks.anywhere(math.isnan(evidence.score)):
-            ranks.from_main(self._warn)
+            ranks.from_main(lambda: self._warn(NO_SCORE, NO_SCORE_FIX))
 
-    def _warn(self) -> None:
-        """Warn that the samples could not be judged."""
-        evidence = f"{self._place()} the score of the samples is NaN, so it is unclear whether "
-        evidence += "they are the policy's"
-        fix = "see whether loss and grad_norm are finite (fp16 may overflow from the noise alone)"
-        self.trainer.stage.record_checks([Check("policy identity", "warning", evidence, fix)])
-        print(f"warning: {evidence}: {fix}")
+    def _warn(self, evidence: str, fix: str) -> None:
+        """Say what keeps the samples from being judged."""
+        check = Check("policy identity", "warning", f"{self._place()}: {evidence}", fix)
+        print(f"warning: {check.evidence}: {fix}")
+        if self.notify:
+            self.notify(check)
 
     def _place(self) -> str:
         step = self.trainer.state.global_step
-        last = step and step == self.trainer.args.max_steps
+        last = step and step == self.trainer.state.max_steps
         return f"after step {step}" if last else f"before step {step + 1}"
 
     def _stop_if(self, reason: str) -> None:
         """Raise an error on every process if any process gives a reason."""
         if reasons := [text for text in ranks.gather([reason]) if text]:
-            raise RuntimeError(f"stopped {self._place()}: {reasons[0]}; {preflight.GO_ON}")
+            raise RuntimeError(f"stopped {self._place()}: {reasons[0]}; {GO_ON}")
 
-    def _look(self, double: "Trainer", weights: Sequence["torch.Tensor"]) -> Evidence:
+    def _look(self, double: Any, weights: Sequence["torch.Tensor"]) -> Evidence:
         """Sample with noise on the weights; compare the samples with the policy's probabilities."""
-        chats = _chats(double)
-        if double.environment:  # no environment is reset, so there are no first messages
-            double._batch_environments = [None] * len(chats)
-        prompts, images, fields = double._tokenize_prompts(chats)
+        rows = _rows(double)
         with noise_on(weights, self.noise, seed=double.state.global_step):
-            group = double.num_generations
-            completions, rows = double._generate_single_turn(prompts, images, fields, group)
-            if double.use_vllm:  # vLLM has these weights now, and need not load them again
+            batch = stock.sample_and_score(double, rows)
+            if hasattr(double, "_last_loaded_step"):  # vLLM need not load these weights again
                 self.trainer._last_loaded_step = double._last_loaded_step
-            samples = Samples(prompts, completions, chats)
-            log_p = log_probabilities(double, samples)
-            p, entropy = p_values(double, samples, log_p)
-        before = log_probabilities(double, samples) if weights else log_p * math.nan
-        engine = [math.nan if value is None else value for row in rows or [] for value in row]
-        difference = log_p.new_tensor(engine) - log_p if engine else log_p.new_tensor(math.nan)
+            log_p = stock.log_probabilities(double, batch)
+            p, entropy = p_values(double, batch, log_p, list(map(stock.chat_of, rows)))
+        before = stock.log_probabilities(double, batch) if weights else log_p * math.nan
         return Evidence(
             score=fisher(p),
-            difference=float(difference.abs().nanmean()),
+            difference=_difference(batch, log_p),
             change=float((log_p - before).abs().mean()),
             entropy=float(entropy.mean()),
             tokens=len(log_p),
         )
 
 
-class Samples(NamedTuple):
-    """Hold completions, and the prompts that they were sampled from.
-
-    prompts: Token ids, [completions][tokens].
-    completions: Token ids, [completions][tokens].
-    chats: The prompts as chats, [completions]; needed only if they contain images.
-    """
-
-    prompts: Sequence[list[int]]
-    completions: Sequence[list[int]]
-    chats: Sequence[list[Message]] = ()
-
-
-def wrong(evidence: Evidence) -> str:
+def wrong(evidence: Evidence, is_cut: bool = False) -> str:
     """Return why these samples cannot be the policy's, and what to do; "" if they may be.
 
     Args:
         evidence: The result of a test with noise on the adapter; a score of NaN proves nothing.
+        is_cut: Whether an argument cuts unlikely tokens off; likelier samples are then no fault.
     """
     off = evidence.difference > np.nanmax([DIFFERENCE, MISSING * evidence.change])
-    if not abs(evidence.score) > SCORE and not off:
+    likelier = evidence.score < -SCORE and not is_cut
+    if not (likelier or evidence.score > SCORE or off):
         return ""
     reason = (
         "the completions do not come from the policy that is trained. Under its probabilities "
@@ -191,43 +212,43 @@ def wrong(evidence: Evidence) -> str:
         reason += (
             f", and the engine's log-probabilities are off by {evidence.difference:.2f} a token"
         )
-    return f"{reason}. {LIKELIER if evidence.score < -SCORE else RARER}"
+    return f"{reason}. {LIKELIER if likelier else RARER}"
 
 
 @contextmanager
-def _stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
+def _stand_in(trainer: Any) -> Iterator[Any]:
     """Yield a copy of the trainer that samples few, short completions and changes nothing."""
     import torch
 
     limit = min(TOKENS, trainer.max_completion_length)
-    with torch.no_grad(), preflight.stand_in(trainer) as double:
-        double.share_prompts, double.max_completion_length = trainer.share_prompts, limit
-        if double.use_vllm:
+    with torch.no_grad(), stock.stand_in(trainer) as double:
+        double.max_completion_length = limit
+        if hasattr(double, "vllm_generation"):
             double.vllm_generation.max_completion_length = limit
-        else:
+        if getattr(double, "generation_config", None) is not None:
             double.generation_config.max_new_tokens = limit
         yield double
 
 
-def _chats(trainer: "Trainer") -> list[list[Message]]:
-    """Return short and long prompts, each repeated for its group."""
+def _rows(trainer: Any) -> list[stock.Row]:
+    """Return rows with short and long prompts, each repeated for its group."""
     group = trainer.num_generations
     count = max(2, COMPLETIONS // group)
-    chats = trainer.prompts[: 8 * count]
-    lengths = count_tokens(trainer.policy.tokenizer, chats, preflight.tools_of(trainer))
-    order = sorted(range(len(chats)), key=lengths.__getitem__)
-    places = [number * (len(chats) - 1) // (count - 1) for number in range(count)]
-    return [chats[order[place]] for place in places for _ in range(group)]
+    rows = stock.rows_of(trainer, 8 * count)
+    lengths = list(map(len, stock.prompt_ids(trainer, list(map(stock.chat_of, rows)))))
+    order = sorted(range(len(rows)), key=lengths.__getitem__)
+    places = [number * (len(rows) - 1) // (count - 1) for number in range(count)]
+    return [rows[order[place]] for place in places for _ in range(group)]
 
 
-def changeable(trainer: "Trainer") -> list["torch.Tensor"]:
+def changeable(trainer: Any) -> list["torch.Tensor"]:
     """Return the weights that get noise: LoRA's B, or norms and biases in full fine-tuning.
 
     The list is empty, and samples are tested without noise, if the weights are sharded or vLLM adds
     the adapter to its own weights (with TRL always, with Unsloth on request). In the second case,
     rounding would leave some noise in vLLM's weights, and a copy of them would take gigabytes.
     """
-    by_lora = trainer.policy.vllm and not trainer.policy.folds_adapter
+    by_lora = stock.engine_of_unsloth(trainer) and not stock.folds_adapter(trainer)
     if sharded() or (trainer.use_vllm and not by_lora):
         return []
     parameters = trainer.model.named_parameters()
@@ -258,7 +279,7 @@ def noise_on(weights: Sequence["torch.Tensor"], size: float, seed: int) -> Itera
             weight.data.copy_(original)
 
 
-def engine_difference(trainer: "Trainer", batch: Mapping[str, Any]) -> float:
+def engine_difference(trainer: Any, batch: Mapping[str, Any]) -> float:
     """Return how far the engine's log-probabilities are from the trainer's [nats per token].
 
     Args:
@@ -275,72 +296,58 @@ def engine_difference(trainer: "Trainer", batch: Mapping[str, Any]) -> float:
     places = batch["completion_mask"].any(1).nonzero()[:rows, 0]
     if not len(places):
         return math.nan
-    prompts, completions = (
-        [ids[mask].tolist() for ids, mask in zip(batch[f"{part}_ids"][places], masks, strict=True)]
-        for part in ("prompt", "completion")
-        for masks in [batch[f"{part}_mask"][places].bool()]
-    )
+    columns = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
+    part = {
+        name: batch[name][places]
+        for name in (*columns, "sampling_per_token_logps")
+        if batch.get(name) is not None
+    }
     with torch.no_grad():
-        log_p = log_probabilities(trainer, Samples(prompts, completions))
-    is_token = batch["completion_mask"][places].bool()
-    by_policy = batch.get("tool_mask", batch["completion_mask"])[places][is_token].bool()
-    difference = batch["sampling_per_token_logps"][places][is_token] - log_p
+        return _difference(part, stock.log_probabilities(trainer, part))
+
+
+def _difference(batch: Mapping[str, Any], log_p: "torch.Tensor") -> float:
+    """Return the mean absolute difference of a batch; NaN if the engine gives none [nats/token].
+
+    Args:
+        batch: The batch.
+        log_p: The trainer's log-probabilities, [tokens].
+    """
+    if batch.get("sampling_per_token_logps") is None:
+        return math.nan
+    is_token = batch["completion_mask"].bool()
+    by_policy = batch.get("tool_mask", batch["completion_mask"])[is_token].bool()
+    difference = batch["sampling_per_token_logps"][is_token] - log_p
     return float(difference[by_policy].abs().nanmean())
 
 
-def log_probabilities(trainer: "Trainer", samples: Samples) -> "torch.Tensor":
-    """Return the log-probabilities that the loss uses, completion after completion, [tokens].
-
-    As in TRL, prompts are padded on the left and completions on the right.
-
-    Args:
-        trainer: The trainer.
-        samples: The completions.
-    """
-    import torch
-
-    prompts, completions, chats = samples
-    batches = [
-        trainer._tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
-        for ids, side in ((prompts, "left"), (completions, "right"))
-    ]
-    ids, mask = (
-        torch.cat([batch[name] for batch in batches], dim=1).to(trainer.accelerator.device)
-        for name in ("input_ids", "attention_mask")
-    )
-    prompt_width, width = (batch["input_ids"].shape[1] for batch in batches)
-    size = trainer.args.per_device_train_batch_size
-    images = preflight.images_for(trainer, chats, width)
-    compute = trainer._get_per_token_logps_and_entropies
-    log_p = compute(trainer.model, ids, mask, width, size, **images)[0]
-    more = log_p.shape[1] - width  # Unsloth shifts each row left by the padding before it
-    starts = [max(0, more - (prompt_width - len(prompt))) for prompt in prompts]
-    pairs = zip(log_p.float(), starts, completions, strict=True)
-    return torch.cat([row[start : start + len(completion)] for row, start, completion in pairs])
-
-
 def p_values(
-    trainer: "Trainer", samples: Samples, log_p: "torch.Tensor"
+    trainer: Any, batch: Mapping[str, Any], log_p: "torch.Tensor", chats: Sequence[Any]
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
     """Return p-values (the probability of a token at least as rare) and entropies, [tokens].
 
     Args:
         trainer: The trainer; its model runs on one sample at a time, without padding.
-        samples: The completions.
-        log_p: The result of `log_probabilities`.
+        batch: The padded batch.
+        log_p: The trainer's log-probabilities, [tokens].
+        chats: The prompts, [completions]; their images are read.
     """
     import torch
 
-    parts, rest, pad = [], log_p, trainer._tokenizer.pad_token_id
-    for prompt, completion, chat in zip(*samples, strict=True):
-        row = torch.tensor([[*prompt, *completion]], device=log_p.device)
-        images = preflight.images_for(trainer, [chat], len(completion))
+    parts, rest, pad = [], log_p, stock.tokenizer_of(trainer).pad_token_id
+    for number, chat in enumerate(chats):
+        prompt, completion = (
+            batch[f"{part}_ids"][number][batch[f"{part}_mask"][number].bool()]
+            for part in ("prompt", "completion")
+        )
+        images = stock.image_tensors(trainer, [chat], len(completion))
         images.pop("num_images", None)
+        row = torch.cat([prompt, completion])[None]
         with trainer.compute_loss_context_manager():
             logits = trainer.model(input_ids=row, **images).logits[0, len(prompt) - 1 : -1]
         part_log_p, rest = rest[: len(completion)], rest[len(completion) :]
-        tokens, logits = row[0, len(prompt) :], logits.float() / trainer.temperature
-        parts.append(_p_values(logits, tokens, part_log_p, pad))
+        logits = logits.float() / trainer.temperature
+        parts.append(_p_values(logits, completion, part_log_p, pad))
     p, entropy = map(torch.cat, zip(*parts, strict=True))
     return p, entropy
 

@@ -37,7 +37,7 @@ def forget_after(folder: Path, steps: int) -> None:
         folder: The run's train/, with metrics, alerts, completions and the best adapter.
         steps: The step of the checkpoint; 0 without a checkpoint.
     """
-    for name in ("metrics.jsonl", "health.jsonl"):
+    for name in ("metrics.jsonl", "alerts.jsonl"):
         lines = [line for line in read_lines(folder / name) if steps and line["step"] <= steps]
         with atomic_path(folder / name) as temporary:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -167,6 +167,11 @@ def memory_now() -> tuple[int, int]:
     if cuda_available():
         free = torch.cuda.mem_get_info()[0]
         return torch.cuda.memory_allocated(), free + torch.cuda.memory_reserved()
+    return host_memory()
+
+
+def host_memory() -> tuple[int, int]:
+    """Return (used, usable) memory [bytes] of this process, which may end for lack of it."""
     resident = psutil.Process().memory_info().rss
     return resident, resident + psutil.virtual_memory().available
 

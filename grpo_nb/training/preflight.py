@@ -1,5 +1,9 @@
 """Check training before it starts: run its largest step, and find any fault that would stop it.
 
+    trainer = GRPOTrainer(…)
+    preflight(trainer).refuse()
+    trainer.train()
+
 The largest step uses the longest prompt, completions of full length, and the trainer's own loss,
 backward pass and generation. Its memory use is compared with the memory that is available.
 The dry run does not change the results of training, except through vLLM's random state.
@@ -9,101 +13,104 @@ import copy
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from math import log
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from grpo_nb.checks import Check, Checks
 from grpo_nb.models import cuda_available, sharded
 from grpo_nb.models.adapter import trainable_weights
-from grpo_nb.models.template import count_tokens, encode, image_inputs, turn_end
+from grpo_nb.models.template import turn_end
 from grpo_nb.models.vision import image_tokens
-from grpo_nb.rewards.prompts import images_of
-from grpo_nb.rewards.surroundings import kept
-from grpo_nb.runs import Check, Checks
-from grpo_nb.training import fast_cpu
-from grpo_nb.training.arguments import distorted, solve_batch
+from grpo_nb.rewards.prompts import message_text
+from grpo_nb.training import guard, stock
+from grpo_nb.training.arguments import solve_batch
 from grpo_nb.training.health import section
 from grpo_nb.training.metrics import asleep, memory_now, new_peak, peak_memory
 
-if TYPE_CHECKING:
-    from grpo_nb.training.trainer import Trainer
-
 GIB = 2**30
-GO_ON = "set train.guard_steps = 0 to train anyway"
-# fp16 scales the loss. At its first scale most gradients overflow; training settles at this one.
-USUAL_SCALE = 2.0**10
+LONGEST = 64  # prompts of the most characters, whose tokens are counted
 # On a CPU, the process grows by this much in the first steps. oneDNN adds kernels for shapes that
 # the dry run did not have, and the C library keeps memory for later: see docs/performance.md.
 GROWTH = GIB // 8
-TOKENS = ("input_ids", "attention_mask")
-# Attributes of a trainer to which a step appends; the step replaces the values of all others.
-FILLED = ("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics")
 
 
-def preflight(trainer: "Trainer") -> Checks:
+def preflight(trainer: Any, *, checkpoints: int | None = None) -> Checks:
     """Return all checks, in the order in which their faults should be fixed.
 
     Args:
         trainer: A trainer that has not begun to train.
+        checkpoints: How many checkpoints will be on disk at a time; by default by the arguments.
     """
-    prompts = trainer.prompts
-    tokens = count_tokens(trainer.policy.tokenizer, prompts, tools_of(trainer))
-    longest = max(range(len(prompts)), key=tokens.__getitem__)
-    checks = [_context(trainer, tokens[longest]), _end_of_turn(trainer), _sampling(trainer)]
+    row, tokens = _longest(trainer)
+    checks = [_context(trainer, tokens), *_end_of_turn(trainer, row), _sampling(trainer)]
     if sharded():
         fix = "watch memory_gib in the first steps"
         checks.append(Check("memory", "warning", "sharded weights: no dry run", fix))
-    elif all(check.state == "ok" for check in checks[:2]):  # otherwise the step would show nothing
-        checks += dry_run(trainer, prompts[longest])
-    checks += [*_adapters(trainer), *_hand_over(trainer), _paths(trainer), _disk(trainer)]
+    elif all(check.state != "stop" for check in checks):  # otherwise the step would show nothing
+        checks += dry_run(trainer, row)
+    checks += [*_adapters(trainer), *_hand_over(trainer), _disk(trainer, checkpoints)]
     fixes = [f"{check.fix}; see {section(check.name)}" if check.fix else "" for check in checks]
     return Checks(check._replace(fix=fix) for check, fix in zip(checks, fixes, strict=True))
 
 
-def _context(trainer: "Trainer", prompt: int) -> Check:
+def _longest(trainer: Any) -> tuple[stock.Row, int]:
+    """Return the row with the longest prompt, and its length [tokens]."""
+    rows = stock.rows_of(trainer)
+    if not {"image", "images"} & {*rows[0]}:  # an image's tokens depend on its size
+        rows = sorted(rows, key=_characters)[-LONGEST:]
+    lengths = list(map(len, stock.prompt_ids(trainer, list(map(stock.chat_of, rows)))))
+    place = max(range(len(rows)), key=lengths.__getitem__)
+    return rows[place], lengths[place]
+
+
+def _characters(row: stock.Row) -> int:
+    prompt = row["prompt"]
+    return len(prompt) if isinstance(prompt, str) else sum(map(len, map(message_text, prompt)))
+
+
+def _context(trainer: Any, prompt: int) -> Check:
     need = prompt + trainer.args.max_completion_length
     model = trainer.model.config.get_text_config().max_position_embeddings
-    limit = trainer.stage.config.model.max_seq_length
+    limit = getattr(trainer.model, "max_seq_length", None) or model  # Unsloth's, and ours
     sizes = f"longest prompt {prompt} + completion {trainer.args.max_completion_length} = {need}"
     sizes += f" tokens; max_seq_length {limit}, the model's {model}"
-    fix = f"set model.max_seq_length = {need}"
+    fix = f"set max_seq_length = {need}"
     if need > model:
-        fix = "lower train.max_completion_length or data.max_prompt_tokens: the model reads no more"
+        fix = "lower max_completion_length, or leave long prompts out: the model reads no more"
     return Check("context", "ok", sizes) if need <= limit else Check("context", "stop", sizes, fix)
 
 
-def _end_of_turn(trainer: "Trainer") -> Check:
-    """Check that a completion can end."""
-    tokenizer, stops = trainer.policy.tokenizer, {*trainer.eos_token_ids} - {None}
+def _end_of_turn(trainer: Any, row: stock.Row) -> list[Check]:
+    """Check that a completion can end, if prompts are chats."""
+    if isinstance(row["prompt"], str):
+        return []
+    tokenizer, stops = stock.tokenizer_of(trainer), stock.stops_of(trainer)
     closing = turn_end(tokenizer)
     enders = ", ".join(repr(tokenizer.decode(stop)) for stop in sorted(stops)) or "no token"
     ends = f"a turn ends in {closing!r}, generation at {enders}"
     if stops & set(tokenizer(closing, add_special_tokens=False)["input_ids"]):
-        return Check("end of turn", "ok", ends)
+        return [Check("end of turn", "ok", ends)]
     fix = "set the tokenizer's eos_token to the token that ends a turn in its chat template"
-    return Check("end of turn", "stop", ends, fix)
+    return [Check("end of turn", "stop", ends, fix)]
 
 
-def _sampling(trainer: "Trainer") -> Check:
+def _sampling(trainer: Any) -> Check:
     """Check that completions are sampled with the probabilities that the loss uses."""
-    if not (cuts := distorted(trainer.args)):
+    if not (cuts := stock.distorted(trainer.args)):
         return Check("sampling", "ok", "from the policy's own distribution")
-    cause = f"{cuts}, which the trainer's log-probabilities ignore"
-    state = "stop" if trainer.stage.config.train.guard_steps else "warning"
-    return Check("sampling", state, cause, f"leave it unset, or {GO_ON}")
+    return Check("sampling", "warning", f"{cuts}, and so {guard.CUT}", guard.CUT_FIX)
 
 
-def _adapters(trainer: "Trainer") -> list[Check]:
+def _adapters(trainer: Any) -> list[Check]:
     """Check which linear layers and experts have an adapter."""
     if not hasattr(trainer.model, "get_base_model"):
         return []
+    from peft.tuners.tuners_utils import check_target_module_exists
+
     weights, tuner = trainable_weights(trainer.model.get_base_model()), trainer.model.base_model
-    adapters = {*tuner.targeted_module_names, *tuner.targeted_parameter_names}
-    targets = {*weights.layers, *weights.experts}
-    if trainer.stage.config.model.vision_tower:
-        targets |= {*weights.vision}
-    weights = targets | {*weights.vision, *weights.others}
+    adapters = {*tuner.targeted_module_names, *getattr(tuner, "targeted_parameter_names", ())}
+    weights = {*weights.layers, *weights.experts, *weights.vision, *weights.others}
     without = Counter(
         ".".join(part for part in name.split(".")[-2:] if not part.isdigit())
         for name in weights - adapters
@@ -111,55 +118,54 @@ def _adapters(trainer: "Trainer") -> list[Check]:
     count = f"on {len(adapters)} of {len(weights)} linear layers and experts"
     if without:
         count += f"; without: {', '.join(f'{n} x {name}' for name, n in sorted(without.items()))}"
-    if trainer.stage.config.model.lora_targets != "all-linear" or targets <= adapters:
+    config = trainer.model.peft_config["default"]
+    if {name for name in weights if check_target_module_exists(config, name)} <= adapters:
         return [Check("adapters", "ok", count)]
     fix = "peft or Unsloth skips them: try the other policy.backend, or leave it as it is"
     return [Check("adapters", "warning", count, fix)]
 
 
-def _hand_over(trainer: "Trainer") -> list[Check]:
+def _hand_over(trainer: Any) -> list[Check]:
     """Check that Unsloth passes the adapter to vLLM unchanged."""
-    if not trainer.policy.vllm:
+    if stock.engine_of_unsloth(trainer) is None:
         return []
-    if not trainer.policy.folds_adapter:
+    if not stock.folds_adapter(trainer):
         return [Check("hand-over", "ok", "vLLM gets the adapter as LoRA before each generation")]
     evidence = "Unsloth adds the adapter to vLLM's 16-bit weights, which rounds small updates away"
     fix = "restart the kernel with UNSLOTH_VLLM_MERGED_ROLLOUT=0"
     return [Check("hand-over", "warning", evidence, fix)]
 
 
-def _paths(trainer: "Trainer") -> Check:
-    """Report how completions and log-probabilities are computed, and what the faster paths need."""
-    sampling = fast_cpu.sampling_lacks(trainer)
-    sharing = fast_cpu.sharing_lacks(trainer.policy, trainer.stage.config.policy.share_prompts)
-    paths = "completions by the dense engine"
-    if sampling:
-        paths = f"completions by {'vLLM' if trainer.use_vllm else 'the policy itself'}"
-        paths += "" if cuda_available() else f" (the dense engine needs {sampling})"
-    paths += "; the update runs a prompt "
-    paths += f"for each completion (sharing needs {sharing})" if sharing else "once for its group"
-    return Check("paths", "ok", paths)
-
-
-def _disk(trainer: "Trainer") -> Check:
-    stage = trainer.stage
-    count = stage.config.train.keep_checkpoints + 1  # a new one is written before an old one goes
+def _disk(trainer: Any, checkpoints: int | None) -> Check:
+    args = trainer.args
+    if checkpoints is None:
+        checkpoints = 0 if args.save_strategy == "no" else _saves(trainer)
+        checkpoints = min(checkpoints, args.save_total_limit or checkpoints)
+    count = checkpoints + 1  # a new one is written before an old one goes
     weights = 4 * trainer.model.num_parameters(only_trainable=True)
     checkpoint = weights + _optimizer_bytes(trainer)
     model = 2 * trainer.model.num_parameters()
-    need, free = count * checkpoint + model, shutil.disk_usage(stage.run.path).free
+    folder = Path(args.output_dir).absolute()
+    place = next(each for each in (folder, *folder.parents) if each.exists())
+    need, free = count * checkpoint + model, shutil.disk_usage(place).free
     sizes = f"{count} checkpoints and the merged model {need / GIB:.2f} GiB, {free / GIB:.1f} free"
-    fix = "free some space, lower train.keep_checkpoints, or point GRPO_NB_RUNS at a larger disk"
+    fix = "free some space, keep fewer checkpoints (save_total_limit), or write to a larger disk"
     return Check("disk", "stop", sizes, fix) if need > free else Check("disk", "ok", sizes)
 
 
-def _optimizer_bytes(trainer: "Trainer") -> int:
+def _saves(trainer: Any) -> int:
+    """Return how many checkpoints a training writes."""
+    every = trainer.args.save_steps  # below 1, a share of all steps
+    return int(stock.steps_of(trainer) / every if every >= 1 else 1 / every)
+
+
+def _optimizer_bytes(trainer: Any) -> int:
     """Return the bytes of Adam's states: two per trained weight, of one or four bytes each."""
     optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
     return trainer.model.num_parameters(only_trainable=True) * (2 if "8bit" in optim else 8)
 
 
-def _memory(trainer: "Trainer", before: int, peak: int, budget: int) -> Check:
+def _memory(trainer: Any, before: int, peak: int, budget: int) -> Check:
     """Check the step's peak memory against the budget, given the use `before` the step [bytes]."""
     more = _optimizer_bytes(trainer) + (0 if cuda_available() else GROWTH)
     need = peak + more
@@ -171,23 +177,23 @@ def _memory(trainer: "Trainer", before: int, peak: int, budget: int) -> Check:
     return Check("memory", "stop" if need > budget else "warning", sizes, smaller(trainer, rows))
 
 
-def smaller(trainer: "Trainer", rows: int) -> str:
+def smaller(trainer: Any, rows: int) -> str:
     """Suggest settings for the same effective batch with at most `rows` rows per micro-batch."""
     args = trainer.args
-    other = "a smaller train.max_completion_length"
+    other = "a smaller max_completion_length"
     # Under standby Unsloth sets the engine's share of the memory itself.
     shared = trainer.use_vllm and not args.vllm_enable_sleep_mode
-    other += " or policy.gpu_memory_utilization" if shared else ""
+    other += " or share of vLLM (gpu_memory_utilization)" if shared else ""
     if args.per_device_train_batch_size == 1:
         return f"set {other}, or take a smaller model"
     step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     group = args.num_generations
     batch = solve_batch(step // group, group, max(1, rows))  # settings count all processes
-    settings = " and ".join(f"train.{name} = {value}" for name, value in batch._asdict().items())
+    settings = " and ".join(f"{name} = {value}" for name, value in batch._asdict().items())
     return f"set {settings} (the same step), or {other}"
 
 
-def _gradient(trainer: "Trainer") -> Check:
+def _gradient(trainer: Any) -> Check:
     """Check that gradients reach every LoRA B matrix or, without LoRA, every trained weight.
 
     At first, the gradients of LoRA's A matrices are 0.
@@ -200,54 +206,24 @@ def _gradient(trainer: "Trainer") -> Check:
     evidence, fix = f"reaches {count} of {len(matrices)} trained matrices", ""
     if not all(gradient.isfinite().all() for gradient in gradients):
         evidence += ", and is not finite"
-        fix = "the base model overflows: set model.quantization = '16bit', or take another model"
+        fix = "the base model overflows: load it in 16 bits (load_in_4bit=False), or take another"
     elif count < len(matrices) or not matrices:
         fix = "load the policy again: weights to train are frozen (requires_grad) or unused"
     return Check("gradient", "stop" if fix else "ok", evidence, fix)
 
 
-def _time(args: Any, update: float, generation: float) -> Check:
+def _time(trainer: Any, update: float, generation: float) -> Check:
     """Estimate the time of all steps from the times of a micro-batch and a generation [s]."""
+    args, steps = trainer.args, stock.steps_of(trainer)
     micro_batches = args.gradient_accumulation_steps
     generations = micro_batches / (args.steps_per_generation * args.num_iterations)
     step = micro_batches * update + generations * generation
-    total = f"{args.max_steps} steps take at most {step * args.max_steps / 60:.1f} min"
+    total = f"{steps} steps take at most {step * steps / 60:.1f} min"
     parts = f"{step:.1f} s each (generation {generation:.1f}, a micro-batch {update:.1f})"
     return Check("time", "ok", f"{total}: {parts}, without rewards and validation")
 
 
-@contextmanager
-def stand_in(trainer: "Trainer") -> Iterator["Trainer"]:
-    """Yield a copy of the trainer with which to run a step.
-
-    At the end, random states and the loss scale are restored, and gradients are cleared.
-    """
-    import torch
-
-    double, scaler = copy.copy(trainer), trainer.accelerator.scaler
-    for name in FILLED:
-        setattr(double, name, copy.deepcopy(getattr(trainer, name)))
-    for name in {"vllm_generation", "generation_config"} & set(vars(trainer)):
-        setattr(double, name, copy.copy(getattr(trainer, name)))
-    double.state = copy.copy(trainer.state)
-    double.share_prompts = False  # the rows of a real micro-batch may all differ
-    double.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
-    scale = scaler and scaler.state_dict()
-    if scaler:
-        scaler.load_state_dict(scale | {"scale": min(scaler.get_scale(), USUAL_SCALE)})
-    try:
-        with kept(f"trial {trainer.state.global_step}"):
-            yield double
-    finally:
-        if scaler:
-            scaler.load_state_dict(scale)
-        trainer.model.zero_grad(set_to_none=True)
-        if cuda_available():
-            torch.cuda.empty_cache()
-            new_peak()
-
-
-def _set_modes(trainer: "Trainer") -> None:
+def _set_modes(trainer: Any) -> None:
     """Set the model's modes as `trainer.train()` does.
 
     After `__init__` of Unsloth's trainer the model is in inference mode, and transformers turns
@@ -262,29 +238,30 @@ def _set_modes(trainer: "Trainer") -> None:
         model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
 
 
-def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
+def dry_run(trainer: Any, row: stock.Row) -> list[Check]:
     """Run a micro-batch with its gradients, then a generation up to the cap, and keep no result.
 
     Args:
         trainer: A trainer that has not begun to train.
-        prompt: The longest chat to train on; every row of the micro-batch is this chat.
+        row: The row with the longest prompt; every row of the micro-batch is this one.
 
     Returns:
         The checks "memory", "gradient" and "time"; only "memory" if the memory ran out.
     """
     part = "the update"
-    with stand_in(trainer) as double:
+    with stock.stand_in(trainer) as double:
+        double.share_prompts = False  # the rows of a real micro-batch may all differ
         _set_modes(trainer)
         sleeping = asleep(trainer)
         before, budget = (size - sleeping for size in memory_now())
         new_peak()
         try:
             for _ in range(2 if cuda_available() else 1):  # on a GPU the first run compiles
-                update = _timed(_update, double, prompt)
+                update = _timed(_update, double, row)
             gradient = _gradient(trainer)
             trainer.model.zero_grad(set_to_none=True)
             part = "generation"
-            generation = _timed(_generate, double, prompt)
+            generation = _timed(_generate, double, row)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -292,12 +269,7 @@ def dry_run(trainer: "Trainer", prompt: list[dict]) -> list[Check]:
             less = smaller(trainer, trainer.args.per_device_train_batch_size // 2)
             return [Check("memory", "stop", evidence, less)]
         memory = _memory(trainer, before, max(before, peak_memory() - sleeping), budget)
-    return [memory, gradient, _time(trainer.args, update, generation)]
-
-
-def tools_of(trainer: "Trainer") -> Sequence[Mapping[str, Any]]:
-    """Return the schemas of the tools that the prompts describe."""
-    return trainer.environment.tools if trainer.environment else ()
+    return [memory, gradient, _time(trainer, update, generation)]
 
 
 def _timed(work: Any, *arguments: Any) -> float:
@@ -310,30 +282,14 @@ def _timed(work: Any, *arguments: Any) -> float:
     return time.perf_counter() - started
 
 
-def images_for(trainer: "Trainer", prompts: Sequence[list[dict]], room: int) -> dict[str, Any]:
-    """Return the arguments with which TRL passes the images of prompts to the model.
-
-    Args:
-        trainer: The trainer.
-        prompts: One chat for each row; {} is returned if none of them has an image.
-        room: The width of the completions [tokens].
-    """
-    if not any(map(images_of, prompts)):
-        return {}
-    inputs = image_inputs(trainer.policy.tokenizer, prompts, room=room)
-    device = trainer.accelerator.device
-    others = {name: x.to(device) for name, x in inputs.items() if name not in TOKENS}
-    return others | {"num_images": [len(images_of(prompt)) for prompt in prompts]}
-
-
-def _update(trainer: "Trainer", prompt: list[dict]) -> None:
+def _update(trainer: Any, row: stock.Row) -> None:
     """Run the forward and backward pass of a full micro-batch, as TRL's training_step does."""
     import torch
 
-    args, device, tokenizer = trainer.args, trainer.accelerator.device, trainer.policy.tokenizer
+    args, device, tokenizer = trainer.args, trainer.accelerator.device, stock.tokenizer_of(trainer)
     rows, length = args.per_device_train_batch_size, args.max_completion_length
-    vocabulary = len(tokenizer)
-    [prompt_ids] = encode(tokenizer, [prompt], tools_of(trainer))
+    vocabulary, prompt = len(tokenizer), stock.chat_of(row)
+    [prompt_ids] = stock.prompt_ids(trainer, [prompt])
     ids = torch.tensor([prompt_ids] * rows, device=device)
     ones = torch.ones(rows, length, device=device)
     random_ids = torch.randint(vocabulary, (rows, length), device=device)
@@ -348,7 +304,7 @@ def _update(trainer: "Trainer", prompt: list[dict]) -> None:
         "num_items_in_batch": torch.tensor(rows * length * args.steps_per_generation),
         "importance_sampling_ratio": ones,
         "ref_per_token_logps": -log(vocabulary) * ones,  # TRL reads it where beta > 0
-        **images_for(trainer, [prompt] * rows, length),
+        **stock.image_tensors(trainer, [prompt] * rows, length),
     }
     with trainer.compute_loss_context_manager():
         loss = trainer.compute_loss(trainer.model, inputs)
@@ -357,25 +313,29 @@ def _update(trainer: "Trainer", prompt: list[dict]) -> None:
         (scaler.scale(loss) if scaler else loss).backward()
 
 
-def _generate(trainer: "Trainer", prompt: list[dict]) -> None:
+def _generate(trainer: Any, row: stock.Row) -> None:
     """Sample a step's completions as the trainer does, but let none end before the cap.
 
     Args:
         trainer: The copy of the trainer; its sampling settings are changed.
-        prompt: The longest chat.
+        row: The row with the longest prompt.
     """
+    import torch
+
     args = trainer.args
-    if trainer.samples_densely:
+    if getattr(trainer, "samples_densely", False):
         trainer.eos_token_ids = []
-    elif trainer.use_vllm:
+    elif hasattr(trainer, "vllm_generation"):
         vllm = trainer.vllm_generation
         vllm.generation_kwargs = vllm.generation_kwargs | {"ignore_eos": True}
+    elif trainer.use_vllm:  # TRL up to 0.24
+        trainer.args = copy.copy(args)
+        trainer.args.generation_kwargs = (args.generation_kwargs or {}) | {"ignore_eos": True}
     else:
         trainer.generation_config.min_new_tokens = args.max_completion_length
     count = args.per_device_train_batch_size * args.steps_per_generation
-    if trainer.environment:  # no episode has begun, so no call is run
-        trainer._batch_environments, trainer.tools = [None] * count, []
-    trainer._generate([prompt] * count)
+    with torch.no_grad():
+        stock.sample_and_score(trainer, [row] * count)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

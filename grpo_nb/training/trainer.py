@@ -1,13 +1,12 @@
 """The trainer: TRL's GRPOTrainer, extended so that a run is safe and easy to follow.
 
     trainer = training.Trainer(policy, rewards, args, rows, stage)
-    trainer.preflight()
+    preflight(trainer).refuse()
     trainer.train()
 
 The parts of one step, in order, with the methods of this class and of `callbacks.StepCallback`:
 
- 0. Every `train.guard_steps` steps, and at the end, the guard tests whether the samples come from
-    the policy: `on_step_begin`, `on_train_end`, `guard`.
+ 0. Every few steps, and at the end, `guard.Guard` tests whether the samples come from the policy.
  1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. If the task has an
     environment, TRL runs the tool calls and masks their results from the loss (its `tool_mask`).
     vLLM's log-probabilities are compared with the policy's: `_generate_and_score_completions`.
@@ -61,25 +60,29 @@ from grpo_nb.rewards.contract import call
 from grpo_nb.rewards.limits import contained
 from grpo_nb.rewards.prompts import Message, images_of, loggable
 from grpo_nb.rewards.surroundings import kept, turn
-from grpo_nb.runs import Check, Checks, Stage, atomic_path
+from grpo_nb.runs import Check, Stage, atomic_path
 from grpo_nb.runs.files import read_lines
 from grpo_nb.training import (
     checkpoints,
     fast_cpu,
     guard,
     health,
+    judges,
     metrics,
     patches,
     preflight,
     ranks,
     rules,
+    stock,
 )
 from grpo_nb.training.arguments import expected, refuse_unusable
-from grpo_nb.training.callbacks import StepCallback, generation_is_used_up
+from grpo_nb.training.callbacks import StepCallback
 from grpo_nb.training.checkpoints import GOES_ON, save_trained
+from grpo_nb.training.monitor import Monitor
 from grpo_nb.training.placebo import shuffled
-from grpo_nb.training.updates import Buttons, Watcher, progress_of, stop_on_signals
+from grpo_nb.training.updates import progress_of, stop_on_signals
 from grpo_nb.training.validation import Validation, hold_out, prompts_to_hold_out
+from grpo_nb.updates import Buttons, Watcher
 
 
 class Trainer(GRPOTrainer):
@@ -121,7 +124,8 @@ class Trainer(GRPOTrainer):
         if "ref" in getattr(policy.model, "peft_config", {}):
             policy.model.delete_adapter("ref")  # if beta > 0, TRL adds "ref", and refuses another
         self.environment = environments.of(config)
-        self.prompts = [fold_system(policy.tokenizer, row["prompt"]) for row in train_rows]
+        prompts = [fold_system(policy.tokenizer, row["prompt"]) for row in train_rows]
+        policy.model.max_seq_length = config.model.max_seq_length  # as Unsloth's models have it
         warnings.filterwarnings("ignore", "You are using 'environment_factory'")  # experimental
         if "unsloth" not in sys.modules and not models.cuda_available():
             lm_head.install()  # for your own model too; Unsloth has its own LM head
@@ -131,7 +135,7 @@ class Trainer(GRPOTrainer):
                 processing_class=policy.processing_class,
                 reward_funcs=list(map(self._timed, rewards.reward_funcs)),
                 args=args,
-                train_dataset=_dataset(train_rows, self.prompts),
+                train_dataset=_dataset(train_rows, prompts),
                 callbacks=list(callbacks),
                 environment_factory=_factory(self.environment, policy, rows),
             )
@@ -148,19 +152,27 @@ class Trainer(GRPOTrainer):
         self._loss_failed = False
         self._gathered: dict[str, Any] = {}
         self.row_sampler: Any = None
-        self.buttons, self.watchers = Buttons(), [progress_of(stage)]
-        self.steps = StepCallback(self, Validation(policy, self.validation_rows, rewards, config))
+        self._add_callbacks(stage)
+
+    def _add_callbacks(self, stage: Stage) -> None:
+        """Give this trainer what acts between steps; a notebook's own monitor replaces this one."""
+        validated, config = self.validation_rows, stage.config
+        self.steps = StepCallback(self, Validation(self.policy, validated, self.rewards, config))
         self.add_callback(self.steps)
+        is_placebo = config.train.placebo != "none"
+        ignore = health.learning_alerts() if is_placebo else ()
+        monitor = Monitor(self, folder=self.folder, ignore=ignore, show=False)
+        monitor.expected = expected(self.rewards, stage, len(validated))
+        monitor.watchers.append(progress_of(stage))
 
     def watch(self, watcher: Watcher) -> None:
-        """Send every update to the watcher, such as the dashboard."""
-        self.watchers.append(watcher)
+        """Send every update to the watcher."""
+        self.monitor.watchers.append(watcher)
 
-    def preflight(self) -> Checks:
-        """Run the largest step as a trial, and check for anything that would end training later."""
-        checks = preflight.preflight(self)
-        ranks.from_main(lambda: self.stage.record_checks(checks))
-        return checks
+    @property
+    def paths(self) -> str:
+        """Return how completions and log-probabilities are computed."""
+        return fast_cpu.paths(self)
 
     def train(self) -> TrainOutput:
         """Train the remaining steps up to `max_steps`, and save the adapter in train/adapter/.
@@ -176,10 +188,10 @@ class Trainer(GRPOTrainer):
         self.buttons.stop.clear()
         with turn, stop_on_signals(self.buttons) as signals:
             checkpoint = ranks.from_main(self._begin)
-            self.steps.watch = self._watch_so_far()
             begun = checkpoints.step_of(checkpoint)
+            self.monitor.begin(begun, self.args.max_steps)
             # Set before anything is restored, so that a failure while restoring saves nothing.
-            self.state.global_step = self.steps.saved = self.steps.begun = begun
+            self.state.global_step = self.steps.saved = begun
             try:
                 if begun >= self.args.max_steps:
                     output = self._return_to(checkpoint)
@@ -195,8 +207,8 @@ class Trainer(GRPOTrainer):
                 self._dense = self.optimizer = self.lr_scheduler = self._buffered_inputs = None
                 self._step = 0
                 self._metrics["train"].clear()  # else an unfinished step would count in the means
-        if self.steps.failure:
-            raise RuntimeError(f"{self.steps.failure}. {GOES_ON}")
+        if self.monitor.ended:
+            raise RuntimeError(f"{self.monitor.ended}. {GOES_ON}")
         interrupted, step = ranks.anywhere(bool(signals)), self.state.global_step
         if step == self.args.max_steps or not interrupted:
             self.gather_weights()
@@ -222,13 +234,6 @@ class Trainer(GRPOTrainer):
         (self.folder / "arguments.json").write_text(self.args.to_json_string(), encoding="utf-8")
         return checkpoint
 
-    def _watch_so_far(self) -> health.Watch:
-        expectation = expected(self.rewards, self.stage, len(self.validation_rows))
-        watch = health.Watch(expectation)
-        for line in read_lines(self.folder / "metrics.jsonl"):
-            watch.feed(line)
-        return watch
-
     def _keep_last_step(self, error: Exception) -> None:
         """Save the last complete step after an error, and add advice to the error's notes.
 
@@ -236,7 +241,7 @@ class Trainer(GRPOTrainer):
         the step, or have ended.
         """
         step = self.state.global_step
-        is_new = step != self.steps.saved and generation_is_used_up(self.args, step)
+        is_new = step != self.steps.saved and stock.generation_is_used_up(self.args, step)
         if ranks.count() == 1 and is_new:
             try:
                 self._save_checkpoint(self.model, None)
@@ -260,12 +265,22 @@ class Trainer(GRPOTrainer):
                 self.save_adapter(temporary)
         self.resumption.end(finished=not self.buttons.stop.is_set())
         lines = read_lines(self.folder / "metrics.jsonl")
-        self.stage.record_checks(health.checks(self.steps.watch, lines, self.alerts))
+        self.stage.record_checks(health.checks(self.monitor.watch, lines, self.alerts))
+
+    @property
+    def monitor(self) -> Monitor:
+        """Return the monitor; a notebook may have replaced the one that this trainer began with."""
+        return next(c for c in self.callback_handler.callbacks if isinstance(c, Monitor))
+
+    @property
+    def buttons(self) -> Buttons:
+        """Return the requests that the dashboard's buttons, and signals, set."""
+        return self.monitor.buttons
 
     @property
     def alerts(self) -> list[Check]:
         """Return every alert of the run so far."""
-        return health.read_alerts(self.folder / "health.jsonl")
+        return health.read_alerts(self.folder / "alerts.jsonl")
 
     # The methods below override methods of TRL and transformers.
 
@@ -379,6 +394,9 @@ class Trainer(GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add a step's time, speed and memory to its log, with Unsloth's trainer too."""
         if "loss" in logs:
+            if "reward" in logs and ranks.is_main() and self.stage.config.train.placebo == "none":
+                completions = self.monitor.completions() or []
+                logs.update(judges.figures(self, self.state.global_step, completions))
             if self._loss_failed:
                 logs["loss"], self._loss_failed = math.nan, False
             completions = self.args.generation_batch_size

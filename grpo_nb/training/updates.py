@@ -1,45 +1,11 @@
-"""Pass the trainer's updates to its watchers, and a user's requests to the trainer."""
+"""Pass the trainer's progress to its stage, and signals of the system to the trainer."""
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
 
-from grpo_nb.runs import Check, Stage
+from grpo_nb.runs import Stage
 from grpo_nb.runs.signals import signals
-
-
-class Buttons:
-    """Hold a user's requests to stop, save or evaluate, which the trainer reads after each step."""
-
-    def __init__(self) -> None:
-        self.stop, self.save, self.evaluate = (threading.Event() for _ in range(3))
-
-
-class Update(NamedTuple):
-    """Describe a step or a validation to a watcher.
-
-    line: The line of train/metrics.jsonl. After a step, its keys are TRL's (reward,
-        rewards/<name>/mean and /std, frac_reward_zero_std, completions/mean_length and
-        /clipped_ratio, entropy, kl, clip_ratio/…, grad_norm, learning_rate, step_time), "step",
-        and ours, among them seconds/generation, seconds/reward, seconds/update, tokens_per_second,
-        memory_gib, groups/reward_p10, _p50, _p90 (of the groups' mean rewards),
-        groups/reward_std (mean spread within a group), rewards/<name>/group_std and /seconds.
-        After a validation, the keys are "step", eval/accuracy, eval/exact, eval/format,
-        eval/reward and eval/seconds.
-    total_steps: The setting `train.max_steps`.
-    completions: The completions of this step, one dict each: question, completion, each reward,
-        reward (the weighted total) and advantage; empty after a validation.
-    alerts: The new alerts; the state of a serious one is "stop".
-    """
-
-    line: dict[str, Any]
-    total_steps: int
-    completions: Sequence[dict[str, Any]]
-    alerts: Sequence[Check]
-
-
-Watcher = Callable[[Update], None]
+from grpo_nb.updates import Buttons, Update, Watcher
 
 
 def progress_of(stage: Stage) -> Watcher:

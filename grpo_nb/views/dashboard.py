@@ -12,7 +12,7 @@ from typing import Any
 import ipywidgets as w
 import pandas as pd
 
-from grpo_nb.training import Buttons, Update
+from grpo_nb.updates import Buttons, Update
 from grpo_nb.views import charts, tables
 from grpo_nb.views.widgets import View
 
@@ -36,9 +36,10 @@ class TrainingDashboard(View):
 
     Args:
         buttons: The trainer's buttons; several dashboards may share them.
+        validates: Whether there is something to validate on.
     """
 
-    def __init__(self, buttons: Buttons) -> None:
+    def __init__(self, buttons: Buttons, validates: bool = True) -> None:
         super().__init__()
         import matplotlib.pyplot  # noqa: F401 (now, and not while the model trains)
 
@@ -55,6 +56,7 @@ class TrainingDashboard(View):
         self.button_widgets = {
             name: self.button(label, tooltip, partial(self._wish, name))
             for name, (label, tooltip, _) in WISHES.items()
+            if validates or name != "evaluate"
         }
         row = w.HBox([*self.button_widgets.values(), self.wishes])
         self.children = [self.header, row, self.errors, *parts[2:]]
@@ -105,7 +107,7 @@ class TrainingDashboard(View):
             requests = [name for name in WISHES if getattr(self.buttons, name).is_set()]
             status = "; ".join(WISHES[name][2] for name in requests)
             if self.ended:
-                early = f"stopped after step {self.step}: trainer.train() goes on from there"
+                early = f"stopped after step {self.step}, with a checkpoint"
                 status = early if self.step < self.total_steps else ""
             self.wishes.value = f"<span role='status'>{status}</span>"
             for name, button in self.button_widgets.items():
@@ -134,7 +136,7 @@ class TrainingDashboard(View):
         """Return the alerts as HTML, sorted by state ("stop" first) and then newest first."""
         alerts = sorted(self.alerts, key=lambda alert: (alert["state"] != "stop", -alert["step"]))
         more = len(alerts) - ALERTS
-        rest = f"<p>and {more} more, in train/health.jsonl</p>" if more > 0 else ""
+        rest = f"<p>and {more} more, in alerts.jsonl</p>" if more > 0 else ""
         return tables.table(pd.DataFrame(alerts[:ALERTS])) + rest
 
     def _completion_table(self) -> str:

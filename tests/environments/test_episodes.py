@@ -8,6 +8,7 @@ from datasets import Dataset
 from trainings import make_run, trainer_of
 from trl import GRPOConfig, GRPOTrainer
 
+import grpo_nb
 from grpo_nb import environments, models, rewards, training
 from grpo_nb.environments.play import Episode
 from grpo_nb.models import hub, lm_head, template
@@ -124,7 +125,7 @@ def trainer(runs_dir):
 
 
 def test_a_training_plays_logs_and_validates_episodes(trainer):
-    states = {check.name: check.state for check in trainer.preflight()}
+    states = {check.name: check.state for check in grpo_nb.preflight(trainer)}
     assert "stop" not in states.values()
     trainer.train()
     lines = training.read_lines(trainer.folder / "metrics.jsonl")

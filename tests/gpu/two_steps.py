@@ -49,7 +49,7 @@ def report(policy, config, run):
     args = training.grpo_config(stage, policy, rewards)
     trainer = training.Trainer(policy, rewards, args, rows, stage)
     built = answers(policy)
-    flags = checkpoint_flags(policy.model, lambda: dry_run(trainer, PROMPTS[0]))
+    flags = checkpoint_flags(policy.model, lambda: dry_run(trainer, dict(trainer.train_dataset[0])))
     trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
     start = [weight.detach().clone() for weight in trained]
     in_training = checkpoint_flags(policy.model, trainer.train)

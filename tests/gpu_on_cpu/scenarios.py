@@ -32,6 +32,7 @@ from trainings import (  # noqa: E402
 )
 from unsloth import FastLanguageModel  # noqa: E402
 
+import grpo_nb  # noqa: E402
 from grpo_nb import environments, models, rewards, training  # noqa: E402
 from grpo_nb.models import dense  # noqa: E402, F401 (it is told of a GPU, as the training is)
 from grpo_nb.rewards import reward_set  # noqa: E402
@@ -117,7 +118,7 @@ def a_training():
     trainer = one = start("whole", **VALIDATED)
     seen["trainer"] = [kind.__name__ for kind in type(trainer).__mro__]
     layer = Layer(one.policy.model)
-    seen["checks"] = {check.name: check.state for check in one.preflight()}
+    seen["checks"] = {check.name: check.state for check in grpo_nb.preflight(one)}
     seen["checkpointed"] = {"preflight": layer.seen()}
     seen["answers after it"] = answers(one.policy, rows)
     seen["steps"] = steps(one)
@@ -164,7 +165,7 @@ def overflow():
     """fp16's first loss scales are too high for the gradient, here for more than three steps."""
     one = start("fp16", **{"train.max_steps": 8})
     scaler = scale_loss(one)
-    checks = {check.name: check.state for check in one.preflight()}
+    checks = {check.name: check.state for check in grpo_nb.preflight(one)}
     seen = {"checks": checks, "scale after the preflight": scaler.get_scale()}
     moved = steps_that_move(one)
     return seen | {"steps": steps(one), "moved": moved, "scale": scaler.get_scale()}
@@ -216,7 +217,7 @@ def an_environment():
     }
     make_run("plays", **task, **{"data.max_rows": 64})
     one = start("plays", acts, **task)
-    checks = {check.name: check.state for check in one.preflight()}
+    checks = {check.name: check.state for check in grpo_nb.preflight(one)}
     masks, loss = [], one.compute_loss
 
     def look(model, inputs, **options):
@@ -230,7 +231,7 @@ def an_environment():
 def a_guard():
     """Of whose samples it trains on: its own, then those of the base without the adapter."""
     one = start("guarded", **{"train.max_steps": 2, "train.guard_steps": 1})
-    seen = {"steps": steps(one), "looks": [look._asdict() for look in one.steps.guard.looks]}
+    seen = {"steps": steps(one), "looks": [look._asdict() for look in one.guard.looks]}
     kind = training.Trainer
     sample = kind._generate_single_turn
 

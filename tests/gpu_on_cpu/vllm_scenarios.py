@@ -30,6 +30,7 @@ import two_steps  # noqa: E402
 import vllm_faults  # noqa: E402
 from trainings import MATH, make_run, trainer_of  # noqa: E402
 
+import grpo_nb  # noqa: E402
 from grpo_nb import environments, models, rewards, training  # noqa: E402
 from grpo_nb.models.policy import UNSLOTHS_VLLM  # noqa: E402
 from grpo_nb.rewards.prompts import build_prompt  # noqa: E402
@@ -103,7 +104,7 @@ def train(trainer):
 
 
 def looks(trainer):
-    return [look._asdict() for look in trainer.steps.guard.looks]
+    return [look._asdict() for look in trainer.guard.looks]
 
 
 def texts(engine, **options):
@@ -112,7 +113,7 @@ def texts(engine, **options):
 
 
 def checks(trainer):
-    return {check.name: [check.state, check.evidence] for check in trainer.preflight()}
+    return {check.name: [check.state, check.evidence] for check in grpo_nb.preflight(trainer)}
 
 
 def move(policy):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from sampling_faults import FAULTS
 
+import grpo_nb
 from grpo_nb import data, export, models, reward_lab, training
 from grpo_nb.models import template
 from grpo_nb.models.dense import DenseEngine
@@ -68,7 +69,7 @@ def trained(tmp_path_factory):
         share["warm-up"] = right()
         args = training.grpo_config(stage, policy, chosen)
         trainer = training.Trainer(policy, chosen, args, rows, stage)
-        checks = trainer.preflight()
+        checks = grpo_nb.preflight(trainer)
         trainer.train()
         share["trained"] = right()
         yield {"stage": stage, "policy": policy, "trainer": trainer, "share": share} | {
@@ -107,7 +108,7 @@ def test_the_guard_was_silent_and_the_steps_were_real(trained):
     steps = [line for line in lines if "reward" in line]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     assert any(line["grad_norm"] > 0 for line in steps)
-    scores = [look.score for look in trained["trainer"].steps.guard.looks]
+    scores = [look.score for look in trained["trainer"].guard.looks]
     assert len(scores) >= 2 and np.abs(scores).max() < 4.7
 
 
@@ -126,7 +127,7 @@ def test_samples_that_are_not_the_policys_are_found(trained, monkeypatch):
     with torch.no_grad():
         fault(trainer, monkeypatch)
         with pytest.raises(RuntimeError, match=words):
-            trainer.steps.guard()
+            trainer.guard()
     trainer.samples_densely = True
 
 

@@ -13,16 +13,17 @@ MAY_IMPORT_HEAVY = {"models", "training", "export"}
 IMPORTED_LATE = ("training/trainer.py", "training/sft.py", "models/dense.py")
 FLOORS = [
     {"machine", "checks"},
-    {"runs", "colab", "sandbox"},
+    {"runs", "colab", "sandbox", "updates"},
     {"answers"},
     {"rewards"},
     {"data", "models"},
     {"environments"},
     {"reward_lab"},
-    {"training", "export"},
+    {"export"},
     {"evaluation"},
     {"views"},
-    {"diagnosis", "monitor"},
+    {"training"},
+    {"diagnosis"},
     {"pipeline"},
     {"__main__"},
 ]

@@ -14,15 +14,15 @@ from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT
 
 FUNCTIONS = {"01": stages.prepare_data, "02": stages.test_rewards, "03": stages.train_grpo}
 UNFOLDED = {"open_test": reward_lab.open_test, "reward_test": reward_lab.baseline.reward_test}
-SAME = {"warm_up_base": "warm_up", "begin": "watch"}
+SAME = {"warm_up_base": "warm_up", "begin": "Monitor"}
 ONLY_IN_NOTEBOOKS = {  # what starts a stage, and what shows something without changing it
     "01": "start_stage settings show_tables show_tokens",
     "02": """start_stage settings show_tables register table score_sheet signal_table lab
         configured using adding rescue_base advised warm_up_chart warm_up_curve pass_rates
         flagged completions""",
-    "03": """start_stage settings show_tables notable effective mean TrainingDashboard read_lines
+    "03": """start_stage settings show_tables notable effective mean read_lines
         training_charts summary read_completions completions close""",
-    "00": """show_tables register start settings load show_tokens TrainingDashboard read_lines
+    "00": """show_tables register start settings load show_tokens read_lines
         summary training_charts close of_stage read_json before_after Chat ask files""",
 }
 

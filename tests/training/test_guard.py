@@ -3,13 +3,16 @@
 Each fault is put into the path by which a real trainer of the tiny base samples.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from peft.tuners.lora import LoraLayer
 from sampling_faults import FAULTS, RARER, leaves_the_adapter_out
 from trainings import comparable, make_run, trainer_of
 
-from grpo_nb.training import guard
+import grpo_nb
+from grpo_nb.training import guard, stock
 from grpo_nb.training.trainer import Trainer
 
 WHOLE = {"train.per_device_train_batch_size": 64, "train.gradient_accumulation_steps": 1}
@@ -29,7 +32,8 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def one(trained):
-    trained.samples_densely, trained._dense, trained.steps.guard.looks = True, None, []
+    trained.samples_densely, trained._dense, trained.guard.looks = True, None, []
+    trained.guard.told, trained.guard.notify = False, None
     torch.manual_seed(0)
     return trained
 
@@ -38,15 +42,15 @@ def one(trained):
 def test_samples_that_are_not_the_policys_stop_the_training(one, monkeypatch, name):
     fault, words = FAULTS[name]
     fault(one, monkeypatch)
-    with pytest.raises(RuntimeError, match=f"^stopped before step 1: .*{words}.*guard_steps = 0"):
-        one.steps.guard()
+    with pytest.raises(RuntimeError, match=f"^stopped before step 1: .*{words}.*leave out the gu"):
+        one.guard()
 
 
 @pytest.mark.parametrize("copied", [True, False])
 def test_the_policys_own_samples_do_not(one, copied):
     one.samples_densely = copied
-    one.steps.guard()
-    seen = one.steps.guard.looks[-1]
+    one.guard()
+    seen = one.guard.looks[-1]
     assert abs(seen.score) < guard.SCORE
     assert seen.tokens > 300 and seen.change > guard.CHANGE and seen.entropy > guard.ENTROPY
 
@@ -54,24 +58,46 @@ def test_the_policys_own_samples_do_not(one, copied):
 @pytest.mark.parametrize(
     ("argument", "value", "named"),
     [
-        ("top_p", 0.9, "trl.top_p = 0.9"),
-        ("top_k", 20, "trl.top_k = 20"),
-        ("min_p", 0.1, "trl.min_p = 0.1"),
-        ("repetition_penalty", 1.2, "trl.repetition_penalty = 1.2"),
-        ("generation_kwargs", {"min_p": 0.1, "top_k": 0}, "trl.min_p = 0.1"),
-        ("generation_kwargs", {"temperature": 0.7}, "trl.temperature = 0.7"),
+        ("top_p", 0.9, "top_p = 0.9"),
+        ("top_k", 20, "top_k = 20"),
+        ("min_p", 0.1, "min_p = 0.1"),
+        ("repetition_penalty", 1.2, "repetition_penalty = 1.2"),
+        ("generation_kwargs", {"min_p": 0.1, "top_k": 0}, "min_p = 0.1"),
+        ("generation_kwargs", {"temperature": 0.7}, "temperature = 0.7"),
+        ("vllm_sampling_params", SimpleNamespace(min_p=0.1, top_p=1.0, top_k=-1), "min_p = 0.1"),
     ],
 )
-def test_an_argument_that_distorts_samples_is_refused_by_preflight_and_guard(
-    one, monkeypatch, argument, value, named
+def test_an_argument_that_distorts_samples_is_named_by_preflight_and_guard(
+    one, monkeypatch, capsys, argument, value, named
 ):
-    monkeypatch.setattr(one.args, argument, value)
-    states = {each.name: each for each in one.preflight()}
-    assert (states["sampling"].state, states["gradient"].state) == ("stop", "ok")
-    assert states["sampling"].evidence.startswith(f"{named}, which the trainer's")
-    assert "set train.guard_steps = 0 to train anyway; see" in states["sampling"].fix
-    with pytest.raises(RuntimeError, match=f"before step 1: {named}: samples are then not"):
-        one.steps.guard()
+    monkeypatch.setattr(one.args, argument, value, raising=False)
+    states = {each.name: each for each in grpo_nb.preflight(one)}
+    assert (states["sampling"].state, states["gradient"].state) == ("warning", "ok")
+    assert states["sampling"].evidence.startswith(f"{named}, and so the samples are not quite")
+    one.guard()
+    assert f"before step 1: {named}, and so the samples are not quite" in capsys.readouterr().out
+
+
+def test_samples_that_are_cut_as_asked_are_likelier_but_not_rarer(one, monkeypatch):
+    """By transformers' own generate; another policy's samples are found all the same."""
+    monkeypatch.setattr(one.args, "top_p", 0.8)
+    FAULTS["top_p"][0](one, monkeypatch)
+    one.guard()
+    assert one.guard.looks[-1].score < -guard.SCORE
+    one.samples_densely = True
+    leaves_the_adapter_out(one, monkeypatch)
+    with pytest.raises(RuntimeError, match=RARER):
+        one.guard()
+
+
+def padded(trainer, prompts, completions):
+    """A batch as TRL makes it."""
+    batch = {}
+    for part, ids, side in (("prompt", prompts, "left"), ("completion", completions, "right")):
+        rows = {"input_ids": ids}
+        found = trainer._tokenizer.pad(rows, padding_side=side, return_tensors="pt")
+        batch |= {f"{part}_ids": found["input_ids"], f"{part}_mask": found["attention_mask"]}
+    return batch
 
 
 def test_an_engine_whose_log_probabilities_are_others_stops_it(one, monkeypatch):
@@ -80,22 +106,22 @@ def test_an_engine_whose_log_probabilities_are_others_stops_it(one, monkeypatch)
 
     def other(self, prompts, *rest):
         ids, _ = sample(self, prompts, *rest)
-        exact = guard.log_probabilities(self, guard.Samples(prompts, ids)).split(
+        exact = stock.log_probabilities(self, padded(self, prompts, ids)).split(
             [len(row) for row in ids]
         )
         return ids, [[None, *(row[1:] + off).tolist()] for row in exact]
 
     monkeypatch.setattr(Trainer, "_generate_single_turn", other)
     off = 0.02
-    one.steps.guard()
-    assert one.steps.guard.looks[-1].difference == pytest.approx(off, abs=1e-3)
-    off = -0.6 * one.steps.guard.looks[-1].change  # nearer to the policy without the noise
+    one.guard()
+    assert one.guard.looks[-1].difference == pytest.approx(off, abs=1e-3)
+    off = -0.6 * one.guard.looks[-1].change  # nearer to the policy without the noise
     with pytest.raises(RuntimeError, match=rf"log-probabilities are off by {-off:.2f}"):
-        one.steps.guard()
+        one.guard()
     monkeypatch.setattr(guard, "changeable", lambda trainer: [])
     off = -0.2
     with pytest.raises(RuntimeError, match=r"log-probabilities are off by 0\.20"):
-        one.steps.guard()
+        one.guard()
 
 
 def test_there_is_no_noise_where_trl_would_merge_it_into_vllms_weights(one, monkeypatch):
@@ -107,11 +133,12 @@ def test_there_is_no_noise_where_trl_would_merge_it_into_vllms_weights(one, monk
 
 def test_a_score_that_is_no_number_accuses_nobody_and_is_a_warning(one, monkeypatch, capsys):
     monkeypatch.setattr(guard, "fisher", lambda p: float("nan"))
-    one.steps.guard()
-    checks = {each["name"]: each for each in one.stage.run.manifest()["03"]["checks"]}
-    assert checks["policy identity"]["state"] == "warning"
-    assert "the score of the samples is NaN" in checks["policy identity"]["evidence"]
-    assert "warning: before step 1 the score" in capsys.readouterr().out
+    told = []
+    one.guard.notify = told.append
+    one.guard()
+    assert [(check.name, check.state) for check in told] == [("policy identity", "warning")]
+    assert "the score of the samples is NaN" in told[0].evidence
+    assert "warning: before step 1: the score" in capsys.readouterr().out
 
 
 def test_an_adapter_that_changes_nothing_stops_it(one, monkeypatch):
@@ -120,7 +147,7 @@ def test_an_adapter_that_changes_nothing_stops_it(one, monkeypatch):
         if isinstance(layer, LoraLayer):
             monkeypatch.setitem(layer.scaling, "default", 0.0)
     with pytest.raises(RuntimeError, match="nothing would be learnt"):
-        one.steps.guard()
+        one.guard()
 
 
 def test_a_training_with_the_guard_is_the_one_without(start, monkeypatch):
@@ -131,7 +158,8 @@ def test_a_training_with_the_guard_is_the_one_without(start, monkeypatch):
         trainer.train()
         weights = [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
         found.append((comparable(trainer.stage.run), weights, torch.get_rng_state()))
-        assert len(trainer.steps.guard.looks) == (3 if every else 0), "steps 1 and 3, and the end"
+        looks = trainer.guard.looks if every else []
+        assert len(looks) == (3 if every else 0), "steps 1 and 3, and the end"
     (lines, weights, state), (guarded_lines, guarded, guarded_state) = found
     assert lines == guarded_lines
     assert all(map(torch.equal, weights, guarded))
@@ -156,9 +184,9 @@ def test_a_fault_that_comes_later_stops_it_then_and_a_resumed_one_at_once(start,
 
 def test_full_fine_tuning_is_guarded_too(start, monkeypatch):
     full = {"policy.finetuning": "full", "policy.backend": "transformers"}
-    one = start(**full, **WHOLE, **{"model.quantization": "16bit"})
-    one.steps.guard()
-    assert one.steps.guard.looks[0].change > guard.CHANGE
+    one = start(**full, **WHOLE, **{"model.quantization": "16bit", "train.guard_steps": 50})
+    one.guard()
+    assert one.guard.looks[0].change > guard.CHANGE
     sample = Trainer._generate_single_turn
     stale = one.model.state_dict()
     stale = {name: weight.clone() for name, weight in stale.items()}
@@ -172,7 +200,7 @@ def test_full_fine_tuning_is_guarded_too(start, monkeypatch):
 
     monkeypatch.setattr(Trainer, "_generate_single_turn", other)
     with pytest.raises(RuntimeError, match=RARER):
-        one.steps.guard()
+        one.guard()
 
 
 def test_a_fault_that_begins_after_the_last_look_is_found_at_the_end(start, monkeypatch):

@@ -115,7 +115,7 @@ def test_an_update_without_scores_is_skipped_and_three_end_the_training(tmp_path
     assert (
         "step 1: no completion has a score, for every reward gave None; no update is made" in told
     )
-    assert trainer.state.global_step == 3 and "training ends: no update could be made" in told
+    assert trainer.state.global_step == 3 and "training ends: no completion has a score" in told
     assert all(map(torch.equal, before, trainer.model.parameters()))
 
 
@@ -132,7 +132,10 @@ def test_a_gradient_that_is_not_finite_does_not_reach_the_weights(tmp_path, caps
 
     trainer.training_step = poisoned
     trainer.train()
-    assert "step 2: the gradient is not finite; no update is made" in capsys.readouterr().out
+    assert (
+        "step 2: the gradient is not finite (NaN or inf); no update is made"
+        in capsys.readouterr().out
+    )
     assert all(weight.isfinite().all() for weight in trainer.model.parameters())
 
 
@@ -186,3 +189,45 @@ def test_what_is_not_there_is_refused(tmp_path):
         Monitor(trainer, correct="right")
     with pytest.raises(ValueError, match="halt = 'always': give 'never' or 'grave'"):
         Monitor(trainer, halt="always")
+
+
+def test_validation_rows_are_scored_and_the_best_adapter_is_kept(tmp_path, capsys):
+    """Before the first step, every two steps and at the end; training is as it is without."""
+    grows = [0.1, 0.3, 0.9, 0.2, 0.2]  # by validation; those of training are not asked
+    ends = []
+    for validation in ((), [dict(row) for row in ROWS][:5]):
+        validated = []
+
+        def right(completions, trainer_state, answer, validated=validated, **kwargs):
+            if len(completions) == 5:
+                validated.append(trainer_state.global_step)
+                return [grows[len(validated) - 1]] * 5
+            return says(completions, answer)
+
+        folder = tmp_path / str(len(validation))
+        trainer = stock(folder, [right, short], max_steps=5)
+        monitor = Monitor(trainer, correct="right", validation=validation, eval_steps=2, show=False)
+        trainer.train()
+        assert not monitor.failure
+        ends.append([weight.detach().clone() for weight in trainer.model.parameters()])
+    assert validated == [0, 2, 4, 5]
+    lines = [line for line in lines_of(folder) if "eval/reward" in line]
+    assert [line["eval/accuracy"] for line in lines] == pytest.approx(grows[:4])
+    assert {"eval/rewards/short/mean", "eval/seconds", "eval/reward"} <= lines[0].keys()
+    best = folder / "monitor/best"
+    assert json.loads((best / "eval.json").read_text())["step"] == 4
+    assert (best / "model.safetensors").is_file()
+    assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
+
+
+def test_a_resumed_training_goes_on_in_the_same_files(tmp_path):
+    trainer = stock(tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
+    Monitor(trainer, show=False)
+    trainer.train()
+    whole = lines_of(tmp_path)
+    again = stock(tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
+    Monitor(again, show=False)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    lines = lines_of(tmp_path)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert [line["reward"] for line in lines] == [line["reward"] for line in whole]

@@ -14,7 +14,6 @@ import pytest
 from trainings import MATH, comparable, trainer_of
 
 from grpo_nb import models
-from grpo_nb.models import Policy
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, Run
 from grpo_nb.runs.config import resolve
@@ -61,7 +60,7 @@ def line(found, name):
 def test_a_sound_training_passes_and_is_predicted(trainer):
     found = preflight.preflight(trainer)
     assert {c.state for c in found} == {"ok"} and {c.fix for c in found} == {""}
-    names = "context, end of turn, sampling, memory, gradient, time, adapters, paths, disk"
+    names = "context, end of turn, sampling, memory, gradient, time, adapters, disk"
     assert ", ".join(check.name for check in found) == names
     assert line(found, "gradient").evidence == "reaches 28 of 28 trained matrices"
     assert re.match(r"longest prompt \d+ \+ completion 48 = ", line(found, "context").evidence)
@@ -109,7 +108,7 @@ def test_a_frozen_adapter_stops(trainer, policy):
 
 
 @pytest.mark.parametrize(
-    ("words", "do"), [(150, r"set model.max_seq_length = \d+"), (400, "the model reads no more")]
+    ("words", "do"), [(150, r"set max_seq_length = \d+"), (400, "the model reads no more")]
 )
 def test_a_prompt_longer_than_the_context_stops_before_the_step(build, words, do):
     long = {"prompt": [{"role": "user", "content": "12 " * words}], "answer": "1"}
@@ -124,10 +123,10 @@ def test_too_small_a_disk_and_memory_stop_and_name_what_fits(trainer, monkeypatc
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
     found = preflight.preflight(trainer)
     disk, memory = line(found, "disk"), line(found, "memory")
-    assert (disk.state, "train.keep_checkpoints" in disk.fix) == ("stop", True)
+    assert (disk.state, "save_total_limit" in disk.fix) == ("stop", True)
     assert disk.fix.endswith("; see docs/troubleshooting.md#disk")
     assert memory.state in ("stop", "warning")
-    assert "train.per_device_train_batch_size = 1 and" in memory.fix
+    assert "per_device_train_batch_size = 1 and" in memory.fix
 
 
 TRAINED = """
@@ -170,7 +169,7 @@ def test_an_out_of_memory_error_becomes_a_line(trainer, policy, part):
     memory = line(found, "memory")
     assert memory.state == "stop"
     assert memory.evidence.startswith(f"{part} ran out of memory")
-    smaller = "per_device_train_batch_size = 8 and train.gradient_accumulation_steps = 2"
+    smaller = "per_device_train_batch_size = 8 and gradient_accumulation_steps = 2"
     assert smaller in memory.fix
     assert "time" not in [check.name for check in found]
 
@@ -179,7 +178,7 @@ def test_the_step_that_is_advised_is_that_of_all_processes():
     sizes = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
     args = SimpleNamespace(**sizes, num_generations=8, world_size=2)
     said = preflight.smaller(SimpleNamespace(args=args, use_vllm=False), rows=8)
-    settings = "per_device_train_batch_size = 8 and train.gradient_accumulation_steps = 8"
+    settings = "per_device_train_batch_size = 8 and gradient_accumulation_steps = 8"
     assert f"{settings} (the same step)" in said
 
 
@@ -198,7 +197,7 @@ def test_the_engines_share_of_the_memory_is_advised_where_it_has_an_effect(stand
     """Under standby Unsloth raises it."""
     sizes = {"per_device_train_batch_size": 1, "vllm_enable_sleep_mode": standby}
     trainer = SimpleNamespace(args=SimpleNamespace(**sizes), use_vllm=True)
-    assert ("policy.gpu_memory_utilization" in preflight.smaller(trainer, 1)) != standby
+    assert ("gpu_memory_utilization" in preflight.smaller(trainer, 1)) != standby
 
 
 def test_any_other_error_is_raised_and_leaves_no_trace(trainer, policy):
@@ -223,9 +222,8 @@ def test_completions_that_cannot_end_are_found(policy):
     def found(stops, template=policy.tokenizer.chat_template):
         tokenizer = copy.deepcopy(policy.tokenizer)
         tokenizer.chat_template = template
-        trainer = SimpleNamespace(policy=Policy(policy.model, tokenizer, False))
-        trainer.eos_token_ids = stops
-        return preflight._end_of_turn(trainer).state
+        trainer = SimpleNamespace(processing_class=tokenizer, eos_token_ids=stops)
+        return preflight._end_of_turn(trainer, ROWS[0])[0].state
 
     end = policy.tokenizer.eos_token_id
     without = policy.tokenizer.chat_template.replace("<|im_end|>", "")

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from trainings import comparable, lines_of, make_run, scale_loss, steps_that_move, trainer_of
 
+import grpo_nb
 from grpo_nb import rewards, training
 from grpo_nb.runs import sha256
 from grpo_nb.training import checkpoints
@@ -188,9 +189,9 @@ def test_the_stop_button_pressed_twice_anywhere(runs_dir, place, straight, monke
     assert moved and checkpoints.trained_steps(run / "train") == 2
     if "noise" in place:
         noisy = len(moved)
-        one.watchers[-1](Update({"step": "stopped"}, 6, [], []))
+        one.monitor.watchers[-1](Update({"step": "stopped"}, 6, [], []))
         assert len(moved) == noisy, "noise is left on the weights"
-    del one.watchers[-1]
+    del one.monitor.watchers[-1]
     one.train()
     weights, metrics = straight
     assert comparable(run) == metrics
@@ -345,7 +346,7 @@ def test_overflows_of_fp16_do_not_end_a_training(start, capsys):
     """GradScaler begins with a scale that is too high, and halves it after each such step."""
     one = start(**{"train.eval_steps": 0, "train.max_steps": 8})
     scaler = scale_loss(one)
-    assert {check.name: check.state for check in one.preflight()}["gradient"] == "ok"
+    assert {check.name: check.state for check in grpo_nb.preflight(one)}["gradient"] == "ok"
     assert scaler.get_scale() == 2.0**28
     moved = steps_that_move(one)
     one.train()
@@ -392,7 +393,7 @@ def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(start):
         "begins at step 1 of 12; what was trained here before (1 steps) is kept as train.old-1/. "
         "To continue up to step 12: train.resume = 'always'"
     )
-    assert {check.state for check in never.preflight()} == {"ok"}
+    assert {check.state for check in grpo_nb.preflight(never)} == {"ok"}
     assert checkpoints.trained_steps(first.folder) == 1, "it is put aside as the training begins"
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainings import MATH, lines_of, make_run, trainer_of
 
+import grpo_nb
 from grpo_nb import models, training
 from grpo_nb.data import load
 from grpo_nb.models import hub
@@ -192,7 +193,7 @@ def test_a_run_starts_from_the_adapter_of_another(start):
 
 def test_an_ended_training_says_in_the_manifest_what_it_looks_like(start):
     one = start(**{"train.max_steps": 2})
-    one.preflight()
+    grpo_nb.preflight(one)
     one.train()
     found = {c["name"]: c["state"] for c in one.stage.run.manifest()["03"]["checks"]}
     assert found["memory"] == found["tracking"] == found["alerts"] == "ok"

@@ -5,6 +5,7 @@ import torch
 import vision_families
 from vision_families import FAMILIES, learn, trainer_of
 
+import grpo_nb
 from grpo_nb import models
 from grpo_nb.models import template, vision
 from grpo_nb.runs import Run
@@ -24,7 +25,7 @@ def folders(tmp_path_factory):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_learns_from_images_and_merges_as_it_was_trained(folders, name, runs_dir):
-    moved, checks, parity = learn(name, folders[name])
+    moved, _, checks, parity = learn(name, folders[name])
     assert moved[0] == moved[1] > 0
     assert {check.state for check in checks.values()} == {"ok"}, checks
     assert parity["kl"] < 1e-4
@@ -53,7 +54,7 @@ def test_preflight_guard_and_validation_change_no_number(folders, runs_dir):
     watched = trainer_of(
         folders["qwen2_5_vl"], "watched", **{"train.guard_steps": 1, "train.eval_steps": 1}
     )
-    watched.preflight()
+    grpo_nb.preflight(watched)
     watched.train()
     assert len(watched.validation_rows) == 2
     trainer_of(folders["qwen2_5_vl"], "unwatched", **{"train.eval_steps": 2}).train()
@@ -90,7 +91,7 @@ def test_rows_with_and_without_images_are_refused_together(folders, runs_dir):
 
 def test_the_tower_learns_if_it_has_an_adapter(folders, runs_dir):
     settings = {"model.vision_tower": True}
-    moved, checks, _ = learn("qwen3_vl", folders["qwen3_vl"], **settings)
+    moved, _, checks, _ = learn("qwen3_vl", folders["qwen3_vl"], **settings)
     assert moved[0] == moved[1] > 14
     assert checks["adapters"].state == "ok"
     assert checks["adapters"].evidence.startswith(f"on {moved[1]} of {moved[1]} linear layers")
@@ -112,7 +113,7 @@ def test_the_dry_run_writes_no_token_of_an_image(folders, runs_dir):
     trainer = trainer_of(
         folders["gemma3 with images"], "dry", **{"train.max_completion_length": 100}
     )
-    assert {check.state for check in trainer.preflight()} == {"ok"}
+    assert {check.state for check in grpo_nb.preflight(trainer)} == {"ok"}
 
 
 def test_trl_samples_no_token_of_an_image(folders, runs_dir):

@@ -99,7 +99,7 @@ def test_after_stop_the_board_says_so_and_offers_nothing_more():
     dashboard.button_widgets["stop"].click()
     assert "stops after the step in progress" in dashboard.wishes.value
     dashboard(update(LINES[0] | {"step": 31}))
-    assert "stopped after step 31: trainer.train() goes on from there" in dashboard.wishes.value
+    assert "stopped after step 31, with a checkpoint" in dashboard.wishes.value
     assert "stopped</span>" in dashboard.header.value and "left" not in dashboard.header.value
     assert all(button.disabled for button in dashboard.button_widgets.values())
     dashboard.buttons.stop.clear()  # as `train` does when it goes on

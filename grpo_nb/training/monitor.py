@@ -1,0 +1,408 @@
+"""Watch a training that anybody built: `Monitor(trainer)` beside any `trl.GRPOTrainer`.
+
+    trainer = GRPOTrainer(…)
+    Monitor(trainer)
+    trainer.train()
+
+It raises the alerts of `training.health`, writes a line for each step, validates, keeps the best
+adapter, and skips updates that would ruin the weights. It reads what TRL logs.
+"""
+
+import functools
+import math
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from transformers import TrainerCallback
+
+from grpo_nb.checks import Check
+from grpo_nb.rewards import declared_range
+from grpo_nb.rewards.prompts import message_text, transcript
+from grpo_nb.runs.files import append_line, atomic_path, read_json, read_lines, write_json
+from grpo_nb.training import health, metrics, ranks, stock
+from grpo_nb.training.logs import of_arguments, of_trainer, renamed
+from grpo_nb.updates import Buttons, Update, Watcher
+
+BAD_STEPS = 3  # updates that are skipped in a row before training ends
+REMEDY = (
+    "Repair a reward that gives None or NaN, or what it calls (a server, a file); else lower the "
+    "learning_rate, or load the model in 16 bits"
+)
+SHOWN = (
+    ("reward", ".3g"),
+    ("reward_std", ".2g"),
+    ("completions/mean_length", ".0f"),
+    ("kl", ".2g"),
+)
+
+
+def _aside(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a monitor that fails say so once and stand aside: the training goes on."""
+
+    @functools.wraps(method)
+    def guarded(self: "Monitor", *args: Any, **kwargs: Any) -> Any:
+        if self.failure:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # whatever it is, it is no reason to end a training
+            self.failure = f"{type(error).__name__}: {error}"
+            step = self.trainer.state.global_step
+            print(f"the monitor stands aside from step {step} on: {self.failure}")
+            return None
+
+    return guarded
+
+
+class Monitor(TrainerCallback):
+    """Raise alerts beside a trainer, show its progress, and skip updates that ruin the weights.
+
+    An update is skipped if its gradient is NaN or infinite, or if no completion has a score; after
+    three in a row, training ends. In a notebook the dashboard is shown, whose buttons stop the
+    training, save a checkpoint, or validate; in a terminal each step is a line.
+
+    Args:
+        trainer: The trainer, before `train()`. A monitor that it already has is replaced, and what
+            it was given is kept where nothing else is given.
+        folder: Where metrics.jsonl, alerts.jsonl and best/ go; by default OUTPUT_DIR/monitor.
+        correct: The name of the reward that says what is right; by default not known.
+        validation: Rows like those to train on. One completion for each is sampled as in training
+            and scored; the adapter with the best scores is kept in FOLDER/best.
+        eval_steps: Steps between two validations; by default a tenth of the training.
+        halt: "grave" ends training at an alert that says stop; "never" does not.
+        notify: Called with each alert, a `Check`; for example a function that calls
+            `trackio.alert(title=check.name, text=check.evidence)`.
+        ignore: Names of alerts that are not raised.
+        show: Whether the progress is shown.
+
+    Raises:
+        ValueError: `correct` is none of the trainer's rewards, or `halt` is unknown.
+
+    Attributes:
+        alerts: The alerts so far.
+        watchers: Functions that are called with each `Update`.
+        failure: Why the monitor stands aside; "" if it works.
+        ended: Why the monitor ended the training; "" if it did not.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        *,
+        folder: str | Path | None = None,
+        correct: str = "",
+        validation: Sequence[Mapping[str, Any]] = (),
+        eval_steps: int | None = None,
+        halt: Literal["never", "grave"] = "never",
+        notify: Callable[[Check], Any] | None = None,
+        ignore: Collection[str] = (),
+        show: bool = True,
+    ) -> None:
+        before = self._replaced(trainer)
+        self.trainer, self.halt, self.notify = trainer, halt, notify
+        self.names = list(trainer.reward_func_names)
+        self.correct = correct or (before.correct if before else "")
+        if self.correct and self.correct not in self.names:
+            names = ", ".join(self.names)
+            raise ValueError(f"correct = {correct!r} is none of the rewards: {names}")
+        if halt not in ("never", "grave"):
+            raise ValueError(f"halt = {halt!r}: give 'never' or 'grave'")
+        default = before.folder if before else Path(trainer.args.output_dir) / "monitor"
+        self.folder = Path(folder or default)
+        self.ignore = {*ignore} or (before.ignore if before else set())
+        self.watchers: list[Watcher] = before.watchers if before else []
+        self.expected: health.Expected | None = before.expected if before else None
+        self.buttons = before.buttons if before else Buttons()
+        self.validation, self.eval_steps = list(validation), eval_steps
+        self.alerts: list[Check] = []
+        self.failure = self.ended = ""
+        self.watch, self.skipped = health.Watch(health.Expected({})), 0
+        self.dashboard = _dashboard(self.buttons, self._validates()) if show else None
+        self.prints = show and self.dashboard is None
+        # It comes first, so that the others see what it has decided.
+        trainer.callback_handler.callbacks.insert(0, self)
+        if other_class := _not_unsloths(trainer):
+            print(other_class)
+
+    def _validates(self) -> bool:
+        """Return whether a validation can be asked for: by this monitor, by TRL, or by a run."""
+        rows = self.validation or getattr(self.trainer, "validation_rows", None)
+        return bool(rows) or getattr(self.trainer, "eval_dataset", None) is not None
+
+    def _replaced(self, trainer: Any) -> "Monitor | None":
+        """Remove a monitor that the trainer has, and return it: a cell may run twice."""
+        others = [c for c in trainer.callback_handler.callbacks if isinstance(c, Monitor)]
+        for other in others:
+            trainer.remove_callback(other)
+        return others[0] if others else None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin, or go on after the step of the checkpoint from which training resumes."""
+        self.begin(state.global_step, state.max_steps)
+        if self.validation and not state.global_step:
+            self._publish(self._validate(), [])
+
+    @_aside
+    def begin(self, step: int, max_steps: int) -> None:
+        """Read the metrics up to a step, and drop what was written after it.
+
+        Args:
+            step: The last step that is trained.
+            max_steps: The number of steps of the training.
+        """
+        self.ended, self.skipped = "", 0
+        self.watch = health.Watch(self.expected or self._expected(max_steps))
+        self.alerts.clear()
+        if ranks.is_main():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            metrics.forget_after(self.folder, step)
+        for line in read_lines(self.folder / "metrics.jsonl"):
+            self._widen(line)
+            self.alerts += self._raised(line)
+
+    def _expected(self, max_steps: int) -> health.Expected:
+        facts = of_arguments(self.trainer.args) | of_trainer(self.trainer)
+        weights = facts.get("weights") or {}
+        ranges = {}
+        for name, func in zip(self.names, self.trainer.reward_funcs, strict=True):
+            ranges[name] = (weights.get(name, 1.0), *declared_range(func))
+        return health.Expected(
+            ranges,
+            completions=facts.get("completions", 8),
+            eval_rows=len(self.validation),
+            max_steps=max_steps,
+            host_gib=metrics.host_memory()[1] / 2**30,
+            correct=self.correct,
+            max_completion_length=facts.get("max_completion_length", 0),
+        )
+
+    @_aside
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Skip an update whose gradient is not finite, or whose completions have no score.
+
+        An infinite or NaN gradient would ruin every weight; without scores, nothing is learnt.
+        Overflows that only lower the loss scale of fp16 do not count.
+        """
+        model, step = self.trainer.model, state.global_step + 1
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+        infinite = ranks.anywhere(not finite)
+        unscored = self._unscored()
+        if not infinite and not unscored:
+            self.skipped = 0
+            return
+        model.zero_grad(set_to_none=True)
+        loss_failed = ranks.anywhere(getattr(self.trainer, "_loss_failed", False))
+        scaler = getattr(self.trainer.accelerator, "scaler", None)
+        if not (unscored or loss_failed) and scaler and scaler.get_scale() > 1:
+            # torch's GradScaler begins at 65,536, and halves its scale after each such step.
+            scale = f"{scaler.get_scale():g}"
+            print(f"step {step}: fp16 overflows at a loss scale of {scale}; no update is made")
+            return
+        why = unscored or "the gradient is not finite (NaN or inf)"
+        print(f"step {step}: {why}; no update is made")
+        self.skipped += 1
+        if self.skipped == BAD_STEPS:
+            count = f"no update could be made in {BAD_STEPS} steps in a row, up to step {step}"
+            self.ended = f"{why}, and {count}. {REMEDY}"
+            print(f"training ends: {self.ended}")
+
+    def _unscored(self) -> str:
+        """Return why this step's scores (infinite, or all None) are unusable; "" if usable."""
+        scores = self._scores()
+        if infinite := [name for name in scores if np.isinf(scores[name]).any()]:
+            return f"{', '.join(infinite)} gave an infinite score"
+        if scores.size and scores.isna().all(axis=None):
+            return "no completion has a score, for every reward gave None"
+        return ""
+
+    def _scores(self) -> pd.DataFrame:
+        """Return the scores that TRL has logged, [completions, rewards]; NaN stands for None."""
+        logs = (getattr(self.trainer, "_logs", None) or {}).get("rewards", {})
+        columns = {name: logs[name] for name in self.names if len(logs.get(name, ()))}
+        return pd.DataFrame({name: list(column) for name, column in columns.items()}, dtype=float)
+
+    @_aside
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Record every step, and do what the buttons ask for."""
+        control.should_log = True
+        self._obey(args, state, control)
+
+    def _obey(self, args: Any, state: Any, control: Any) -> None:
+        """Stop or save if a button asks for it and the completions of a generation are used up."""
+        if not stock.generation_is_used_up(args, state.global_step):
+            return
+        if self.ended:
+            control.should_training_stop = True
+        if ranks.anywhere(self.buttons.stop.is_set()):
+            control.should_training_stop = control.should_save = True
+        if ranks.anywhere(self.buttons.save.is_set()):
+            self.buttons.save.clear()
+            control.should_save = True
+        has_dataset = getattr(self.trainer, "eval_dataset", None) is not None
+        if has_dataset and not self.validation and ranks.anywhere(self.buttons.evaluate.is_set()):
+            self.buttons.evaluate.clear()
+            control.should_evaluate = True
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Pass a step to the alerts, and show it; validate if that is due or asked for."""
+        logs = kwargs.get("logs") or {}
+        line = {"step": state.global_step, **renamed(logs)}
+        is_step = "loss" in logs  # and not the summary at the end
+        if not is_step and not any(name.startswith("eval/") for name in line):
+            return
+        completions = (self.completions() or []) if is_step and "reward" in line else []
+        self._publish(line, completions, control)
+        if is_step and self._is_due(state):
+            self._publish(self._validate(), [], control)
+            self._keep_best(state.global_step)
+        self._obey(args, state, control)  # a request may have come in meanwhile
+
+    def _publish(
+        self, line: dict[str, Any] | None, completions: list[dict[str, Any]], control: Any = None
+    ) -> None:
+        """Write a line and its alerts, show it, and pass it to the watchers."""
+        update = self._update(line, completions, control) if line else None
+        if update is not None:
+            for watcher in self.watchers:  # their errors are the person's own
+                watcher(update)
+
+    @_aside
+    def _update(
+        self, line: dict[str, Any], completions: list[dict[str, Any]], control: Any
+    ) -> Update | None:
+        key = f"eval/rewards/{self.correct}/mean"
+        if self.correct and key in line:
+            line["eval/accuracy"] = line[key]
+        if "loss" in line:
+            line["host_gib"] = metrics.host_memory()[0] / 2**30
+        self._widen(line)
+        alerts = self._raised(line)
+        self.alerts += alerts
+        if control and self.halt == "grave" and any(alert.state == "stop" for alert in alerts):
+            control.should_training_stop = True
+        if not ranks.is_main():
+            return None
+        append_line(self.folder / "metrics.jsonl", _plain(line))
+        for alert in alerts:
+            append_line(self.folder / "alerts.jsonl", {"step": line["step"], **alert._asdict()})
+            print(health.summary([alert]))
+            if self.notify:
+                self.notify(alert)
+        update = Update(line, self.trainer.state.max_steps, completions, alerts)
+        self._show(update)
+        return update
+
+    def _raised(self, line: Mapping[str, Any]) -> list[Check]:
+        return [alert for alert in self.watch.feed(line) if alert.name not in self.ignore]
+
+    def _widen(self, line: Mapping[str, Any]) -> None:
+        """Update the rewards' ranges by what they were seen to give, if nobody told them."""
+        if self.expected is not None:
+            return
+        scores, ranges = self._scores(), {}
+        for name, (weight, low, high) in self.watch.expected.rewards.items():
+            values = [*scores.get(name, ()), line.get(f"rewards/{name}/mean", math.nan)]
+            finite = [float(value) for value in values if math.isfinite(value)] or [low]
+            ranges[name] = (weight, min(low, *finite), max(high, *finite))
+        self.watch.expected = self.watch.expected._replace(rewards=ranges)
+
+    def _show(self, update: Update) -> None:
+        """Show a step on the dashboard, or as a line."""
+        line = update.line
+        if self.dashboard is not None:
+            self.dashboard(update)
+        elif self.prints and "reward" in line:
+            parts = [f"{k} {line[k]:{form}}" for k, form in SHOWN if isinstance(line.get(k), float)]
+            print(f"step {line['step']}/{update.total_steps}: {', '.join(parts)}")
+
+    @_aside
+    def completions(self) -> list[dict[str, Any]]:
+        """Return the completions of the latest step: question, completion, each reward, reward."""
+        logs, scores = getattr(self.trainer, "_logs", None) or {}, self._scores()
+        prompts, texts = list(logs.get("prompt", ())), list(logs.get("completion", ()))
+        if not len(scores) == len(texts) == len(prompts):
+            return []
+        weights = self.trainer.reward_weights.tolist()
+        present = dict(zip(self.names, weights, strict=True))
+        table = scores.assign(
+            question=[p if isinstance(p, str) else message_text(p[-1]) for p in prompts],
+            completion=list(map(transcript, texts)),
+            advantage=list(logs.get("advantages", ())) or math.nan,
+            reward=scores.fillna(0) @ np.array([present[name] for name in scores]),
+        )
+        if images := logs.get("images"):
+            table["images"] = list(images)
+        return table.to_dict("records")
+
+    def _is_due(self, state: Any) -> bool:
+        """Return whether a validation is due, or asked for by the button."""
+        if not self.validation:
+            return False
+        every = self.eval_steps or max(1, state.max_steps // 10)
+        asked = ranks.anywhere(self.buttons.evaluate.is_set())
+        self.buttons.evaluate.clear()
+        return asked or state.global_step % every == 0 or state.global_step == state.max_steps
+
+    @_aside
+    def _validate(self) -> dict[str, Any]:
+        """Sample and score a completion for each validation row, as in training."""
+        begun, model = time.monotonic(), self.trainer.model
+        was_training = model.training
+        with stock.stand_in(self.trainer, pays=True) as double:
+            model.eval()
+            try:
+                figures = stock.scores_of(double, self.validation)
+            finally:
+                model.train(was_training)
+        line = {f"eval/{name}": value for name, value in figures.items()}
+        seconds = time.monotonic() - begun
+        return {"step": self.trainer.state.global_step, **line, "eval/seconds": seconds}
+
+    @_aside
+    def _keep_best(self, step: int) -> None:
+        """Keep the adapter if its validation is the best so far; in a tie, the later one."""
+        line = read_lines(self.folder / "metrics.jsonl")[-1]
+        score = line.get("eval/accuracy", line["eval/reward"])
+        best = self.folder / "best"
+        if score is None or not math.isfinite(score):
+            return
+        if (best / "eval.json").is_file() and read_json(best / "eval.json")["score"] > score:
+            return
+        with atomic_path(best) as temporary:
+            self.trainer.save_model(str(temporary))
+            write_json(temporary / "eval.json", {"step": step, "score": score})
+
+
+def _plain(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value.item() if hasattr(value, "item") else value for key, value in line.items()}
+
+
+def _dashboard(buttons: Buttons, validates: bool) -> Any:
+    """Return the dashboard, shown, in a notebook; None elsewhere."""
+    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
+    if not shell or not hasattr(shell, "kernel"):
+        return None
+    from IPython.display import display
+
+    from grpo_nb.views.dashboard import TrainingDashboard
+
+    dashboard = TrainingDashboard(buttons, validates)
+    display(dashboard)
+    return dashboard
+
+
+def _not_unsloths(trainer: Any) -> str:
+    """Say so if Unsloth was imported after TRL's trainer, which it then has not replaced."""
+    trl = sys.modules.get("trl")
+    if "unsloth" not in sys.modules or trl is None or isinstance(trainer, trl.GRPOTrainer):
+        return ""
+    return (
+        "this trainer is not Unsloth's: GRPOTrainer was imported from trl before unsloth. Restart "
+        "the kernel and import unsloth first"
+    )

@@ -1,0 +1,253 @@
+"""Read what the tools need from any GRPOTrainer: TRL's from 0.22 to 1.16, Unsloth's, or ours.
+
+What a version calls by another name, or does not have, is dealt with here alone.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from grpo_nb.models import cuda_available
+from grpo_nb.models.template import image_inputs
+from grpo_nb.rewards.prompts import images_of, with_images
+from grpo_nb.rewards.surroundings import kept
+from grpo_nb.training.metrics import new_peak
+
+if TYPE_CHECKING:
+    import torch
+
+STREAMED_ROWS = 1000  # read of a dataset that has no length
+# Arguments that change the distribution of the samples, but not the trainer's log-probabilities.
+# With these values, with None, or with vLLM's -1, they change nothing.
+NEUTRAL_SAMPLING = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+# fp16 scales the loss. At its first scale most gradients overflow; training settles at this one.
+USUAL_SCALE = 2.0**10
+TOKENS = ("input_ids", "attention_mask")
+# What a batch holds for the images of its prompts, under any version.
+OF_IMAGES = ("pixel_values", "pixel_attention_mask", "pixel_position_ids", "image_grid_thw")
+OF_IMAGES += ("image_sizes", "image_position_ids", "spatial_shapes", "num_images", "num_tiles")
+OF_IMAGES += ("token_type_ids", "mm_token_type_ids")
+# Attributes of a trainer to which a step appends; the step replaces the values of all others.
+FILLED = {"_metrics", "_logs", "_pending_extra_logs", "_pending_metrics"}
+Row = Mapping[str, Any]
+
+
+def tokenizer_of(trainer: Any) -> Any:
+    """Return the trainer's tokenizer; a processor, if there is one, is its attribute."""
+    processor = trainer.processing_class
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if tokenizer is not processor and not hasattr(tokenizer, "processor"):
+        tokenizer = copy.copy(tokenizer)
+        tokenizer.processor = processor
+    return tokenizer
+
+
+def rows_of(trainer: Any, most: int | None = None) -> list[Row]:
+    """Return the rows to train on, each with its images in the prompt.
+
+    Args:
+        trainer: The trainer.
+        most: How many rows are returned; None for all, or for a stream's first.
+    """
+    dataset = trainer.train_dataset
+    if most is None and not hasattr(dataset, "__len__"):
+        most = STREAMED_ROWS
+    rows = [dict(row) for row in islice(iter(dataset), most)]
+    for row in rows:  # an environment may own the prompt
+        row.setdefault("prompt", [{"role": "user", "content": ""}])
+    return rows
+
+
+def chat_of(row: Row) -> Any:
+    """Return a row's prompt, a chat or a text, with the row's images in it."""
+    images = row.get("images") or ([row["image"]] if row.get("image") is not None else [])
+    return with_images(row["prompt"], images) if images else row["prompt"]
+
+
+def tools_of(trainer: Any) -> list[Any]:
+    """Return the tools that the prompts describe."""
+    return list(getattr(trainer, "tools", None) or ())
+
+
+def prompt_ids(trainer: Any, prompts: Sequence[Any]) -> list[list[int]]:
+    """Return the token ids of prompts, chats or texts, as the trainer encodes them."""
+    tokenizer, rows = tokenizer_of(trainer), []
+    options = {"tools": tools_of(trainer) or None, **(getattr(trainer, "chat_template_kwargs", {}))}
+    if template := getattr(trainer, "chat_template", None):
+        options["chat_template"] = template
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            ids = tokenizer(prompt)["input_ids"]
+        elif images_of(prompt):
+            ids = image_inputs(tokenizer, [prompt], tools_of(trainer))["input_ids"][0].tolist()
+        else:
+            text = tokenizer.apply_chat_template(
+                prompt, tokenize=False, add_generation_prompt=True, **options
+            )
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        rows.append(ids)
+    return rows
+
+
+def stops_of(trainer: Any) -> set[int]:
+    """Return the ids of the tokens at which a generation ends."""
+    stops = getattr(trainer, "eos_token_ids", None)
+    if stops is None:  # TRL up to 1.0
+        stops = [tokenizer_of(trainer).eos_token_id]
+    return {*stops} - {None}
+
+
+def engine_of_unsloth(trainer: Any) -> Any:
+    """Return the vLLM that Unsloth has started with the model; None if there is none."""
+    return getattr(trainer.model, "vllm_engine", None)
+
+
+def folds_adapter(trainer: Any) -> bool:
+    """Return whether Unsloth adds the adapter to vLLM's weights, instead of passing it as LoRA."""
+    return hasattr(engine_of_unsloth(trainer), "_unsloth_merged_rollout_wrapped")
+
+
+def distorted(args: Any) -> str:
+    """Name the arguments that distort the samples, such as "top_p = 0.9"; "" if none do."""
+    neutral = NEUTRAL_SAMPLING | {"temperature": args.temperature}
+    values = {name: getattr(args, name, None) for name in neutral}
+    values |= getattr(args, "generation_kwargs", None) or {}
+    if sampling := getattr(args, "vllm_sampling_params", None):  # Unsloth's
+        values |= {name: getattr(sampling, name, None) for name in NEUTRAL_SAMPLING}
+    names = [name for name in neutral if values[name] not in (neutral[name], None, -1)]
+    return " and ".join(f"{name} = {values[name]}" for name in names)
+
+
+def steps_of(trainer: Any) -> int:
+    """Return the number of steps of the whole training."""
+    args = trainer.args
+    if args.max_steps > 0:
+        return args.max_steps
+    step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    dataset = trainer.train_dataset
+    rows = len(dataset) if hasattr(dataset, "__len__") else 0
+    return round(args.num_train_epochs * rows * args.num_generations / step)
+
+
+def generation_is_used_up(args: Any, step: int) -> bool:
+    """Return whether the next step samples anew; if so, a checkpoint needs no completions."""
+    every = args.steps_per_generation * args.num_iterations  # micro-batches
+    return step * args.gradient_accumulation_steps % every == 0
+
+
+def scores_of(double: Any, rows: Sequence[Row]) -> dict[str, float]:
+    """Return the mean scores of one completion for each row, under TRL's names.
+
+    Args:
+        double: A `stand_in` that pays, whose model is in evaluation mode.
+        rows: The rows.
+    """
+    import torch
+
+    double.num_generations = double.num_generations_eval = 1
+    means = double._metrics["eval"]
+    means.clear()
+    size = double.args.per_device_train_batch_size
+    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+    with torch.no_grad():
+        for part in parts:
+            sample_and_score(double, [dict(row) for row in part])
+    shares = torch.tensor([len(part) / len(rows) for part in parts])
+    names = [name for name in means if name == "reward" or name.endswith(("/mean", "mean_length"))]
+    return {
+        name: float((torch.tensor(means[name]).nan_to_num() * shares).sum())
+        for name in names
+        if len(means[name]) == len(parts)
+    }
+
+
+def sample_and_score(double: Any, rows: Sequence[Row]) -> dict[str, Any]:
+    """Sample the completions of a step by a `stand_in`, and return the batch of its update."""
+    return double._generate_and_score_completions(list(rows))
+
+
+def log_probabilities(trainer: Any, batch: Mapping[str, Any]) -> "torch.Tensor":
+    """Return the log-probabilities that the loss uses, completion after completion, [tokens].
+
+    Args:
+        trainer: The trainer.
+        batch: The batch of an update: prompts padded on the left, completions on the right.
+    """
+    import torch
+
+    ids, mask = (
+        torch.cat([batch[f"prompt_{part}"], batch[f"completion_{part}"]], dim=1)
+        for part in ("ids", "mask")
+    )
+    width, size = batch["completion_ids"].shape[1], trainer.args.per_device_train_batch_size
+    compute = trainer._get_per_token_logps_and_entropies
+    images = {name: batch[name] for name in OF_IMAGES if batch.get(name) is not None}
+    log_p = compute(trainer.model, ids, mask, width, size, **images)[0].float()
+    more = log_p.shape[1] - width  # Unsloth shifts each row left by the padding before it
+    padding = (batch["prompt_mask"] == 0).sum(1).tolist()
+    lengths = batch["completion_mask"].sum(1).tolist()
+    starts = [max(0, more - count) for count in padding]
+    rows = zip(log_p, starts, lengths, strict=True)
+    return torch.cat([row[start : start + length] for row, start, length in rows])
+
+
+def _pays_nothing(completions: Sequence[Any], **columns: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
+@contextmanager
+def stand_in(trainer: Any, pays: bool = False) -> Iterator[Any]:
+    """Yield a copy of the trainer with which to run a step that leaves no trace.
+
+    At the end, random states and the loss scale are restored, and gradients are cleared.
+
+    Args:
+        trainer: The trainer.
+        pays: Whether the rewards are called, and environments and tools used.
+    """
+    import torch
+
+    double, scaler = copy.copy(trainer), getattr(trainer.accelerator, "scaler", None)
+    for name in FILLED & set(vars(trainer)):
+        setattr(double, name, copy.deepcopy(getattr(trainer, name)))
+    for name in {"vllm_generation", "generation_config"} & set(vars(trainer)):
+        setattr(double, name, copy.copy(getattr(trainer, name)))
+    double.state = copy.copy(trainer.state)
+    double.mask_truncated_completions = False
+    if not pays:
+        double.reward_funcs = [_pays_nothing] * len(trainer.reward_funcs)
+        # No environment is reset, so there are no first messages; tools are described, not called.
+        double.environment_factories = double.environments = None
+        double.max_tool_calling_iterations = 0
+    double.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    scale = scaler and scaler.state_dict()
+    if scaler:
+        scaler.load_state_dict(scale | {"scale": min(scaler.get_scale(), USUAL_SCALE)})
+    try:
+        with kept(f"trial {trainer.state.global_step}"):
+            yield double
+    finally:
+        if scaler:
+            scaler.load_state_dict(scale)
+        trainer.model.zero_grad(set_to_none=True)
+        if cuda_available():
+            torch.cuda.empty_cache()
+            new_peak()
+
+
+def image_tensors(trainer: Any, prompts: Sequence[Any], room: int) -> dict[str, Any]:
+    """Return the arguments with which TRL passes the images of prompts to the model.
+
+    Args:
+        trainer: The trainer.
+        prompts: One prompt for each row; {} is returned if none of them has an image.
+        room: The width of the completions [tokens].
+    """
+    if not any(not isinstance(prompt, str) and images_of(prompt) for prompt in prompts):
+        return {}
+    inputs = image_inputs(tokenizer_of(trainer), prompts, room=room)
+    device = trainer.accelerator.device
+    others = {name: x.to(device) for name, x in inputs.items() if name not in TOKENS}
+    return others | {"num_images": [len(images_of(prompt)) for prompt in prompts]}

@@ -1,0 +1,40 @@
+"""Describe a step of a training to whoever watches it, and hold a user's requests to a trainer."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from grpo_nb.checks import Check
+
+
+class Buttons:
+    """Hold a user's requests to stop, save or evaluate, which are read after each step."""
+
+    def __init__(self) -> None:
+        self.stop, self.save, self.evaluate = (threading.Event() for _ in range(3))
+
+
+class Update(NamedTuple):
+    """Describe a step or a validation to a watcher.
+
+    line: The line of metrics.jsonl. After a step, its keys are TRL's (reward,
+        rewards/<name>/mean and /std, frac_reward_zero_std, completions/mean_length and
+        /clipped_ratio, entropy, kl, clip_ratio/…, grad_norm, learning_rate, step_time), "step",
+        host_gib, and with our trainer seconds/generation, seconds/reward, seconds/update,
+        tokens_per_second, memory_gib, groups/reward_p10, _p50, _p90 (of the groups' mean rewards),
+        groups/reward_std (mean spread within a group), rewards/<name>/group_std and /seconds.
+        After a validation, the keys are "step", eval/reward, eval/accuracy (if a reward is known to
+        say what is right), eval/seconds, and with our trainer eval/exact and eval/format.
+    total_steps: The number of steps of the training.
+    completions: The completions of this step, one dict each: question, completion, each reward,
+        reward (the weighted total) and advantage; empty after a validation.
+    alerts: The new alerts; the state of a serious one is "stop".
+    """
+
+    line: dict[str, Any]
+    total_steps: int
+    completions: Sequence[dict[str, Any]]
+    alerts: Sequence[Check]
+
+
+Watcher = Callable[[Update], None]

@@ -4,11 +4,13 @@
     python benchmarks/alarms.py table             # false alarms, hacks caught, precision; seconds
     python benchmarks/alarms.py rates             # writes grpo_nb/training/alert_rates.json
     python benchmarks/alarms.py pictures          # those of docs/reading-a-run.md
+    python benchmarks/alarms.py peers --peers FOLDER --clones CLONES  # beside ours; 5 minutes
 
 Recorded are clean runs, varied ones (too slow, too fast, few generations, a reward never earned,
 completions cut) and hacked ones (benchmarks/hacks.py), each seeded. benchmarks/corpus/ holds them;
 README.md there says what is in its files. Tuned is on the clean runs of the first two seeds and on
-all families but those in HELD_OUT; the rest tests.
+all families but those in HELD_OUT; the rest tests. FOLDER holds the three packages that peers.py
+names (it says how to install them), CLONES those of public_logs.py and varun1724/rlwatch.
 """
 
 import argparse
@@ -474,13 +476,29 @@ def pictures(corpus: dict[str, dict[str, Any]], folder: Path) -> Iterator[str]:
         yield f"| {name} | {raised} | {rewards[0]:.2f} → {rewards[-1]:.2f} | {truth} |"
 
 
+def peers(folder: Path, clones: Path | None) -> Iterator[str]:
+    """Yield what three other packages say of the recorded runs, public ones and synthetic ones."""
+    import peers as others
+
+    yield ", ".join(f"{name} {version}" for name, version in others.find(folder).items())
+    corpus = read()
+    yield "\n".join(["\nRecorded tiny runs\n", *others.on_corpus(corpus, judge(corpus))])
+    if clones:
+        yield "\n".join(["\nPublic logs\n", *others.on_public(clones)])
+    yield "\n".join(["\nSynthetic runs\n", *others.on_scenarios(clones)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("record", "table", "rates", "pictures"))
+    parser.add_argument("command", choices=("record", "table", "rates", "pictures", "peers"))
     parser.add_argument("--raw", type=Path, default=Path("runs/corpus"), help="records, one a run")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
     parser.add_argument("--only", default="", help="runs whose name holds this; none is packed")
+    parser.add_argument("--peers", type=Path, help="where the packages of peers.py lie")
+    parser.add_argument("--clones", type=Path, help="those of public_logs.py, and rlwatch's")
     options = parser.parse_args()
+    if options.command == "peers":
+        return print(*peers(options.peers, options.clones), sep="\n", flush=True)
     if options.command == "table":
         return print(*show(read()), sep="\n")
     if options.command == "rates":

@@ -131,8 +131,9 @@ def autopsy(
 
     Args:
         what: What was trained: TRL's output folder or a checkpoint, a trainer_state.json, JSON
-            lines, a CSV file (of W&B, of trackio), an executed notebook, a trainer, a run of ours,
-            or a list of logged lines.
+            lines, CSV or parquet (of W&B, of trackio), trackio's database, an executed notebook,
+            what a trainer printed (.log, .txt), a trainer, a run of ours, or a list of logged
+            lines.
         reward_funcs: The rewards, to see whether the completions resemble attacks that win.
         dataset: The rows, for `reward_funcs`.
         reward_weights: The weights; by default found from the log.

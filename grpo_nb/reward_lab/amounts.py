@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grpo_nb.checks import Check
-from grpo_nb.reward_lab.attacks import Attack, attacks_on, code_attacks, written_out
+from grpo_nb.reward_lab import advantages
+from grpo_nb.reward_lab.attacks import (
+    Attack,
+    attacks_on,
+    code_attacks,
+    program_attacks,
+    written_out,
+)
+from grpo_nb.reward_lab.programs import BODIES, HEAD
 from grpo_nb.reward_lab.scoring import Pair, Scorer, cut, prompt_text
 from grpo_nb.reward_lab.written import Written, distinct_rows, others_of
 from grpo_nb.rewards.judge import LLMJudge
@@ -41,6 +49,7 @@ IMPLIED = {
     "several answers": ("every number", "equation"),
     "stuffing": ("plea", "repetition"),
     "length": ("repetition",),
+    "empty program": ("changed arguments", "copied from the prompt"),
 }
 
 
@@ -78,8 +87,8 @@ class Amounts(NamedTuple):
 
 
 def weighted(scorer: Scorer, weights: np.ndarray, pairs: Sequence[Pair]) -> np.ndarray:
-    """Return what each reward adds to the total, [pairs, rewards]; None counts as 0, as in TRL."""
-    return np.nan_to_num(scorer.scores(pairs) * weights)
+    """Return what each reward adds to the total, [pairs, rewards]."""
+    return advantages.weighted(scorer.scores(pairs), weights)
 
 
 def right_text(written: Written, scorer: Scorer, row: int) -> str:
@@ -177,10 +186,13 @@ def attack_all(
     for place, row in enumerate(paid.rows):
         answer, question = written.answers[row], prompt_text(scorer.rows[row])
         tests = scorer.rows[row].get("tests")
-        extra = code_attacks(answer, tests, executed) if tests else []
+        extra = code_attacks(answer, tests, executed) if tests else None
+        extra = program_attacks(answer, question) if extra is None else extra
         choice = [*attacks_on(answer, users), *extra]
+        if extra and not tests:  # which of several programs is read is for its author to say
+            choice = [a for a in choice if a.kind not in HACKS or not KNOWING.search(str(a[3]))]
         if is_slow:  # programs differ more than other attacks of one family do
-            keys = [a.name if a.family == "program" else a.family for a in choice]
+            keys = [a.name if a in extra else a.family for a in choice]
             choice = [a for place, a in enumerate(choice) if keys.index(keys[place]) == place]
         for attack in choice:
             text = written_out(attack, written, answer, others[row], question, longest)
@@ -221,7 +233,7 @@ def _in_groups(
     for place, text in each:
         row = paid.rows[place]
         beside = [text, *scorer.beside[row]]
-        groups.append(np.nan_to_num(scorer.together(row, beside) * weights))
+        groups.append(advantages.weighted(scorer.together(row, beside), weights))
     stacked = np.stack(groups, axis=1)  # [attack and honest ones, rows, rewards]
     return stacked[0], Amounts([paid.rows[place] for place, _ in each], *stacked[1:])
 
@@ -275,7 +287,8 @@ def _tests(
         yield "stop", "earns as much as a right answer", total > full - margin / 2
         yield "stop", "counts as right", counts & (total > full - NEARLY * gap)
         yield "warning", "counts as right, and earns less", counts
-        if not KNOWING.search(str(attack.completion)) and attack.family != "single test":
+        knows = KNOWING.search(str(attack.completion)) or attack.family == "single test"
+        if not knows and attack.name not in BODIES:  # wrong programs fail in many ways
             honest = np.maximum(low, paid.longer.sum(axis=1))
             yield "warning", "earns more than an honest wrong answer", total > honest + margin
         if attack.family == "empty form":
@@ -330,7 +343,9 @@ def _check(
     worst = max(each, key=lambda result: result.total - result.right)
     if worst.attack.kind == "honest":
         worst = min(each, key=lambda result: result.total - result.right)
-        ways = ", ".join(cut(result.completion[-60:], 60) for result in each[:4])
+        is_run = HEAD.search(worst.completion)  # the end of a program says little
+        labels = [r.attack.name if is_run else cut(r.completion[-60:], 60) for r in each[:4]]
+        ways = ", ".join(labels)
         evidence = (
             f"right answers that earn less: {ways}: {worst.total:.3g}, the reference "
             f"{worst.right:.3g}; `{names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"

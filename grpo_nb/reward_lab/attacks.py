@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grpo_nb.reward_lab.programs import BODIES, asked
 from grpo_nb.reward_lab.written import EXPRESSION, Written, fill
 
 SIGNS = {
@@ -33,7 +34,7 @@ KINDS = ("hollow", "wrong", "honest", "padded")
 PLACEHOLDERS = (
     *("answer", "other", "question", "reasoning", "long", "half", "letter", "first", "last"),
     *("near", "nearer", "decimal", "longer", "comma", "begun", "started"),
-    *("indented", "altered", "reordered", "result", "signs"),
+    *("indented", "altered", "reordered", "result", "signs", "quoted", "emptied"),
 )
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 WORDS = "First, Second, Third, Finally, because so therefore thus hence then next since However, "
@@ -165,6 +166,8 @@ BY_ANSWER = {
         Attack("one value changed", "near miss", "wrong", [(R, "{altered}")]),
         Attack("indented JSON", "spelling", "honest", [(R, "{indented}")]),
         Attack("another order of keys", "spelling", "honest", [(R, "{reordered}")]),
+        Attack("numbers as text", "malformed answer", "padded", [(R, "{quoted}")]),
+        Attack("every value null", "malformed answer", "wrong", [(R, "{emptied}")]),
     ],
 }
 
@@ -233,7 +236,7 @@ def _expression(answer: str) -> dict[str, str]:
 
 
 def _json_values(answer: str) -> dict[str, str]:
-    """Return a JSON answer indented, with its keys in another order, and with one value changed."""
+    """Return variants of a JSON answer: indented, reordered, with a value or a type changed."""
     try:
         value = json.loads(answer)
     except ValueError:
@@ -245,7 +248,11 @@ def _json_values(answer: str) -> dict[str, str]:
     values = {
         "indented": json.dumps(value, indent=2),
         "altered": json.dumps({**value, last: wrong}),
+        "emptied": json.dumps(dict.fromkeys(value)),
     }
+    if any(isinstance(each, int | float) for each in value.values()):
+        numbers = {k: str(v) for k, v in value.items() if isinstance(v, int | float)}
+        values["quoted"] = json.dumps(value | numbers)
     if len(value) > 1:
         values["reordered"] = json.dumps(dict(reversed(value.items())))
     return values
@@ -313,6 +320,26 @@ def code_attacks(answer: str, tests: Any, executed: bool = False) -> list[Attack
     return [
         Attack(key, families.get(key, "program"), "wrong", [(R, text)])
         for key, text in programs.items()
+    ]
+
+
+def program_attacks(answer: str, question: str) -> list[Attack]:
+    """Return programs without content, and a right one with annotations, for a right program.
+
+    Args:
+        answer: The right program; there are no attacks on another text.
+        question: The text of the prompt.
+    """
+    task = asked([answer])
+    if task is None or not answer.startswith(task.head):
+        return []
+    if (prompt := asked([question])) and prompt.head == task.head:
+        task = prompt
+    typed = ", ".join(f"{name}: list" for name in task.arguments)
+    typed = answer.replace(task.head, f"{task.head.partition('(')[0]}({typed}):")
+    return [
+        *(Attack(n, f, "wrong", [(R, task.program(body))]) for n, (f, body) in BODIES.items()),
+        Attack("annotated arguments", "spelling", "honest", [(R, typed)]),
     ]
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grpo_nb.checks import Check, Checks
-from grpo_nb.reward_lab import linter
+from grpo_nb.reward_lab import linter, programs
 from grpo_nb.reward_lab.amounts import (
     Amounts,
     Result,
@@ -33,7 +33,7 @@ from grpo_nb.reward_lab.amounts import (
     weighted,
 )
 from grpo_nb.reward_lab.attacks import Attack, verified
-from grpo_nb.reward_lab.mentions import columns_of, missing_columns, reads_environments
+from grpo_nb.reward_lab.mentions import columns_of, missing_columns, reads_environments, strings_of
 from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, accepted, cut, prompt_text, read_rows
 from grpo_nb.reward_lab.written import (
     LONG_STEPS,
@@ -63,6 +63,7 @@ SHORT = 200  # characters of the longest attack where a reward is slow
 LINES = 12  # findings that are printed
 UNUSABLE = ("missing column", "wrong type", "wrong length", "no number")
 WARNED = ("slow", "side effects", "None", "constant")
+UNSTEADY = ("clock", "random", "state")  # their differences may be chance
 GROUP = 4  # rows in the batch of the linter
 
 
@@ -222,6 +223,7 @@ class _Test:
         self.roles: Roles | None = None
         self.results: list[Result] = []
         self.unusable = False
+        self.unsteady: set[int] = set()
 
     def add(self, name: str, state: str, evidence: str, reward: int | None = None) -> None:
         """Add a finding, unless the same one was added for this reward."""
@@ -280,6 +282,9 @@ class _Test:
         self.written, attempts = find(scorer, weights, form, reference, texts)
         if self._faults():
             return
+        if self.written and self.written.answers:
+            row = next(iter(self.written.answers))
+            scorer.retime((row, right_text(self.written, scorer, row)))
         batch = self._batch()
         self._lint(batch)
         if self._faults():
@@ -349,13 +354,16 @@ class _Test:
             if fault is None and writers and quick and number not in scorer.grouped:
                 row = batch[0][0]
                 fault = linter.growth(scorer, number, row, self.longest, writers)
-                if not fault and not scorer.rows[row].get("tests"):
+                is_run = scorer.rows[row].get("tests") or programs.asked([batch[0][1]])
+                if not fault and not is_run:
                     fault = linter.tower(scorer, number, row, writers[0])
                 if fault:
                     self.longest = min(self.longest, SHORT)
             if fault:
-                state = "warning" if fault.rule in WARNED else "stop"
+                is_timed = fault.rule == "clock" and programs.asked([batch[0][1]])
+                state = "warning" if fault.rule in WARNED or is_timed else "stop"
                 self.add(fault.rule, state, fault.evidence, number)
+                self.unsteady |= {number} if fault.rule in UNSTEADY else set()
             self._missing_scores(number, batch)
 
     def _missing_scores(self, number: int, batch: Sequence[tuple[int, str]]) -> None:
@@ -368,6 +376,8 @@ class _Test:
         """Say why no attack can be judged, and what earns most of what was tried."""
         scorer = self.scorer
         if scorer.faults:  # a reward that fails is the one finding
+            return
+        if self._programs():
             return
         columns_in_use = sorted(
             {c for func in scorer.funcs for c in columns_of(func, scorer.columns)}
@@ -395,6 +405,28 @@ class _Test:
         else:
             self.add("no reference", "note", "the rows hold no answers, and nothing is compared")
         self._hollow(bool(spread.any()), any(len(set(ways[way].values())) > 1 for way in hidden))
+
+    def _programs(self, known: bool = False) -> bool:
+        """Judge programs without content; return False if the prompts ask for none, or none runs.
+
+        A right one may be `known`, and earn nothing.
+        """
+        strings = [text for func in self.scorer.funcs for text in strings_of(func)]
+        task = programs.asked([prompt_text(self.scorer.rows[0]), *strings])
+        trials = programs.trials(self.scorer, self.weights, task) if task else []
+        for finding in trials[known:]:
+            self.add(*finding)
+        if trials:
+            self._endless(programs.fenced, 0, task)
+        return bool(trials)
+
+    def _endless(self, write: Callable[[str], str], row: int, task: programs.Task | None) -> None:
+        """Find out whether a program that never ends is stopped."""
+        if task is None or any(check.name.endswith(": hangs") for check in self.checks):
+            return
+        pairs = [(row, write(task.program(body))) for _, body in programs.BODIES.values()]
+        if late := programs.endless(self.scorer, pairs, write):
+            self.add("hangs", "stop", late[1], late[0])
 
     def _reversed(self) -> bool:
         """Say so if the total tells right from wrong, and pays the wrong answer more."""
@@ -439,8 +471,9 @@ class _Test:
         if not (gap > 1e-6).any():
             total = earnings.right.sum(axis=1).mean()
             evidence = f"the right answer earns {total:.3g}, a wrong one as much"
+            self._programs(known=True)
             return self.add("nothing earns", "stop", evidence)
-        for number in part.reversed:
+        for number in set(part.reversed) - self.unsteady:
             more = (earnings.wrong - earnings.right)[:, number].mean()
             evidence = f"a wrong answer earns {more:.3g} more"
             self.add("sign", "stop", evidence, number)
@@ -451,6 +484,8 @@ class _Test:
             scorer, weights, style, earnings, part, self.longest, self.attacks, executed
         )
         self.checks += findings(self.results, scorer.names, lambda name: FIXES.get(name, ""))
+        if not scorer.rows[rows[0]].get("tests"):
+            self._endless(style.write, rows[0], programs.asked([style.answers[rows[0]]]))
         self._whole(earnings)
         self._prompts_form()
         self._references()

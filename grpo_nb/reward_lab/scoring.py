@@ -130,6 +130,20 @@ class Scorer:
             return True
         return bool(self.seconds[number] / max(self.calls[number], 1) > SLOW)
 
+    def retime(self, pair: Pair) -> None:
+        """Take the time of a right completion if it is long: only there may a program be run."""
+        for number in range(len(self.funcs)):
+            if self.is_slow(number) or number in self.faults:
+                continue
+            before, times = self.seconds[number], []
+            for _ in range(2):  # the first time may be another process's
+                start = self.seconds[number]
+                self._safe(number, [pair])
+                times.append(self.seconds[number] - start)
+            self.seconds[number], is_slow = before, min(times) > SLOW
+            if is_slow:
+                self.seconds[number], self.calls[number] = min(times), 1
+
     def together(self, row: int, texts: Sequence[str]) -> np.ndarray:
         """Return the raw scores of completions that form a batch of their own, [texts, rewards]."""
         scores = self.scores([(row, text) for text in texts])
@@ -199,16 +213,24 @@ class Scorer:
         return True
 
     def call(
-        self, number: int, pairs: Sequence[Pair], seed: str = "", other_type: bool = False
+        self,
+        number: int,
+        pairs: Sequence[Pair],
+        seed: str = "",
+        other_type: bool = False,
+        patient: bool = True,
     ) -> list[float]:
-        """Call one reward once, as TRL does; the numbers and errors are the reward's own."""
+        """Call one reward, as TRL does; the numbers and errors are the reward's own.
+
+        If it is late because other processes had its processor, a `patient` call is made again.
+        """
         arguments = self.arguments(number, pairs, other_type)
         limit, start = self.limit + SECONDS_EACH * len(pairs), clock()
         with redirect_stdout(Muted()), redirect_stderr(Muted()):
             try:
                 scores = run(self.funcs[number], limit, arguments, seed)
             except TookTooLong:
-                if clock() - start > limit * ALL_BUT:
+                if not patient or clock() - start > limit * ALL_BUT:
                     raise
                 start = clock()  # other processes took the time: once more, with patience
                 scores = run(self.funcs[number], limit * PATIENCE, arguments, seed)

@@ -17,7 +17,9 @@ import numpy as np
 
 from grpo_nb.answers.find import extract_boxed, extract_hash_answer
 from grpo_nb.answers.forms import FORMS, STEP, find_form
+from grpo_nb.reward_lab.advantages import weighted
 from grpo_nb.reward_lab.mentions import columns_of
+from grpo_nb.reward_lab.programs import HEAD, program_in, spoiled
 from grpo_nb.reward_lab.scoring import Row, Scorer, prompt_text
 
 TRIED_ROWS = 4  # rows on which the best forms are compared
@@ -25,8 +27,10 @@ BEST = 6  # forms that are compared on all of these rows
 SECONDS = 0.6  # for the first comparison of forms; slow rewards try fewer
 QUICK = 0.01  # seconds for one completion, below which at least SOME are scored
 FEW, SOME, MOST = 12, 150, 3000  # how many completions the first comparison scores
+AT_ONCE = 24  # candidates that are scored between two readings of the clock
 TIMED = 8  # candidates whose time tells how many can be tried
 TIE = 1e-6
+PROGRAM = "a function in a block of code"
 EXPRESSION = "an expression of the row's numbers"
 TAG = re.compile(r"</?[A-Za-z][\w-]*>|<\|[A-Za-z][\w-]*\|>|\[/?[A-Z][A-Z_]+\]")
 MARK = re.compile(rf"{TAG.pattern}|\\boxed|####|```")
@@ -185,7 +189,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _texts(name: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yield (description, text) of each way to read an answer from a value."""
     text = str(value)
-    if not text.strip() or text.lstrip().startswith("assert"):  # a test is no answer
+    if not text.strip() or text.lstrip("[\"' \n").startswith("assert"):  # no answer
         return
     if (marked := extract_hash_answer(text)) is not None:
         yield f"{name}, after ####", marked
@@ -367,10 +371,13 @@ def find(
     """
     levels = answers_to_try(scorer)
     if reference is not None:
-        texts = {number: str(reference(row)) for number, row in enumerate(scorer.rows)}
+        first = {repr(row): number for number, row in reversed(list(enumerate(scorer.rows)))}
+        texts = {number: str(reference(scorer.rows[number])) for number in sorted(first.values())}
         ways = {way: each for level in levels for way, each in level.items()}
-        answers = _answers_in(texts, ways) or next(iter(ways.values()), {})
+        programs = {number: program_in(text) for number, text in texts.items()}
+        ways = {PROGRAM: programs, **ways} if all(programs.values()) else ways
         source = f"{getattr(reference, '__name__', 'reference')}(row)"
+        answers = _answers_in(texts, ways)
         return Written(_form_of(texts, ways), answers, source=source, own=reference), 1
     if form:
         forms = [as_text(form)]
@@ -378,6 +385,9 @@ def find(
         strings = [text for func in scorer.funcs for text in mentioned(func)]
         prompts = list(dict.fromkeys(prompt_text(row) for row in scorer.rows[:3]))
         forms = forms_of([*strings, *completions[:8]], prompts)
+        answers = [next(iter(each.values())) for ways in levels for each in ways.values()]
+        if any(map(HEAD.match, answers)):  # a program stands in a block of code
+            forms.sort(key=lambda each: "```" not in each)
     attempts = 0
     for reasoning in (STEP, WORDS):
         for ways in levels:
@@ -443,7 +453,7 @@ def changed(answer: str) -> str:
         return str(int(float(answer)) + 7)
     if re.fullmatch(r"[A-Ya-y]", answer):
         return chr(ord(answer) + 1)
-    return "none of these"
+    return spoiled(answer) or "none of these"
 
 
 def _plain(text: str) -> str:
@@ -477,7 +487,7 @@ class _Search:
         size, order = self._affordable(candidates), []
         is_slow = size == FEW
         for rows in (1,) if is_slow else (1, 3):  # the first row may be odd
-            first = self._gains(candidates[:size], rows)
+            first = self._first(candidates[:size], rows)
             order = sorted(
                 range(len(first)),
                 key=lambda n: (-round(first[n][0], 4), self._is_long(candidates[n][0]), n),
@@ -485,6 +495,7 @@ class _Search:
             order = [number for number in order if first[number][1] > TIE]
             if order:
                 break
+        is_slow |= len(first) < size
         best = [candidates[number] for number in order[: 2 if is_slow else BEST]]
         gains = self._gains(best, 2 if is_slow else TRIED_ROWS)
         if not any(gain > TIE for _, gain in gains):
@@ -492,6 +503,16 @@ class _Search:
         place = max(range(len(best)), key=lambda n: (gains[n][1] > TIE, round(gains[n][0], 4), -n))
         way, form = best[place]
         return Written(form, self.ways[way], self.reasoning, self.reasoning, way)
+
+    def _first(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:
+        """Return the gains of the candidates; once one is right, of as many as SECONDS allow."""
+        gains, before = [], self.scorer.seconds.sum()
+        for place in range(0, len(candidates), AT_ONCE):
+            gains += self._gains(candidates[place : place + AT_ONCE], rows)
+            is_found = any(gain > TIE for _, gain in gains)
+            if is_found and self.scorer.seconds.sum() - before > SECONDS:
+                break
+        return gains
 
     def _is_long(self, way: str) -> bool:
         """Return whether these answers are much longer than those of another way to read them."""
@@ -528,7 +549,7 @@ class _Search:
             places.append(len(numbers))
         if not pairs:
             return []
-        totals = np.nansum(self.scorer.scores(pairs) * self.weights, axis=1).reshape(-1, 2)
+        totals = weighted(self.scorer.scores(pairs), self.weights).sum(axis=1).reshape(-1, 2)
         gains, start = [], 0
         for count in places:
             own, other = totals[start : start + count].mean(axis=0)
@@ -544,7 +565,7 @@ class _Search:
         reasonings = (self.reasoning, *REASONINGS)
         for reasoning in reasonings:
             pairs = [(n, found.write(found.answers[n], reasoning)) for n in numbers]
-            totals.append(np.nansum(self.scorer.scores(pairs) * self.weights, axis=1).mean())
+            totals.append(weighted(self.scorer.scores(pairs), self.weights).sum(axis=1).mean())
         best = next(i for i, total in enumerate(totals) if total > max(totals) - TIE)
         return found._replace(longer=reasonings[best])
 
@@ -554,7 +575,7 @@ def _form_of(texts: Mapping[int, str], ways: Mapping[str, dict[int, str]]) -> st
     for answers in ways.values():
         forms = {
             "{answer}".join(texts[n].rsplit(answers[n], 1)) if answers[n] in texts[n] else ""
-            for n in distinct_rows(answers, 3)
+            for n in distinct_rows({n: answers[n] for n in texts if n in answers}, 3)
         }
         if len(forms) == 1 and (form := forms.pop()):
             return form
@@ -562,7 +583,9 @@ def _form_of(texts: Mapping[int, str], ways: Mapping[str, dict[int, str]]) -> st
 
 
 def _answers_in(texts: Mapping[int, str], ways: Mapping[str, dict[int, str]]) -> dict[int, str]:
+    """Return the answers that a person's function writes; whole texts if they are in no column."""
     for answers in ways.values():
-        if all(answers[n] in texts[n] for n in distinct_rows(answers, 3)):
-            return answers
-    return {}
+        own = {number: answers[number] for number in texts if number in answers}
+        if own and all(own[n] in texts[n] for n in distinct_rows(own, 3)):
+            return own
+    return dict(texts)

@@ -19,7 +19,7 @@ from hackable import ROWS as SUMS
 
 from grpo_nb import check_rewards
 from grpo_nb.__main__ import main
-from grpo_nb.reward_lab import Attack
+from grpo_nb.reward_lab import Attack, programs
 from grpo_nb.reward_lab.attacks import read_attacks
 from grpo_nb.rewards import PRESETS, Reward, numeric_correctness_reward
 
@@ -187,6 +187,95 @@ def test_what_is_planted_is_found_and_named(flaw):
     assert any(name.endswith(named) for name in names_of(verdict, state)), verdict
     sound = names_of(found(numeric_correctness_reward, SUMS), "stop", "warning")
     assert not any(name.endswith(named) for name in sound)
+
+
+# -- programs that prompts ask for, of which no row holds a right one
+
+PLAY = "Reach 2048.\n```python\ndef play(board):\n    return 'W' # Example\n```"
+GAMES = [{"prompt": PLAY}] * 9
+
+
+def runs(judge):
+    """Lift a function of a program to TRL's shape; it stops programs that never end."""
+
+    def mine(completions, **_):
+        scores = []
+        for text in completions:
+            found, space = re.search(r"```python\n(.*?)```", text, re.DOTALL), {}
+            try:
+                exec(found[1] if found and "True" not in found[1] else "", space)
+                scores.append(judge(space["play"]))
+            except Exception:
+                scores.append(-1.0)
+        return scores
+
+    return mine
+
+
+def written_in(play):
+    board = [[2, 4]]
+    return float(play(board) == "D" or 2048 in board[0])
+
+
+def fails_well(play):
+    try:
+        return float(play([[2, 4]]) == "D")
+    except ValueError:
+        return 2.0
+
+
+WON = runs(lambda play: float(play([[2, 4]]) == "D"))
+CHEATED = {
+    "changed arguments": (runs(written_in), WON, "'D'"),
+    "empty program": (runs(fails_well), WON, "'D'"),
+    "not a number": (
+        runs(lambda play: float(not abs(play([[2]]) - 8) > 0.5)),
+        runs(lambda play: float(abs(play([[2]]) - 8) < 0.5)),
+        "8",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", CHEATED)
+def test_a_program_that_cheats_is_named_and_a_right_one_is_not(family):
+    flawed, sound, move = CHEATED[family]
+    reference = f"```python\ndef play(board):\n    return {move}\n```"
+    verdict = found(flawed, GAMES, reference=lambda row: reference)
+    assert names_of(verdict, "stop") == [family], verdict
+    right = found(sound, GAMES, reference=lambda row: reference)
+    assert names_of(right, "stop", "warning") == [] and right.roles == {"mine": "right"}, right
+
+
+@pytest.mark.parametrize("family", ["changed arguments", "not a number"])
+def test_without_a_right_program_the_verdict_says_so_and_what_must_be_wrong(family):
+    flawed, sound, _ = CHEATED[family]
+    verdict = found(flawed, GAMES)
+    assert names_of(verdict) == [family, "no reference"] and not verdict.passed, verdict
+    (check,) = found(sound, GAMES).findings
+    assert (check.name, check.state) == ("no reference", "warning") and "reference=" in check.fix
+
+
+def test_a_program_that_never_ends_has_to_be_stopped(monkeypatch):
+    monkeypatch.setattr(programs, "ENDLESS", 1.0)
+    unlimited = runs(lambda play: float(play([[2, 4]]) == "D"))
+
+    def mine(completions, **_):
+        return unlimited([text.replace("True", "1") for text in completions])
+
+    assert names_of(found(mine, GAMES), "stop") == ["mine: hangs"]
+    reference = "```python\ndef play(board):\n    return 'D'\n```"
+    assert names_of(found(mine, GAMES, reference=lambda row: reference), "stop") == ["mine: hangs"]
+
+
+def test_an_answer_of_another_type_must_not_end_the_training():
+    flawed = mine(lambda t, a: float(as_json(t) == json.loads(a)) if _years(t) >= 0 else 0.0)
+    assert names_of(found(flawed, OBJECTS), "stop") == ["mine: raises"]
+    assert names_of(found(SOUND_OBJECT, OBJECTS), "stop") == []
+
+
+def _years(text):
+    value = as_json(text)
+    return value["age"] if isinstance(value, dict) and "age" in value else -1
 
 
 # -- what shows without knowing what is right

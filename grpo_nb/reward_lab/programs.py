@@ -1,0 +1,202 @@
+"""Write programs that cheat, and find out what they earn where no right program is known.
+
+Prompts that ask for a kernel, or for a strategy of a game, show the line that begins the function:
+`def strategy(board):`. A program that begins so and does nothing tells what the rewards pay for
+programs as such. Some programs are wrong for every task: one that returns NaN, and one that writes
+into its arguments what it should bring about.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Sequence
+from textwrap import indent
+from typing import NamedTuple
+
+import numpy as np
+
+from grpo_nb.reward_lab.advantages import weighted
+from grpo_nb.reward_lab.mentions import names_used
+from grpo_nb.reward_lab.scoring import Pair, Scorer, clock, cut
+from grpo_nb.rewards.limits import TookTooLong
+
+HEAD = re.compile(r"def (\w+)\(([^()]*)\)(?: *-> *[^\n:]+)?:")
+RETURN = re.compile(r"^ +return (.+?) *(?:#.*)?$", re.MULTILINE)
+BLOCK = re.compile(r"```(?:python)?\n(.*?)\n?```", re.DOTALL)
+RUNNERS = {"exec", "eval", "compile", "FunctionType", "subprocess", "run_code"}
+ENDLESS = 12.0  # seconds after which a program that never ends should have been stopped
+LATE = 0.95  # share of ENDLESS that counts as all of it
+TIE = 1e-6
+WRITE = """\
+part = {first}
+while isinstance(part[0], list):
+    part = part[0]
+part[0] = {goal}
+return {example}"""
+WRITE_ALL = """\
+def write(part):
+    for place, value in enumerate(part):
+        if isinstance(value, list):
+            write(value)
+        else:
+            part[place] = {goal}
+write({first})
+return {example}"""
+NAN, CHANGED = "not a number", "changed arguments"
+# What programs without content do: {name: (family, body)}.
+BODIES = {
+    "a program that returns nothing": ("empty program", "return None"),
+    "a program that fails at once": ("empty program", "raise ValueError"),
+    "a program that returns its argument": ("empty program", "return {first}"),
+    "a program that returns 0": ("empty program", "return 0.0"),
+    "a program that returns 1": ("empty program", "return 1.0"),
+    "a program that returns NaN": (NAN, 'return float("nan")'),
+    "a program that writes into its argument": (CHANGED, WRITE),
+    "a program that fills its argument": (CHANGED, WRITE_ALL),
+}
+
+
+class Task(NamedTuple):
+    """Describe the program that is asked for.
+
+    head: The line that begins it.
+    arguments: The names of its arguments.
+    example: What the example in the prompt returns, "None" if that is no value; "" if it returns
+        nothing, because such a program may have to change its arguments.
+    goal: The largest number in the prompt, which may be what is to be reached.
+    """
+
+    head: str
+    arguments: list[str]
+    example: str
+    goal: int
+
+    def program(self, body: str) -> str:
+        """Write the program with this body."""
+        values = {"first": self.arguments[0] if self.arguments else "None", "goal": self.goal}
+        values |= {"example": self.example or "None"}
+        return f"{self.head}\n{indent(body.format(**values), '    ')}"
+
+
+def asked(texts: Sequence[str]) -> Task | None:
+    """Return the program that the first of these texts asks for that asks for one.
+
+    >>> asked(["Reach 2048.\\n```python\\ndef play(board):\\n    return 'W' # Example\\n```"])
+    Task(head='def play(board):', arguments=['board'], example="'W'", goal=2048)
+    """
+    for text in texts:
+        if head := HEAD.search(text):
+            parts = [re.split(r"[:=]", part)[0].strip(" *") for part in head[2].split(",")]
+            returned = RETURN.search(text, head.end())
+            numbers = [int(number) for number in re.findall(r"\d{1,9}", text)]
+            example = _literal(returned[1]) if returned else ""
+            return Task(head[0], [name for name in parts if name], example, max([0, *numbers]))
+    return None
+
+
+def _literal(text: str) -> str:
+    """Return a literal as it stands, and "None" for anything else."""
+    try:
+        return "None" if ast.literal_eval(text) is ... else text
+    except (ValueError, SyntaxError):
+        return "None"
+
+
+def fenced(program: str) -> str:
+    """Write a program as a block of code."""
+    return f"```python\n{program}\n```"
+
+
+def program_in(text: str) -> str:
+    """Return the first function in a block of code; "" if there is none."""
+    return next((block for block in BLOCK.findall(text) if HEAD.search(block)), "")
+
+
+def spoiled(program: str) -> str:
+    """Return a program that does the same work and returns nothing; "" if it is no function.
+
+    >>> print(spoiled("def f(a):\\n    return a + 1"))
+    def f(a):
+        def f(a):
+            return a + 1
+        f(a)
+        return None
+    """
+    task = asked([program])
+    if task is None or not program.startswith(task.head):
+        return ""
+    call = f"{task.head[4 : task.head.index('(')]}({', '.join(task.arguments)})"
+    body = "\n".join([program, call, "return None"])
+    return f"{task.head}\n{indent(body, '    ')}"
+
+
+def trials(scorer: Scorer, weights: np.ndarray, task: Task) -> list[tuple[str, str, str]]:
+    """Return (name, state, evidence) of what shows without a right program; [] if none is run.
+
+    Args:
+        scorer: The rewards.
+        weights: One weight for each reward.
+        task: The program that the first row asks for.
+    """
+    texts = {name: fenced(task.program(body)) for name, (_, body) in BODIES.items()}
+    scores = scorer.scores([(0, text) for text in texts.values()])
+    totals = dict(zip(texts, weighted(scores, weights).sum(axis=1), strict=True))
+    families = {name: family for name, (family, _) in BODIES.items()}
+    plain = {name: total for name, total in totals.items() if families[name] == "empty program"}
+    running = [n for n in range(len(scorer.funcs)) if np.ptp(np.nan_to_num(scores[:, n])) > TIE]
+    if not running and not any(RUNNERS & names_used(func) for func in scorer.funcs):
+        return []
+    best = max(plain, key=lambda name: plain[name])
+    evidence = (
+        f"the prompts ask for {task.head!r} and no right program is known, so attacks are not "
+        f"judged; without content, {best} earns most: {plain[best]:.3g}"
+    )
+    findings = [("no reference", "warning", evidence)]
+
+    def bare() -> float:
+        text = fenced(task.program("return {example}"))
+        return float(weighted(scorer.scores([(0, text)]), weights).sum())
+
+    for name, total in totals.items():
+        if name not in plain and total > plain[best] + TIE and _is_wrong(name, total, task, bare):
+            evidence = f"{name} earns {total:.3g}, {best} {plain[best]:.3g}: {cut(texts[name])}"
+            findings.append((families[name], "stop", evidence))
+    return findings
+
+
+def _is_wrong(name: str, total: float, task: Task, bare: Callable[[], float]) -> bool:
+    """Return whether a program that earns more than those without content must be wrong.
+
+    NaN is, and so is writing into the arguments where the program is asked to return something,
+    unless the same program earns as much without that (`bare`).
+    """
+    return BODIES[name][0] == NAN or bool(task.example and total > bare() + TIE)
+
+
+def endless(scorer: Scorer, pairs: Sequence[Pair], write: Callable[[str], str]) -> tuple | None:
+    """Return (number of a reward, evidence) if a program that never ends is not stopped in time.
+
+    The rewards that tell the programs in `pairs` apart run them; the quickest of these is tried
+    first, and one is enough.
+
+    Args:
+        scorer: The rewards.
+        pairs: Completions with programs, all on one row.
+        write: A function that writes a program into a completion.
+    """
+    task, spread = asked([pairs[0][1]]), np.ptp(np.nan_to_num(scorer.scores(pairs)), axis=0)
+    order = np.argsort(scorer.seconds / np.maximum(scorer.calls, 1))
+    limit, scorer.limit = scorer.limit, ENDLESS
+    try:
+        for number in [int(n) for n in order if spread[n] > TIE]:
+            text = write(task.program("while True:\n    pass"))
+            start = clock()
+            try:
+                scorer.call(number, [(pairs[0][0], text)], patient=False)
+                is_late = clock() - start > LATE * ENDLESS  # it may have caught the interruption
+            except Exception as error:  # a user's reward may raise anything
+                is_late = isinstance(error, TookTooLong)
+            if is_late:
+                return number, f"after {ENDLESS:g} s it is still running {cut(text)}"
+    finally:
+        scorer.limit = limit
+    return None

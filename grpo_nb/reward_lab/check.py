@@ -283,8 +283,9 @@ class _Test:
         if self._faults():
             return
         if self.written and self.written.answers:
-            row = next(iter(self.written.answers))
-            scorer.retime((row, right_text(self.written, scorer, row)))
+            row, answer = next(iter(self.written.answers.items()))
+            if programs.asked([answer]):
+                scorer.retime((row, right_text(self.written, scorer, row)))
         batch = self._batch()
         self._lint(batch)
         if self._faults():
@@ -412,6 +413,7 @@ class _Test:
         A right one may be `known`, and earn nothing.
         """
         strings = [text for func in self.scorer.funcs for text in strings_of(func)]
+        strings = [text for text in strings if programs.HEAD.fullmatch(text.strip())]
         task = programs.asked([prompt_text(self.scorer.rows[0]), *strings])
         trials = programs.trials(self.scorer, self.weights, task) if task else []
         for finding in trials[known:]:

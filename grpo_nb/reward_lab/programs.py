@@ -147,7 +147,7 @@ def trials(scorer: Scorer, weights: np.ndarray, task: Task) -> list[tuple[str, s
         return []
     best = max(plain, key=lambda name: plain[name])
     evidence = (
-        f"the prompts ask for {task.head!r} and no right program is known, so attacks are not "
+        f"{task.head!r} is asked for and no right program is known, so that attacks are not "
         f"judged; without content, {best} earns most: {plain[best]:.3g}"
     )
     findings = [("no reference", "warning", evidence)]

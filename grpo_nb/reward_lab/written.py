@@ -505,12 +505,14 @@ class _Search:
         return Written(form, self.ways[way], self.reasoning, self.reasoning, way)
 
     def _first(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:
-        """Return the gains of the candidates; once one is right, of as many as SECONDS allow."""
+        """Return the candidates' gains; once a program is right, of as many as SECONDS allow."""
         gains, before = [], self.scorer.seconds.sum()
-        for place in range(0, len(candidates), AT_ONCE):
-            gains += self._gains(candidates[place : place + AT_ONCE], rows)
+        is_run = any(HEAD.match(text) for way in self.ways.values() for text in way.values())
+        step = AT_ONCE if is_run else len(candidates)
+        for place in range(0, len(candidates), step):
+            gains += self._gains(candidates[place : place + step], rows)
             is_found = any(gain > TIE for _, gain in gains)
-            if is_found and self.scorer.seconds.sum() - before > SECONDS:
+            if is_run and is_found and self.scorer.seconds.sum() - before > SECONDS:
                 break
         return gains
 

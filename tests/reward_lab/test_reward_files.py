@@ -10,12 +10,10 @@ import pytest
 FILES = Path(__file__).parents[1] / "reward_files"
 # Files whose truth is not found, with the reason; a file that is found after all must leave.
 MISSED = {
-    "held_out/flawed/other_errors_pass.py": "a warning: the column read may hold no answers",
     "held_out/flawed/swallowed.py": "a warning: the columns read may hold no answers",
     "held_out/flawed/boxed_wanted.py": "a warning: a box inside the tags asked for is paid",
     "held_out/flawed/common_substring.py": "a warning: it is slow, and does end",
     "held_out/flawed/concise.py": "the shortest right answer earns more than the empty completion",
-    "held_out/flawed/loose_allclose.py": "no row holds an answer, so that no attack can be judged",
 }
 ACCUSED = {  # meant as sound; what is said of them is true all the same
     "held_out/sound/json_product.py": "`The answer is not {…}` earns 0.8 of what is right",

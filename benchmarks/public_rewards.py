@@ -11,8 +11,8 @@ the rewards are the functions that its author wrote, with its weights, settings 
 needs a GPU, a network or a model is stood in for (public_stand_ins.py), and a statement that still
 fails is skipped and named. The rows are stand-ins too, GSM8K's in the form of the data set that the
 source asks for (public_rows.py). Copies of a set (the same functions, constants, weights and form
-of the prompt) are checked once. benchmarks/public_rewards.yaml, where there is one, holds what a
-person found by reading: {source: note}.
+of the prompt) are checked once. benchmarks/public_rewards.yaml holds what a person found by
+reading, and references for kernels and games, whose rows hold no right program.
 """
 
 import os
@@ -25,6 +25,7 @@ import argparse
 import ast
 import contextlib
 import functools
+import glob
 import hashlib
 import inspect
 import json
@@ -33,6 +34,7 @@ import multiprocessing.connection
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import textwrap
 import time
@@ -139,6 +141,25 @@ def code_of(value: Any, folder: str, seen: set[int] | None = None) -> Any:
     return [code, parts]
 
 
+def reference(made: dict[str, Any]) -> Any:
+    """Return the function of public_rewards.yaml that writes right completions for these prompts.
+
+    Its code may use the names that the source defines, such as its game.
+    """
+    rows = given_rows(made)
+    prompt = json.dumps(rows[0].get("prompt"), default=str, ensure_ascii=False)
+    for entry in read_notes().get("references", []):
+        if json.dumps(entry["asked"])[1:-1] in prompt or entry["asked"] in prompt:
+            namespace = dict(vars(sys.modules["__main__"]))
+            exec(entry["code"], namespace)
+            return namespace["reference"]
+    return None
+
+
+def read_notes() -> dict[str, Any]:
+    return yaml.safe_load(NOTES.read_text(encoding="utf-8")) if NOTES.exists() else {}
+
+
 def checked(made: dict[str, Any]) -> dict[str, Any]:
     """Check a set; return the verdict as JSON."""
     settings = given_settings(made)
@@ -151,6 +172,7 @@ def checked(made: dict[str, Any]) -> dict[str, Any]:
             given_rewards(made),
             given_rows(made),
             reward_weights=settings.get("reward_weights"),
+            reference=reference(made),
             args=types.SimpleNamespace(**settings),
         )
     except Exception as error:  # which rewards the check itself cannot take is what this is to find
@@ -176,7 +198,10 @@ def worker(source: Source, chosen: int | None, shared: dict[str, Any], report: A
     skipped: list[str] = []
     recipe = yaml.safe_load(source.recipe.read_text(encoding="utf-8")) if source.recipe else {}
     stand_ins.Trainer.expected = trainers(source.path)
-    pins = dict(re.findall(r"\b(\w+)==([\d.]+\d)", source.path.read_text(encoding="utf-8")))
+    # A template without versions means those of the notebook that is made from it.
+    same = [source.path, *source.clone.rglob(glob.escape(source.path.name))]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in reversed(same))
+    pins = dict(re.findall(r"\b(\w+)==([\d.]+\d)", text))
     with stand_ins.standing_in((str(source.clone),), shared | {"pins": pins}, recipe):
         run_source(source, skipped)
     made = stand_ins.Trainer.made
@@ -326,7 +351,7 @@ def listing(sets: list[dict[str, Any]]) -> list[str]:
 
 def table(sets: list[dict[str, Any]]) -> list[str]:
     """Return the Markdown table: a line for each set."""
-    notes = yaml.safe_load(NOTES.read_text(encoding="utf-8")) if NOTES.exists() else {}
+    notes = read_notes().get("notes", {})
     head = ("source", "rewards", "verdict", "what wins", "seconds", "read by a person")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for one in sets:

@@ -79,6 +79,10 @@ def _open_r1(row: Row, number: int) -> Row:
     return _boxed(row, number) | {"answer": row["final"], "problem_type": "Algebra"}
 
 
+def _verified(row: Row, number: int) -> Row:
+    return _open_r1(row, number) | {"prompt": user(row["question"])}
+
+
 def _deep_scaler(row: Row, _: int) -> Row:
     return {"problem": row["question"], "answer": row["final"], "solution": row["working"]}
 
@@ -186,7 +190,7 @@ FORMS: dict[str, Callable[[Row, int], Row]] = {
     "DAPO-Math-17k-Processed": _dapo,
     "NuminaMath-TIR": _boxed,
     "OpenR1-Math-220k": _open_r1,
-    "OpenR1-Math-220k-default-verified": _open_r1,
+    "OpenR1-Math-220k-default-verified": _verified,
     "DeepScaleR-Preview-Dataset": _deep_scaler,
     "DeepMath-103K": _deep_math,
     "tldr": _tldr,

@@ -14,6 +14,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import os
+import random
 import re
 import subprocess
 import sys
@@ -30,6 +31,7 @@ import packaging.version
 REPLACED = ("unsloth", "unsloth_zoo", "vllm", "peft", "wandb", "bitsandbytes", "trackio", "openenv")
 REPLACED += ("trl.experimental", "google.colab", "marimo", "IPython")
 
+LARGE = 2**24  # numbers in one array
 OF_A_MODEL = ("peft_config", "quantization_config", "kbit_device_map")  # trl.get_…
 
 
@@ -97,6 +99,51 @@ class Trainer(StandIn):
             Trainer.made.append(given)
         if len(Trainer.made) >= Trainer.expected:
             raise Enough
+
+
+class Server2048:
+    """Stands in for OpenEnv's server of 2048: a game of 6 x 6 that ends as OpenSpiel's does."""
+
+    SIZE, GOAL = 6, 2048
+
+    def reset(self) -> types.SimpleNamespace:
+        self.tiles, self.dice = [0] * self.SIZE**2, random.Random(random.random())
+        self._appear()
+        self._appear()
+        return self._seen(0.0)
+
+    def step(self, action: Any) -> types.SimpleNamespace:
+        before, self.tiles = self.tiles, self._moved(action.action_id)
+        self._appear()
+        return self._seen(float(sum(self.tiles) - sum(before)))
+
+    def close(self) -> None: ...
+
+    def _appear(self) -> None:
+        place = self.dice.choice([n for n, tile in enumerate(self.tiles) if not tile])
+        self.tiles[place] = 4 if self.dice.random() < 0.1 else 2
+
+    def _moved(self, direction: int) -> list[int]:
+        """Return the tiles after a move up, right, down or left."""
+        size, tiles = self.SIZE, list(self.tiles)
+        for line in range(size):
+            places = [
+                line + size * n if direction in (0, 2) else line * size + n for n in range(size)
+            ]
+            places = places if direction in (0, 3) else places[::-1]
+            row, merged = [tiles[place] for place in places if tiles[place]], []
+            while row:
+                first = row.pop(0)
+                merged.append(2 * row.pop(0) if row and row[0] == first else first)
+            for place, tile in zip(places, [*merged, *[0] * size], strict=False):
+                tiles[place] = tile
+        return tiles
+
+    def _seen(self, reward: float) -> types.SimpleNamespace:
+        legal = [move for move in range(4) if self._moved(move) != self.tiles]
+        done = not legal or self.GOAL in self.tiles
+        state = types.SimpleNamespace(info_state=self.tiles, legal_actions=legal, done=done)
+        return types.SimpleNamespace(observation=state, reward=reward)
 
 
 class StandInModule(types.ModuleType):
@@ -226,6 +273,7 @@ def standing_in(
     """Replace models, networks, trainers and programs while a source runs."""
     import datasets
     import huggingface_hub
+    import numpy
     import transformers
     import trl
 
@@ -239,7 +287,14 @@ def standing_in(
         tokenizer.apply_chat_template = functools.partial(apply, tokenize=False)
         return tokenizer
 
+    zeros = numpy.zeros
+
+    def small_zeros(shape: Any, *args: Any, **kwargs: Any) -> Any:
+        large = isinstance(shape, int) and shape > LARGE  # a buffer that only empties the cache
+        return zeros(LARGE if large else shape, *args, **kwargs)
+
     patched: list[tuple[Any, str, Any]] = [
+        (numpy, "zeros", small_zeros),
         *((datasets, name, shared["load_dataset"]) for name in ("load_dataset", "load_from_disk")),
         (datasets.fingerprint.Hasher, "hash", staticmethod(lambda value: uuid.uuid4().hex)),
         *((huggingface_hub, name, StandIn()) for name in ("login", "notebook_login")),
@@ -282,6 +337,7 @@ def _unsloth(tokenizer: Any, runners: Any, pins: dict[str, str]) -> None:
         getattr(unsloth, name).from_pretrained = lambda *args, **kwargs: (StandIn(), tokenizer)
     for name in getattr(runners, "__all__", ()):
         setattr(unsloth, name, getattr(runners, name))
+    unsloth.launch_openenv = lambda port, process, **options: (port, process or Server2048())
     if importlib.util.find_spec("langid") is None:
         sys.modules["langid"] = types.SimpleNamespace(classify=language)
 

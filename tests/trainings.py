@@ -3,7 +3,8 @@
 import torch
 from accelerate.utils import AutocastKwargs
 
-from grpo_nb import Guard, data, models, rewards, training
+import grpo_nb
+from grpo_nb import Guard, Monitor, data, models, rewards, training
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import flatten, resolve
 
@@ -94,3 +95,32 @@ def scale_loss(trainer, scale=2.0**28):
         if weight.requires_grad:
             weight.register_hook(lambda gradient: gradient.half().float())
     return scaler
+
+
+def beside_a_stock_trainer(one, folder):
+    """Train `trl.GRPOTrainer` with the tools beside it, on the parts of a trainer of ours."""
+    import trl
+
+    stock = trl.GRPOTrainer(
+        model=one.policy.model,
+        processing_class=one.policy.tokenizer,
+        reward_funcs=list(MATH.reward_funcs),
+        args=one.args,
+        train_dataset=one.train_dataset,
+    )
+    states = {check.name: check.state for check in grpo_nb.preflight(stock)}
+    guard, rows = Guard(stock, every=2), one.validation_rows
+    correct = MATH.correct_func.__name__
+    options = {"correct": correct, "validation": rows, "eval_steps": 2}
+    monitor = Monitor(stock, folder=folder, show=False, **options)
+    stock.train()
+    lines = training.read_lines(folder / "metrics.jsonl")
+    return {
+        "trainer": [kind.__name__ for kind in type(stock).__mro__],
+        "checks": states,
+        "looks": [look._asdict() for look in guard.looks],
+        "failure": monitor.failure,
+        "steps": [line for line in lines if "loss" in line],
+        "validated": [line["eval/accuracy"] for line in lines if "eval/accuracy" in line],
+        "best": sorted(path.name for path in (folder / "best").iterdir()),
+    }

@@ -261,7 +261,8 @@ class Monitor(TrainerCallback):
         if is_step and self._is_due(state):
             self._publish(self._validate(), [], control)
             self._keep_best(state.global_step)
-        self._obey(args, state, control)  # a request may have come in meanwhile
+        if state.global_step:  # a request may have come in meanwhile
+            self._obey(args, state, control)
 
     def _publish(
         self, line: dict[str, Any] | None, completions: list[dict[str, Any]], control: Any = None

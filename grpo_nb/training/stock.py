@@ -6,6 +6,7 @@ What a version calls by another name, or does not have, is dealt with here alone
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -193,8 +194,12 @@ def log_probabilities(trainer: Any, batch: Mapping[str, Any]) -> "torch.Tensor":
     return torch.cat([row[start : start + length] for row, start, length in rows])
 
 
-def _pays_nothing(completions: Sequence[Any], **columns: Any) -> list[float]:
-    return [0.0] * len(completions)
+def _zeros(trainer: Any, inputs: Sequence[Any], *args: Any) -> "torch.Tensor":
+    """Return a score of 0 by each reward for the completions of all processes."""
+    import torch
+
+    shape = (len(inputs), len(trainer.reward_funcs))
+    return trainer.accelerator.gather(torch.zeros(shape, device=trainer.accelerator.device))
 
 
 @contextmanager
@@ -217,7 +222,7 @@ def stand_in(trainer: Any, pays: bool = False) -> Iterator[Any]:
     double.state = copy.copy(trainer.state)
     double.mask_truncated_completions = False
     if not pays:
-        double.reward_funcs = [_pays_nothing] * len(trainer.reward_funcs)
+        double._calculate_rewards = partial(_zeros, trainer)  # whatever a person has put there
         # No environment is reset, so there are no first messages; tools are described, not called.
         double.environment_factories = double.environments = None
         double.max_tool_calling_iterations = 0

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch  # noqa: E402
 from trainings import (  # noqa: E402
     MATH,
+    beside_a_stock_trainer,
     comparable,
     lines_of,
     make_run,
@@ -249,6 +250,12 @@ def a_guard():
     return seen
 
 
+def a_stock_trainer():
+    """Beside the trainer of a notebook of Unsloth's, which knows no run."""
+    one = start("stock", **VALIDATED)
+    return beside_a_stock_trainer(one, FOLDER / "beside")
+
+
 RUN = (
     *(
         arguments,
@@ -259,6 +266,7 @@ RUN = (
         a_reward_that_is_down,
         overflow,
         an_environment,
+        a_stock_trainer,
     ),
     a_guard,
 )

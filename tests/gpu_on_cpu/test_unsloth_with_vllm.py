@@ -45,6 +45,16 @@ def report(tmp_path_factory):
     return of
 
 
+def test_the_tools_work_beside_a_notebooks_own_trainer(report):
+    """Its samples are vLLM's, those of validation too."""
+    seen = report("a_stock_trainer")
+    assert set(seen["checks"].values()) == {"ok"} and not seen["failure"]
+    assert [line["step"] for line in seen["steps"]] == [1, 2, 3, 4]
+    assert len(seen["looks"]) == 3 and all(abs(look["score"]) < 4.7 for look in seen["looks"])
+    assert all(look["difference"] < guard.MISSING * look["change"] / 10 for look in seen["looks"])
+    assert len(seen["validated"]) == 3 and "adapter_model.safetensors" in seen["best"]
+
+
 def test_a_t4_with_nvcc_is_not_asked_for_flashinfers_sampler(report):
     """vLLM refuses to start with it below compute capability 8.0."""
     asked = report("what_unsloth_asks_of_vllm")

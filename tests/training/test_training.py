@@ -193,7 +193,7 @@ def test_a_run_starts_from_the_adapter_of_another(start):
 
 def test_an_ended_training_says_in_the_manifest_what_it_looks_like(start):
     one = start(**{"train.max_steps": 2})
-    grpo_nb.preflight(one)
+    one.stage.record_checks(grpo_nb.preflight(one))
     one.train()
     found = {c["name"]: c["state"] for c in one.stage.run.manifest()["03"]["checks"]}
     assert found["memory"] == found["tracking"] == found["alerts"] == "ok"

@@ -9,6 +9,7 @@ import grpo_nb
 from grpo_nb import models
 from grpo_nb.models import template, vision
 from grpo_nb.runs import Run
+from grpo_nb.training import stock
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,6 +22,10 @@ def smolvlm():
 def folders(tmp_path_factory):
     parent = tmp_path_factory.mktemp("vision")
     return {name: vision_families.build(name, parent) for name in FAMILIES}
+
+
+def chats_of(trainer, count):
+    return list(map(stock.chat_of, stock.rows_of(trainer, count)))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -68,8 +73,8 @@ def test_preflight_guard_and_validation_change_no_number(folders, runs_dir):
 def test_trl_and_the_engine_read_the_same_tokens(folders, runs_dir):
     for name, folder in folders.items():
         trainer = trainer_of(folder, name)
-        by_trl, images, _ = trainer._tokenize_prompts(trainer.prompts[:4])
-        assert by_trl == template.encode(trainer.policy.tokenizer, trainer.prompts[:4]), name
+        by_trl, images, _ = trainer._tokenize_prompts(chats_of(trainer, 4))
+        assert by_trl == template.encode(trainer.policy.tokenizer, chats_of(trainer, 4)), name
         assert [image.size for [image] in images] == [
             row["images"][0].size for row in trainer.train_dataset.select(range(4))
         ]
@@ -79,7 +84,7 @@ def test_a_row_keeps_its_pixels_and_its_turns(folders, runs_dir):
     trainer = trainer_of(folders["qwen2_5_vl"], "rows")
     row = trainer.train_dataset[0]
     [image] = row["images"]
-    assert image.tobytes() == template.images_of(trainer.prompts[0])[0].tobytes()
+    assert image.tobytes() == template.images_of(chats_of(trainer, 1)[0])[0].tobytes()
     assert [part["type"] for part in row["prompt"][-1]["content"]] == ["image", "text"]
 
 
@@ -123,15 +128,16 @@ def test_trl_samples_no_token_of_an_image(folders, runs_dir):
     head = trainer.policy.model.get_base_model().lm_head.weight
     with torch.no_grad():
         head[tokens] = 50 * head[tokens]
-    _, completions, *_ = trainer._generate(trainer.prompts[:8])
+    _, completions, *_ = trainer._generate(chats_of(trainer, 8))
     assert not {token for ids in completions for token in ids} & set(tokens)
     trainer.policy.model.generation_config.suppress_tokens = None
-    _, completions, *_ = trainer._generate(trainer.prompts[:8])
+    _, completions, *_ = trainer._generate(chats_of(trainer, 8))
     assert {token for ids in completions for token in ids} & set(tokens)
 
 
 def test_the_guard_notices_samples_that_did_not_see_the_image(folders, runs_dir):
-    trainer = trainer_of(folders["qwen2_5_vl"], "blind", **{"train.guard_steps": 1})
+    trainer = trainer_of(folders["qwen2_5_vl"], "blind")
+    grpo_nb.Guard(trainer, every=1)
     model = trainer.policy.model.get_base_model()
     with torch.no_grad():
         model.lm_head.weight *= 20  # a model that is sure of what it writes

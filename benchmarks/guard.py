@@ -19,7 +19,7 @@ import time
 import torch
 from pytest import MonkeyPatch
 
-from grpo_nb import data, models, rewards, training
+from grpo_nb import Guard, data, models, rewards, training
 from grpo_nb.runs import PROJECT_ROOT, Run, Stage
 from grpo_nb.runs.config import resolve
 
@@ -38,7 +38,11 @@ def build(task: str, seed: int, **settings: object) -> training.Trainer:
     data.prepare(run, config.data, seed, lambda chats: [30] * len(chats), chosen)
     policy, stage = models.load_policy(config.model, seed, config.policy), Stage(run, "03", config)
     args = training.grpo_config(stage, policy, chosen)
-    return training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
+    trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
+    trainer.guard = Guard(trainer, every=max(1, config.train.guard_steps))
+    if not config.train.guard_steps:  # it is called by hand
+        trainer.remove_callback(trainer.guard)
+    return trainer
 
 
 def clean() -> None:

@@ -70,6 +70,7 @@ def trained(tmp_path_factory):
         args = training.grpo_config(stage, policy, chosen)
         trainer = training.Trainer(policy, chosen, args, rows, stage)
         checks = grpo_nb.preflight(trainer)
+        trainer.guard = grpo_nb.Guard(trainer, every=config.train.guard_steps)
         trainer.train()
         share["trained"] = right()
         yield {"stage": stage, "policy": policy, "trainer": trainer, "share": share} | {

@@ -352,7 +352,7 @@ def listing(sets: list[dict[str, Any]]) -> list[str]:
 def table(sets: list[dict[str, Any]]) -> list[str]:
     """Return the Markdown table: a line for each set."""
     notes = read_notes().get("notes", {})
-    head = ("source", "rewards", "verdict", "what wins", "seconds", "read by a person")
+    head = ("source", "rewards", "verdict", "what wins", "seconds", "as read")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for one in sets:
         name, verdict = name_of(one), one.get("verdict", {})

@@ -81,7 +81,8 @@ class Monitor(TrainerCallback):
         show: Whether the progress is shown.
 
     Raises:
-        ValueError: `correct` is none of the trainer's rewards, or `halt` is unknown.
+        ValueError: `correct` is none of the trainer's rewards, `halt` is unknown, or `eval_steps`
+            is below 1.
 
     Attributes:
         alerts: The alerts so far.
@@ -103,15 +104,17 @@ class Monitor(TrainerCallback):
         ignore: Collection[str] = (),
         show: bool = True,
     ) -> None:
-        before = self._replaced(trainer)
         self.trainer, self.halt, self.notify = trainer, halt, notify
         self.names = list(trainer.reward_func_names)
-        self.correct = correct or (before.correct if before else "")
-        if self.correct and self.correct not in self.names:
+        if correct and correct not in self.names:
             names = ", ".join(self.names)
             raise ValueError(f"correct = {correct!r} is none of the rewards: {names}")
         if halt not in ("never", "grave"):
             raise ValueError(f"halt = {halt!r}: give 'never' or 'grave'")
+        if eval_steps is not None and eval_steps < 1:
+            raise ValueError(f"eval_steps = {eval_steps}: give the steps between two validations")
+        before = self._replaced(trainer)
+        self.correct = correct or (before.correct if before else "")
         default = before.folder if before else Path(trainer.args.output_dir) / "monitor"
         self.folder = Path(folder or default)
         self.ignore = {*ignore} or (before.ignore if before else set())

@@ -183,12 +183,22 @@ def test_a_run_that_is_resumed_keeps_the_lines_of_its_checkpoint(tmp_path):
     assert len(monitor.watch.lines) == 4
 
 
-def test_what_is_not_there_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"correct": "sais"}, "'sais' is none of the rewards: says, short"),
+        ({"halt": "always"}, "give 'never' or 'grave'"),
+        ({"eval_steps": 0}, "eval_steps = 0: give the steps"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_leaves_the_monitor_that_was_there(
+    tmp_path, options, said
+):
     trainer = stock(tmp_path)
-    with pytest.raises(ValueError, match="correct = 'right' is none of the rewards: says, short"):
-        Monitor(trainer, correct="right")
-    with pytest.raises(ValueError, match="halt = 'always': give 'never' or 'grave'"):
-        Monitor(trainer, halt="always")
+    monitor = Monitor(trainer, show=False)
+    with pytest.raises(ValueError, match=said):
+        Monitor(trainer, show=False, **options)
+    assert monitor in trainer.callback_handler.callbacks
 
 
 def test_validation_rows_are_scored_and_the_best_adapter_is_kept(tmp_path, capsys):
@@ -218,16 +228,3 @@ def test_validation_rows_are_scored_and_the_best_adapter_is_kept(tmp_path, capsy
     assert json.loads((best / "eval.json").read_text())["step"] == 4
     assert (best / "model.safetensors").is_file()
     assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
-
-
-def test_a_resumed_training_goes_on_in_the_same_files(tmp_path):
-    trainer = stock(tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
-    Monitor(trainer, show=False)
-    trainer.train()
-    whole = lines_of(tmp_path)
-    again = stock(tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
-    Monitor(again, show=False)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    lines = lines_of(tmp_path)
-    assert [line["step"] for line in lines] == [1, 2, 3, 4]
-    assert [line["reward"] for line in lines] == [line["reward"] for line in whole]

@@ -262,8 +262,9 @@ class Monitor(TrainerCallback):
         completions = (self.completions() or []) if is_step and "reward" in line else []
         self._publish(line, completions, control)
         if is_step and self._is_due(state):
-            self._publish(self._validate(), [], control)
-            self._keep_best(state.global_step)
+            figures = self._validate()
+            self._publish(figures, [], control)
+            self._keep_best(figures)
         if state.global_step:  # a request may have come in meanwhile
             self._obey(args, state, control)
 
@@ -369,18 +370,17 @@ class Monitor(TrainerCallback):
         return {"step": self.trainer.state.global_step, **line, "eval/seconds": seconds}
 
     @_aside
-    def _keep_best(self, step: int) -> None:
+    def _keep_best(self, figures: dict[str, Any]) -> None:
         """Keep the adapter if its validation is the best so far; in a tie, the later one."""
-        line = read_lines(self.folder / "metrics.jsonl")[-1]
-        score = line.get("eval/accuracy", line["eval/reward"])
+        score = figures.get("eval/accuracy", figures["eval/reward"])
         best = self.folder / "best"
-        if score is None or not math.isfinite(score):
+        if not math.isfinite(score):
             return
         if (best / "eval.json").is_file() and read_json(best / "eval.json")["score"] > score:
             return
         with atomic_path(best) as temporary:
             self.trainer.save_model(str(temporary))
-            write_json(temporary / "eval.json", {"step": step, "score": score})
+            write_json(temporary / "eval.json", {"step": figures["step"], "score": score})
 
 
 def _plain(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -189,7 +189,6 @@ class Trainer(GRPOTrainer):
         with turn, stop_on_signals(self.buttons) as signals:
             checkpoint = ranks.from_main(self._begin)
             begun = checkpoints.step_of(checkpoint)
-            self.monitor.begin(begun, self.args.max_steps)
             # Set before anything is restored, so that a failure while restoring saves nothing.
             self.state.global_step = self.steps.saved = begun
             try:
@@ -221,6 +220,7 @@ class Trainer(GRPOTrainer):
         """Load the last step's weights, because every step is already trained."""
         models.load_weights(self.policy, checkpoint)
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        self.monitor.begin(self.state.global_step, self.args.max_steps)
         return TrainOutput(self.state.global_step, math.nan, {})
 
     def _begin(self) -> Path | None:

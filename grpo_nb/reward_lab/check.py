@@ -338,6 +338,7 @@ class _Test:
         scorer.scores(batch)
         style = self.written
         writers = [style.write, lambda text: style.write("1", text)] if style else []
+        is_program = programs.asked([batch[0][1]]) is not None
         for number in range(len(scorer.funcs)):
             if number in scorer.faults:
                 continue
@@ -355,13 +356,12 @@ class _Test:
             if fault is None and writers and quick and number not in scorer.grouped:
                 row = batch[0][0]
                 fault = linter.growth(scorer, number, row, self.longest, writers)
-                is_run = scorer.rows[row].get("tests") or programs.asked([batch[0][1]])
-                if not fault and not is_run:
+                if not fault and not is_program and not scorer.rows[row].get("tests"):
                     fault = linter.tower(scorer, number, row, writers[0])
                 if fault:
                     self.longest = min(self.longest, SHORT)
             if fault:
-                is_timed = fault.rule == "clock" and programs.asked([batch[0][1]])
+                is_timed = fault.rule == "clock" and is_program
                 state = "warning" if fault.rule in WARNED or is_timed else "stop"
                 self.add(fault.rule, state, fault.evidence, number)
                 self.unsteady |= {number} if fault.rule in UNSTEADY else set()

@@ -146,6 +146,7 @@ class Monitor(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin, or go on after the step of the checkpoint from which training resumes."""
+        stock.call_once(self.trainer, self)
         self.begin(state.global_step, state.max_steps)
         if self.validation and not state.global_step:
             self._publish(self._validate(), [])

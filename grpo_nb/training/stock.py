@@ -35,6 +35,14 @@ FILLED = {"_metrics", "_logs", "_pending_extra_logs", "_pending_metrics"}
 Row = Mapping[str, Any]
 
 
+def call_once(trainer: Any, callback: Any) -> None:
+    """Call a callback once for each event, though a person adds it by `add_callback` as well."""
+    callbacks = trainer.callback_handler.callbacks
+    places = [place for place, other in enumerate(callbacks) if other is callback]
+    for place in reversed(places[1:]):  # the later ones: the handler goes through this list now
+        del callbacks[place]
+
+
 def tokenizer_of(trainer: Any) -> Any:
     """Return the trainer's tokenizer; a processor, if there is one, is its attribute."""
     processor = trainer.processing_class

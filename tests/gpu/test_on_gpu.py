@@ -14,6 +14,7 @@ from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import PROJECT_ROOT, Run
 from grpo_nb.runs.config import PolicyConfig
 from grpo_nb.runs.files import read_json
+from grpo_nb.training import guard
 
 sys.path.append(str(Path(__file__).parent))
 import two_steps
@@ -53,9 +54,10 @@ def test_two_steps_train_and_the_next_answers_are_the_new_adapters(case, tmp_pat
     if settings.get("model.fast_inference") == "vllm":
         pytest.importorskip("vllm", reason="vllm is not installed")
     command = [sys.executable, Path(__file__).with_name("two_steps.py")]
+    path = os.pathsep.join([str(PROJECT_ROOT), *os.environ.get("PYTHONPATH", "").split()])
     done = subprocess.run(
         [*command, json.dumps(settings), tmp_path],
-        env=os.environ | {"PYTHONPATH": str(PROJECT_ROOT), "GRPO_NB_RUNS": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(tmp_path)},
         capture_output=True,
         text=True,
     )
@@ -79,3 +81,21 @@ def test_both_engines_answer_alike(quantization):
         engine.close()
     same = zip(answers["transformers"], answers["vllm"], strict=True)
     assert sum(ours == theirs for ours, theirs in same) >= 26
+
+
+@pytest.mark.parametrize("loader", ["trl", "unsloth", "unsloth-vllm"])
+def test_our_lines_beside_a_notebook_of_unsloths_or_trls(loader, tmp_path):
+    if loader == "unsloth-vllm":
+        pytest.importorskip("vllm", reason="vllm is not installed")
+    command = [sys.executable, Path(__file__).with_name("stock_notebook.py"), loader, tmp_path]
+    path = os.pathsep.join([str(PROJECT_ROOT), *os.environ.get("PYTHONPATH", "").split()])
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report["vLLM"] == (loader == "unsloth-vllm")
+    assert {state for _, state, _ in report["preflight"]} <= {"ok", "warning"}
+    assert report["alerts"] == []
+    assert sum(report["right"][-8:]) > sum(report["right"][:8]) + 1
+    assert all(abs(score) < guard.SCORE for score in report["scores"])

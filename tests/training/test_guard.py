@@ -33,7 +33,7 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def one(trained):
     trained.samples_densely, trained._dense, trained.guard.looks = True, None, []
-    trained.guard.told, trained.guard.notify = False, None
+    trained.guard.told, trained.guard.notify, trained.guard.noise = False, None, guard.NOISE
     torch.manual_seed(0)
     return trained
 
@@ -44,6 +44,26 @@ def test_samples_that_are_not_the_policys_stop_the_training(one, monkeypatch, na
     fault(one, monkeypatch)
     with pytest.raises(RuntimeError, match=f"^stopped before step 1: .*{words}.*leave out the gu"):
         one.guard()
+
+
+@pytest.mark.parametrize(("rounded", "true"), [(1.9, False), (9.0, True)])
+def test_an_accusation_must_hold_with_less_noise(one, monkeypatch, rounded, true):
+    """Large noise amplifies what a GPU's kernels round, and so the samples seem too rare."""
+    seen = iter([(5.1, 8.7), (4.9, 4.4), (rounded, 2.2)])
+
+    def look(*_):
+        score, change = next(seen)
+        return guard.Evidence(score, float("nan"), change, entropy=2.0, tokens=640)
+
+    monkeypatch.setattr(one.guard, "_look", look)
+    monkeypatch.setattr(one.guard, "noise", guard.NOISE)
+    if true:
+        with pytest.raises(RuntimeError, match=r"score 9\.0"):
+            one.guard()
+    else:
+        one.guard()
+    assert next(seen, None) is None
+    assert one.guard.noise == guard.NOISE / 4
 
 
 @pytest.mark.parametrize("copied", [True, False])

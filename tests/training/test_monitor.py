@@ -10,7 +10,7 @@ from datasets import Dataset
 from nbclient import NotebookClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_nb import Monitor
+from grpo_nb import Guard, Monitor
 from grpo_nb.models import lm_head
 from grpo_nb.runs import PROJECT_ROOT
 
@@ -48,8 +48,12 @@ def lines_of(folder, name="metrics.jsonl"):
 
 def test_each_step_is_a_line_in_a_file_and_in_the_terminal(tmp_path, capsys):
     trainer = stock(tmp_path)
-    monitor = Monitor(trainer)
+    monitor, guard = Monitor(trainer), Guard(trainer)
+    trainer.add_callback(monitor)  # it has added itself
+    trainer.add_callback(guard)
     trainer.train()
+    callbacks = trainer.callback_handler.callbacks
+    assert callbacks.count(monitor) == callbacks.count(guard) == 1
     lines = lines_of(tmp_path)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]  # whatever logging_steps says
     assert {"reward", "rewards/says/mean", "frac_reward_zero_std", "grad_norm"} <= lines[0].keys()
@@ -68,7 +72,7 @@ CELL = """
 import sys
 sys.path[:0] = ["tests", "tests/training"]
 from pathlib import Path
-from grpo_nb import Monitor
+from grpo_nb import Guard, Monitor
 from test_monitor import stock
 trainer = stock(Path(FOLDER))
 monitor = Monitor(trainer)

@@ -277,6 +277,7 @@ class _Test:
         """Find out what is right, then test what the rewards depend on, and attack them."""
         scorer, weights = self.scorer, self.weights
         texts = [text for _, text in completions]
+        scorer.begin()
         if self._hangs():
             return
         self.written, attempts = find(scorer, weights, form, reference, texts)

@@ -71,22 +71,30 @@ def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault |
     if count := changed(first, second):
         cause = _cause(scorer, number, batch)
         return Fault(cause, f"{count} of {size} scores changed on a second call")
-    if is_slow:
-        return _grouped(scorer, number, batch, first)
-    with _later():
-        if count := changed(first, scorer.call(number, batch)):
-            return Fault("clock", f"{count} of {size} scores change with the time of day")
-    order = _other_order(batch)
-    moved = scorer.call(number, [batch[place] for place in order])
-    if count := changed([first[place] for place in order], moved):
-        return Fault("order", f"{count} of {size} scores changed when the batch was reordered")
+    if not is_slow:
+        with _later():
+            if count := changed(first, scorer.call(number, batch)):
+                return Fault("clock", f"{count} of {size} scores change with the time of day")
+        order = list(reversed(range(size)))
+        moved = scorer.call(number, [batch[place] for place in order])
+        if count := changed([first[place] for place in order], moved):
+            return Fault("order", f"{count} of {size} scores changed when the batch was reordered")
     _grouped(scorer, number, batch, first)
-    if number in scorer.grouped:
-        return None
     references = [place for place, score in enumerate(before) if score is not None]
+    references = [] if is_slow or number in scorer.grouped else references
     if count := changed([before[p] for p in references], [second[p] for p in references]):
         return Fault("state", f"{count} of {size} scores changed after the first call")
-    return None
+    return _remembered(scorer, number)
+
+
+def _remembered(scorer: Scorer, number: int) -> Fault | None:
+    """Return a fault if the first call of all, made again, gives other scores."""
+    if not scorer.first or not scorer.failed.isdisjoint(scorer.first):
+        return None
+    again = scorer.call(number, scorer.first)
+    count = changed(scorer.first_scores[:, number], again)
+    evidence = f"{count} of {len(again)} scores changed after the first calls"
+    return Fault("state", evidence) if count else None
 
 
 def _grouped(scorer: Scorer, number: int, batch: Sequence[Pair], scores: Sequence[float]) -> None:
@@ -105,11 +113,6 @@ def _cause(scorer: Scorer, number: int, batch: Sequence[Pair]) -> str:
     if not changed(one, again):
         return "random" if changed(one, other) else "state"
     return "random" if RANDOM & names_used(scorer.funcs[number]) else "state"
-
-
-def _other_order(batch: Sequence[Pair]) -> list[int]:
-    """Return an order in which rows and the completions of each row are reversed."""
-    return list(reversed(range(len(batch))))
 
 
 @contextmanager

@@ -160,7 +160,7 @@ def affordable_rows(scorer: Scorer, written: Written, most: int = MOST_ROWS) -> 
     """Return the rows on which attacks are scored: fewer if the rewards are slow."""
     if any(isinstance(func, LLMJudge) for func in scorer.funcs):
         return distinct_rows(written.answers, JUDGED_ROWS)
-    each = float((scorer.seconds / np.maximum(scorer.calls, 1)).sum())
+    each = float(scorer.each.sum())
     count = int(np.clip(SECONDS / max(60 * each, 1e-9), LEAST_ROWS, most))
     return distinct_rows(written.answers, count)
 

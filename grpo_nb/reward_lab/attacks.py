@@ -173,9 +173,13 @@ BY_ANSWER = {
 
 
 def attacks_on(answer: str, users: Sequence[Attack] = ()) -> list[Attack]:
-    """Return the attacks that make sense for an answer, the user's own last."""
+    """Return the attacks that make sense for an answer, the user's own last.
+
+    A word before a JSON object does not negate it.
+    """
+    usual = [a for a in ANY if a.family != "negated" or not re.match(r'\s*\{\s*"', answer)]
     own = [a for pattern, more in BY_ANSWER.items() if re.fullmatch(pattern, answer) for a in more]
-    return [*ANY, *own, *users]
+    return [*usual, *own, *users]
 
 
 def written_out(

@@ -277,6 +277,7 @@ class _Test:
         """Find out what is right, then test what the rewards depend on, and attack them."""
         scorer, weights = self.scorer, self.weights
         texts = [text for _, text in completions]
+        scorer.begin()
         if self._hangs():
             return
         self.written, attempts = find(scorer, weights, form, reference, texts)
@@ -344,7 +345,8 @@ class _Test:
                 continue
             try:
                 fault = linter.repeatability(scorer, number, batch)
-                effects = linter.side_effects(scorer, number, batch)
+                few = batch[:1] if scorer.is_slow(number) else batch
+                effects = linter.side_effects(scorer, number, few)
             except Exception as error:  # it ran before: it depends on what was called since
                 fault, effects = Fault("state", f"a later call raises {error!r:.100}"), []
             if number in scorer.grouped:
@@ -352,7 +354,7 @@ class _Test:
             if effects:
                 state = "stop" if any("torch" in effect for effect in effects) else "warning"
                 self.add("side effects", state, "; ".join(effects), number)
-            quick = scorer.seconds[number] / max(scorer.calls[number], 1) < linter.PATIENCE / 10
+            quick = scorer.each[number] < linter.PATIENCE / 10
             if fault is None and writers and quick and number not in scorer.grouped:
                 row = batch[0][0]
                 fault = linter.growth(scorer, number, row, self.longest, writers)
@@ -532,7 +534,7 @@ class _Test:
     def _references(self) -> None:
         """Score the own right answers of many rows, and rows without an answer."""
         scorer, style = self.scorer, self.written
-        each = float((scorer.seconds / np.maximum(scorer.calls, 1)).sum())
+        each = float(scorer.each.sum())
         count = int(np.clip(0.2 / max(2 * each, 1e-9), 4, REFERENCE_ROWS))
         numbers, others = list(style.answers)[:count], others_of(style.answers)
         own = [(n, right_text(style, scorer, n)) for n in numbers]

@@ -20,6 +20,7 @@ from grpo_nb.reward_lab.mentions import names_used
 from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer, clock
 from grpo_nb.rewards.surroundings import Muted, kept
 
+ALONE = 5  # completions that are scored alone as well as in a batch
 NOISE = 1e-6  # largest difference between scores that count as equal
 SLOW, HANGS = 1.0, 60.0  # seconds for one completion of the largest length
 TOWER = 0.005  # seconds that computing 7**300000 takes at least
@@ -62,35 +63,43 @@ def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault |
         Exception: Whatever the reward raises.
     """
     before = [scorer._kept[number].get(pair) for pair in batch]
-    first = scorer.call(number, batch)
-    size = len(batch)
+    size, is_slow = len(batch), scorer.is_slow(number)
+    first = scorer.scores(batch)[:, number] if is_slow else scorer.call(number, batch)
     second = scorer.call(number, batch)
-    if scorer.is_slow(number) and changed(first, second):  # a time limit of its own, perhaps
+    if is_slow and changed(first, second):  # a time limit of its own, perhaps
         first, second = (scorer.call(number, batch) for _ in range(2))
     if count := changed(first, second):
         cause = _cause(scorer, number, batch)
         return Fault(cause, f"{count} of {size} scores changed on a second call")
-    if scorer.is_slow(number):
-        return _grouped(scorer, number, batch, first)
-    with _later():
-        if count := changed(first, scorer.call(number, batch)):
-            return Fault("clock", f"{count} of {size} scores change with the time of day")
-    order = _other_order(batch)
-    moved = scorer.call(number, [batch[place] for place in order])
-    if count := changed([first[place] for place in order], moved):
-        return Fault("order", f"{count} of {size} scores changed when the batch was reordered")
+    if not is_slow:
+        with _later():
+            if count := changed(first, scorer.call(number, batch)):
+                return Fault("clock", f"{count} of {size} scores change with the time of day")
+        order = list(reversed(range(size)))
+        moved = scorer.call(number, [batch[place] for place in order])
+        if count := changed([first[place] for place in order], moved):
+            return Fault("order", f"{count} of {size} scores changed when the batch was reordered")
     _grouped(scorer, number, batch, first)
-    if number in scorer.grouped:
-        return None
     references = [place for place, score in enumerate(before) if score is not None]
+    references = [] if is_slow or number in scorer.grouped else references
     if count := changed([before[p] for p in references], [second[p] for p in references]):
         return Fault("state", f"{count} of {size} scores changed after the first call")
-    return None
+    return _remembered(scorer, number)
+
+
+def _remembered(scorer: Scorer, number: int) -> Fault | None:
+    """Return a fault if the first call of all, made again, gives other scores."""
+    if not scorer.first or not scorer.failed.isdisjoint(scorer.first):
+        return None
+    again = scorer.call(number, scorer.first)
+    count = changed(scorer.first_scores[:, number], again)
+    evidence = f"{count} of {len(again)} scores changed after the first calls"
+    return Fault("state", evidence) if count else None
 
 
 def _grouped(scorer: Scorer, number: int, batch: Sequence[Pair], scores: Sequence[float]) -> None:
     """Add a reward to `scorer.grouped` if completions earn something else alone than in a batch."""
-    alone = [scorer.call(number, [pair])[0] for pair in batch[:12]]
+    alone = [scorer.call(number, [pair])[0] for pair in batch[:ALONE]]
     if changed(scores[: len(alone)], alone):
         scorer.grouped.add(number)
         scorer.forget(number)
@@ -104,11 +113,6 @@ def _cause(scorer: Scorer, number: int, batch: Sequence[Pair]) -> str:
     if not changed(one, again):
         return "random" if changed(one, other) else "state"
     return "random" if RANDOM & names_used(scorer.funcs[number]) else "state"
-
-
-def _other_order(batch: Sequence[Pair]) -> list[int]:
-    """Return an order in which rows and the completions of each row are reversed."""
-    return list(reversed(range(len(batch))))
 
 
 @contextmanager
@@ -206,6 +210,7 @@ def _growth(
     cases = [(begin, unit, write) for write in writers for begin, unit in STRESS]
     worst, before = (0.0, "", 0.0), LENGTHS[0]
     start, begun = time.thread_time(), clock()
+    spent = scorer.each[number] * len(cases)  # in one batch
 
     def is_late() -> bool:
         """Return whether the test took enough time of its own, or several times as much."""
@@ -213,11 +218,12 @@ def _growth(
         return time.thread_time() - start > ALL or waited > 3 * ALL
 
     for length in [each for each in LENGTHS if each < longest] + [longest]:
-        each = scorer.seconds[number] / max(scorer.calls[number], 1)
-        if each < PATIENCE / 200:
+        if spent < PATIENCE:
+            spent = scorer.seconds[number]
             duration = _seconds(scorer, number, row, cases, length)
-            # Not even if one case took all of it, and its time grew as the square of the length.
-            if duration < PATIENCE or (length > 60 and duration * (longest / length) ** 2 < SLOW):
+            spent = scorer.seconds[number] - spent
+            # Not even if one case took all of it, and its time grew as the cube of the length.
+            if duration < PATIENCE / 4 or duration * (longest / length) ** 3 < SLOW:
                 before = length
                 continue
         for case in list(cases):
@@ -270,8 +276,9 @@ def _seconds(scorer: Scorer, number: int, row: int, cases: Sequence[tuple], leng
 def tower(scorer: Scorer, number: int, row: int, write: Callable[[str], str]) -> Fault | None:
     """Return a fault if the reward computes powers of any size that a completion asks for."""
     small, large = ([(row, write(text))] for text in ("7**2", "7**300000"))
-    base = min(_timed(scorer, number, small) for _ in range(3))
-    duration = min(_timed(scorer, number, large) for _ in range(3))
+    if _timed(scorer, number, large) < TOWER:
+        return None
+    base, duration = (min(_timed(scorer, number, p) for _ in range(3)) for p in (small, large))
     if duration < TOWER or duration < 20 * base:
         return None
     return Fault("hangs", "it computes 7**300000 as an answer, so 9**9**9 would never end")

@@ -184,7 +184,7 @@ def endless(scorer: Scorer, pairs: Sequence[Pair], write: Callable[[str], str]) 
         write: A function that writes a program into a completion.
     """
     task, spread = asked([pairs[0][1]]), np.ptp(np.nan_to_num(scorer.scores(pairs)), axis=0)
-    order = np.argsort(scorer.seconds / np.maximum(scorer.calls, 1))
+    order = np.argsort(scorer.each)
     limit, scorer.limit = scorer.limit, ENDLESS
     try:
         for number in [int(n) for n in order if spread[n] > TIE]:

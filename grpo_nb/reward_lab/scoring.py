@@ -25,6 +25,7 @@ READ_ROWS = 256  # rows of the dataset that are looked at
 SECONDS = 4.0  # limit of one call, plus SECONDS_EACH for each completion
 SECONDS_EACH = 0.5
 SLOW = 0.004  # seconds a completion
+FIRST, FIRST_ROWS = ("1", "so it is. "), 3  # the texts that are scored before anything else
 ALL_BUT, PATIENCE = 0.8, 8  # of a limit's time that a reward had; how often it gets it then
 SCHEDULER = Path("/proc/thread-self/schedstat")  # nanoseconds: on a processor, waiting for it
 IN_FAILURES = 0.5  # seconds of calls that fail, after which failing completions are not told apart
@@ -88,6 +89,7 @@ class Scorer:
         faults: {number of a reward: its first fault}.
         failed: The pairs that a reward failed on; nothing can be said of these.
         limit: Seconds that a call may take, besides SECONDS_EACH for each completion.
+        first: The pairs of the first call, whose scores are `first_scores`; see `begin`.
         grouped: Numbers of the rewards that compare the completions of a batch. Each of these
             scores a completion beside those of `beside`.
     """
@@ -106,6 +108,9 @@ class Scorer:
         self.limit = SECONDS
         self.seconds = np.zeros(len(self.funcs))
         self.calls = np.zeros(len(self.funcs))
+        self.longest = np.zeros(len(self.funcs))
+        self.first: list[Pair] = []
+        self.first_scores = np.zeros((0, len(self.funcs)))
         self._kept: list[dict[Pair, float]] = [{} for _ in self.funcs]
         self._taken = [accepted(func) for func in self.funcs]
         self._ids = [mentions(func, "completion_ids") for func in self.funcs]
@@ -124,25 +129,41 @@ class Scorer:
                 memory.update(zip(fresh, self._safe(number, fresh), strict=True))
         return np.array([[memory[pair] for memory in self._kept] for pair in pairs], dtype=float)
 
+    def begin(self) -> None:
+        """Make the first call of each reward: how long it takes, to import and compile, is no sign.
+
+        Its scores tell later whether a reward remembers earlier calls.
+        """
+        rows = range(min(FIRST_ROWS, len(self.rows)))
+        self.first = [(row, text) for row in rows for text in FIRST]
+        self.first_scores = self.scores(self.first)
+        self.seconds[:], self.calls[:] = 0, 0
+
     def is_slow(self, number: int) -> bool:
         """Return whether a reward takes so long that it is called as rarely as possible."""
         if isinstance(self.funcs[number], LLMJudge):
             return True
-        return bool(self.seconds[number] / max(self.calls[number], 1) > SLOW)
+        return bool(self.each[number] > SLOW)
+
+    @property
+    def each(self) -> np.ndarray:
+        """Return the seconds that a completion takes, a right one where that is long, [rewards]."""
+        return np.maximum(self.seconds / np.maximum(self.calls, 1), self.longest)
 
     def retime(self, pair: Pair) -> None:
         """Take the time of a right completion if it is long: only there may a program be run."""
         for number in range(len(self.funcs)):
-            if self.is_slow(number) or number in self.faults:
+            if isinstance(self.funcs[number], LLMJudge) or number in self.faults:
                 continue
-            before, times = self.seconds[number], []
+            least = np.inf
             for _ in range(2):  # the first time may be another process's
                 start = self.seconds[number]
                 self._safe(number, [pair])
-                times.append(self.seconds[number] - start)
-            self.seconds[number], is_slow = before, min(times) > SLOW
-            if is_slow:
-                self.seconds[number], self.calls[number] = min(times), 1
+                least = min(least, self.seconds[number] - start)
+                if least <= SLOW:
+                    break
+            else:
+                self.longest[number] = least
 
     def together(self, row: int, texts: Sequence[str]) -> np.ndarray:
         """Return the raw scores of completions that form a batch of their own, [texts, rewards]."""

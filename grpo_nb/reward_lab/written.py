@@ -24,10 +24,11 @@ from grpo_nb.reward_lab.scoring import Row, Scorer, prompt_text
 
 TRIED_ROWS = 4  # rows on which the best forms are compared
 BEST = 6  # forms that are compared on all of these rows
+OTHERS = 32  # distinct answers among which a row's wrong answer is looked for
 SECONDS = 0.6  # for the first comparison of forms; slow rewards try fewer
 QUICK = 0.01  # seconds for one completion, below which at least SOME are scored
 FEW, SOME, MOST = 12, 150, 3000  # how many completions the first comparison scores
-AT_ONCE = 24  # candidates that are scored between two readings of the clock
+AT_ONCE = 8  # candidates that are scored between two readings of the clock
 TIMED = 8  # candidates whose time tells how many can be tried
 TIE = 1e-6
 PROGRAM = "a function in a block of code"
@@ -385,9 +386,9 @@ def find(
         strings = [text for func in scorer.funcs for text in mentioned(func)]
         prompts = list(dict.fromkeys(prompt_text(row) for row in scorer.rows[:3]))
         forms = forms_of([*strings, *completions[:8]], prompts)
-        answers = [next(iter(each.values())) for ways in levels for each in ways.values()]
-        if any(map(HEAD.match, answers)):  # a program stands in a block of code
+        if any(map(_are_programs, levels)):  # a program stands in a block of code
             forms.sort(key=lambda each: "```" not in each)
+            levels.sort(key=lambda ways: not _are_programs(ways))
     attempts = 0
     for reasoning in (STEP, WORDS):
         for ways in levels:
@@ -397,6 +398,11 @@ def find(
             if result := search.best(candidates):
                 return search.reasoned(result), attempts
     return None, attempts
+
+
+def _are_programs(ways: Mapping[str, dict[int, str]]) -> bool:
+    """Return whether the first row's answer is a program in one of these ways to read answers."""
+    return any(HEAD.match(next(iter(answers.values()))) for answers in ways.values())
 
 
 def mentioned(func: Callable[..., Any]) -> list[str]:
@@ -422,9 +428,10 @@ def as_text(form: str) -> str:
 
 def others_of(answers: Mapping[int, str]) -> dict[int, str]:
     """Return {row: a wrong answer}: another row's answer, neither part of which is in the other."""
-    others = {}
+    plain, others = {text: _plain(text) for text in answers.values()}, {}
+    choice = list({short: text for text, short in plain.items()}.values())[:OTHERS]
     for number, answer in answers.items():
-        rest = [text for text in answers.values() if _plain(text) != _plain(answer)]
+        rest = [text for text in choice if plain[text] != plain[answer]]
         apart = [text for text in rest if text not in answer and answer not in text]
         apart = [text for text in apart if not _is_near(answer, text)] or apart
         if apart or rest:
@@ -505,14 +512,14 @@ class _Search:
         return Written(form, self.ways[way], self.reasoning, self.reasoning, way)
 
     def _first(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:
-        """Return the candidates' gains; once a program is right, of as many as SECONDS allow."""
+        """Return the candidates' gains; once a program is right, for a third of SECONDS only."""
         gains, before = [], self.scorer.seconds.sum()
-        is_run = any(HEAD.match(text) for way in self.ways.values() for text in way.values())
+        is_run = _are_programs(self.ways)
         step = AT_ONCE if is_run else len(candidates)
         for place in range(0, len(candidates), step):
             gains += self._gains(candidates[place : place + step], rows)
             is_found = any(gain > TIE for _, gain in gains)
-            if is_run and is_found and self.scorer.seconds.sum() - before > SECONDS:
+            if is_run and is_found and self.scorer.seconds.sum() - before > SECONDS / 3:
                 break
         return gains
 
@@ -543,8 +550,9 @@ class _Search:
     def _gains(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:
         """Return each candidate's mean total, and how much more that is than another's answer."""
         pairs, places = [], []
+        rows_of = {way: distinct_rows(each, rows) for way, each in self.ways.items()}
         for way, form in candidates:
-            numbers = distinct_rows(self.ways[way], rows)
+            numbers = rows_of[way]
             for number in numbers:
                 pairs.append((number, fill(form, self.ways[way][number], self.reasoning)))
                 pairs.append((number, fill(form, self.others[way][number], self.reasoning)))

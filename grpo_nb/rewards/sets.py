@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 from grpo_nb.answers import TAGS, Form, find_form
 from grpo_nb.rewards import code, correctness, format, length, style
 from grpo_nb.rewards.combine import Adaptive, gated, is_async
-from grpo_nb.rewards.contract import Reward, declared_range
+from grpo_nb.rewards.contract import Reward, call, columns_read, declared_range
 from grpo_nb.rewards.limits import LIMIT
 from grpo_nb.runs.files import read_yaml
+
+WORDS = "I think about it. "  # no equation, no connective, no answer
+ANSWERS = ("so it is", '{"a": 1}')  # two forms of answers, neither of which is right
 
 
 class RewardSet(NamedTuple):
@@ -103,7 +106,33 @@ class RewardSet(NamedTuple):
     @property
     def format_name(self) -> str:
         """Return the name of the first format reward, reported as "well-formed"; "" if none."""
-        return next((name for name in self.names if "_format_" in name), "")
+        return next(iter(self.formats), "")
+
+    @property
+    def formats(self) -> list[str]:
+        """Return the names of the rewards that pay for the form alone, whatever the answer is.
+
+        They read no column, and pay more for words in the form than for words without it, however
+        many. If there is none, they may pay for JSON. Async rewards, such as judges, are not asked.
+        """
+        texts = [self.form.write(WORDS, answer) for answer in ANSWERS]
+        lists = ([f.__name__ for f in self.reward_funcs if _pays_form(f, text)] for text in texts)
+        return next(filter(None, lists), [])
+
+
+def _pays_form(func: Callable[..., Any], text: str) -> bool:
+    """Return whether a reward pays more for this text than for words, without reading a column."""
+    func = func.reward if isinstance(func, Adaptive) else func
+    texts = [text, "", WORDS, (WORDS * 20)[: len(text)], WORDS * 20]
+    try:
+        if is_async(func) or columns_read(func):
+            return False
+        prompts = [[{"role": "user", "content": "?"}] for _ in texts]
+        completions = [[{"role": "assistant", "content": each}] for each in texts]
+        score, *others = call(func, prompts=prompts, completions=completions)
+        return score > max(others)
+    except Exception:  # a user's reward may raise anything, such as for a column that it looks up
+        return False
 
 
 def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[..., Any]:

@@ -14,8 +14,9 @@ READ_EQUATION_CHARACTERS = 2_000
 CONNECTIVES = frozenset({"because", "since", "so", "therefore", "thus", "hence", "then", "first"})
 CONNECTIVES |= {"second", "next", "finally", "if", "but", "however"}
 _AMOUNT = r"[$€£]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
+# A sum without a result is matched too, so that it is not searched again from each of its numbers.
 _EQUATION = re.compile(
-    rf"(?<![\w.])({_AMOUNT}(?:\s?[-+*/x×÷]\s?{_AMOUNT})+)\s?=\s?(-?{_AMOUNT})", re.ASCII
+    rf"(?<![\w.])({_AMOUNT}(?:\s?[-+*/x×÷]\s?{_AMOUNT})+)(?:\s?=\s?(-?{_AMOUNT}))?", re.ASCII
 )
 _STEP = re.compile(rf"([-+*/x×÷]?)\s?({_AMOUNT})", re.ASCII)
 
@@ -54,7 +55,7 @@ def worked_steps_reward(response: str, *, form: Form = TAGS) -> Scored:
     [1.0, 0.5, 0.0]
     """
     reasoning = form.reasoning(response)[:READ_EQUATION_CHARACTERS]
-    equations = set(_EQUATION.findall(reasoning))
+    equations = {each for each in _EQUATION.findall(reasoning) if each[1]}
     if not equations:
         return Scored(0.0, "no equation")
     correct = sum(_evaluate(left) == _evaluate(right) for left, right in equations)

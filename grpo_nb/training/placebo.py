@@ -1,8 +1,9 @@
 """Reward a placebo run (`train.placebo`) for something other than its answers.
 
 "shuffled" distributes the scores of a group at random over its completions, so that scores and
-completions are unrelated. "format-only" uses only the format rewards. Everything else is as in
-the original run: validation still uses the true rewards, and chooses the adapter.
+completions are unrelated. "format-only" uses only the rewards that pay for the form alone.
+Everything else is as in the original run: validation still uses the true rewards, and chooses the
+adapter.
 
 An adaptive weight (`rewards.Adaptive`) follows the true scores, which are shuffled afterwards. TRL
 would add an environment's `get_reward` as another reward, always with weight 1. Therefore
@@ -10,12 +11,11 @@ would add an environment's `get_reward` as another reward, always with weight 1.
 it.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from grpo_nb.rewards import Adaptive, RewardSet, gated
+from grpo_nb.rewards import RewardSet
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +29,7 @@ def paid_weights(rewards: RewardSet, placebo: str) -> list[float]:
         placebo: The value of `train.placebo`.
 
     Raises:
-        ValueError: The placebo is "format-only", and the run uses no ungated format reward, or no
-            other reward.
+        ValueError: The placebo is "format-only", and the run uses no format reward, or no other.
 
     >>> from grpo_nb.rewards import load_preset
     >>> paid_weights(load_preset("math"), "format-only")
@@ -38,21 +37,15 @@ def paid_weights(rewards: RewardSet, placebo: str) -> list[float]:
     """
     if placebo != "format-only":
         return list(rewards.reward_weights)
-    triples = zip(rewards.names, rewards.reward_funcs, rewards.reward_weights, strict=True)
-    # A gated format reward may depend on the answer.
-    weights = [w if "_format_" in n and not is_gated(f) else 0.0 for n, f, w in triples]
+    formats = rewards.formats
+    weights = [w if f.__name__ in formats else 0.0 for f, w in rewards.pairs]
     if any(weights) and weights != list(rewards.reward_weights):
         return weights
     share = "all" if any(weights) else "none"
     raise ValueError(
-        f"train.placebo = 'format-only' pays only ungated rewards named _format_, which {share} "
+        f"train.placebo = 'format-only' pays only rewards for the form alone, which {share} "
         f"of {', '.join(rewards.names)} are: set train.placebo = 'shuffled'"
     )
-
-
-def is_gated(func: Callable[..., Any]) -> bool:
-    """Return whether a reward, or the reward that an adaptive weight wraps, is gated by another."""
-    return isinstance(func.reward if isinstance(func, Adaptive) else func, gated)
 
 
 def shuffled(rewards_N_F: "torch.Tensor", group: int, seed: int, step: int) -> "torch.Tensor":

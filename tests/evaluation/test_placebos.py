@@ -85,6 +85,27 @@ def test_the_format_alone_is_paid_by_its_own_weights(preset, weights):
         assert paid_weights(preset, kind) == preset.reward_weights
 
 
+def _marked(completions, **_):
+    return [2.0 * ("<answer>" in turns[0]["content"]) for turns in completions]
+
+
+def _sized_format_reward(completions, **_):
+    return [len(turns[0]["content"]) / 999 for turns in completions]
+
+
+def _right_format_reward(completions, **columns):
+    chats = zip(completions, columns["answer"], strict=True)
+    return [float(f"<answer>{a}</answer>" in turns[0]["content"]) for turns, a in chats]
+
+
+def test_what_pays_for_the_form_is_seen_in_what_it_pays_and_not_in_its_name():
+    others = [(f.configured(f"reward_{n}"), w) for n, (f, w) in enumerate(MATH.pairs)]
+    assert paid_weights(reward_set(others), "format-only") == [0, 0.25, 0.25, 0]
+    assert reward_set(others).format_name == "reward_1"
+    own = reward_set([(_right_format_reward, 1.0), (_sized_format_reward, 1.0), (_marked, 0.5)])
+    assert paid_weights(own, "format-only") == [0, 0, 0.5] and own.format_name == "_marked"
+
+
 @pytest.mark.parametrize(
     ("preset", "why"),
     [

@@ -285,6 +285,24 @@ def hanging(text, answer):
     return float(bool(re.search(r"<answer>(a+)+!", text))) or exact(text, answer)
 
 
+def hidden():
+    return __import__("numpy").random.default_rng().random()
+
+
+@mine
+def generous_at_first(text, answer, calls=[]):  # noqa: B006 (this is the flaw)
+    calls.append(text)
+    return exact(text, answer) + (len(calls) < 20) / 2
+
+
+@mine
+def new_and_slow(text, answer, texts=set()):  # noqa: B006 (this is the flaw)
+    is_new = (text, answer) not in texts
+    texts.add((text, answer))
+    time.sleep(0.006)
+    return exact(text, answer) + is_new / 5
+
+
 def remembering():
     seen = set()
 
@@ -346,7 +364,10 @@ RULES = [
     ("None", "warning", mine(lambda t, a: exact(t, a) or None), "None for "),
     ("random", "stop", mine(lambda t, a: exact(t, a) + random.random() / 9), "on a second call"),
     ("random", "stop", mine(lambda t, a: exact(t, a) + np.random.rand() / 9), "of"),
+    ("random", "stop", mine(lambda t, a: exact(t, a) + hidden() / 9), "on a second call"),
     ("state", "stop", remembering, "scores changed"),
+    ("state", "stop", generous_at_first, "after the first calls"),
+    ("state", "stop", new_and_slow, "after the first calls"),
     ("clock", "stop", by_clock, "scores change"),
     ("order", "stop", by_place, "when the batch was reordered"),
     ("compares the batch", "note", shorter, "attacks are scored in groups"),

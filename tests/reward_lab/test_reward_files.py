@@ -15,9 +15,6 @@ MISSED = {
     "held_out/flawed/common_substring.py": "a warning: it is slow, and does end",
     "held_out/flawed/concise.py": "the shortest right answer earns more than the empty completion",
 }
-ACCUSED = {  # meant as sound; what is said of them is true all the same
-    "held_out/sound/json_product.py": "`The answer is not {…}` earns 0.8 of what is right",
-}
 
 
 @pytest.fixture(scope="module")
@@ -47,4 +44,4 @@ def test_what_is_flawed_is_found(verdicts):
 def test_what_is_sound_is_not_accused(verdicts):
     sound = [line for line in verdicts.values() if line["truth"] == "sound"]
     accused = {line["file"] for line in sound if "stop" in dict(line["findings"])}
-    assert accused == ACCUSED.keys(), [verdicts[name]["text"] for name in accused - ACCUSED.keys()]
+    assert accused == set(), [verdicts[name]["text"] for name in accused]

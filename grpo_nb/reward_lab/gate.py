@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from grpo_nb import environments
-from grpo_nb.environments.findings import findings
 from grpo_nb.reward_lab import base_model, behavior, human_pairs, looking
 from grpo_nb.reward_lab.attacks import Attack, read_attacks
 from grpo_nb.reward_lab.baseline import RewardTest, warm_folder
@@ -98,9 +97,10 @@ def judge(test: RewardTest) -> Verdict:
     for each in judges(bench.preset):
         print(cost(each, test))
     with redirect_stdout(Muted()):  # rewards may print their arguments
-        if bench.environment:  # its attacks are scripted policies, not completions
+        if bench.environment:  # its attacks are calls, not completions
             cap = config.train.max_completion_length
-            problems = findings(bench.environment, rows, bench.tokenizer, cap)
+            check = environments.check_environment
+            problems = list(check(bench.environment, rows, bench.tokenizer, cap))
         else:
             checked = _checked(test, attacks)
             problems, probes = list(checked.findings), pd.DataFrame(checked.table)
@@ -212,7 +212,7 @@ def refuse_untested(run: Run, preset: RewardSet, force: bool = False) -> str:
     """Refuse to train with rewards that failed their test, or that were not tested.
 
     The rewards are compared by source and by behavior: stage 03 scores the completions of stage 02
-    again, including episodes of scripted policies.
+    again, including the calls of its episodes.
 
     Args:
         run: The run, with the report of stage 02.

@@ -10,14 +10,13 @@ from queue import Queue
 
 import ipywidgets as w
 
-from grpo_nb import reward_lab
+from grpo_nb import environments, reward_lab
 from grpo_nb.reward_lab import RewardTest, Verdict, judge
 from grpo_nb.reward_lab.certificate import judges
 from grpo_nb.rewards import limits
 from grpo_nb.rewards.surroundings import Muted, turn
-from grpo_nb.runs import NOTEBOOKS
+from grpo_nb.runs import NOTEBOOKS, Checks
 from grpo_nb.views import tables
-from grpo_nb.views.environment_lab import EnvironmentLab
 from grpo_nb.views.human_pairs import HumanPairs
 from grpo_nb.views.widgets import WIDE, View, in_order, row_list
 
@@ -216,9 +215,12 @@ class RewardLab(View):
         self.status.value = f"<span role='status'>{first}</span>"
 
 
-def lab(test: RewardTest) -> View:
-    """Return the Reward Lab, or the Environment Lab if the task has an environment."""
-    return EnvironmentLab(test) if test.bench.environment else RewardLab(test)
+def lab(test: RewardTest) -> View | Checks:
+    """Return the Reward Lab; if the task has an environment, read it again and check it."""
+    if environment := environments.of(test.stage.config):
+        cap = test.bench.train.max_completion_length
+        return environments.check_environment(environment, test.rows, test.bench.tokenizer, cap)
+    return RewardLab(test)
 
 
 def _weight_slider(name: str, weight: float, low: float, high: float) -> w.FloatSlider:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from grpo_nb import environments
-from grpo_nb.reward_lab import base_model, behavior, human_pairs, looking
+from grpo_nb.reward_lab import base_model, behavior, looking
 from grpo_nb.reward_lab.attacks import Attack, read_attacks
 from grpo_nb.reward_lab.baseline import RewardTest, warm_folder
 from grpo_nb.reward_lab.certificate import certify, cost, judges
@@ -110,8 +110,6 @@ def judge(test: RewardTest) -> Verdict:
             table = test.table()
             for each in judges(bench.preset):
                 problems += certify(each, test)
-                pairs = human_pairs.pairs(stage.run, each, table)
-                problems.append(human_pairs.check(each, pairs))
             scores = behavior.record(test, problems)
         except Exception as error:  # a user's reward may raise anything; the verdict then fails
             if not any(check.state == "stop" for check in problems):

@@ -12,12 +12,10 @@ import ipywidgets as w
 
 from grpo_nb import environments, reward_lab
 from grpo_nb.reward_lab import RewardTest, Verdict, judge
-from grpo_nb.reward_lab.certificate import judges
 from grpo_nb.rewards import limits
 from grpo_nb.rewards.surroundings import Muted, turn
 from grpo_nb.runs import NOTEBOOKS, Checks
 from grpo_nb.views import tables
-from grpo_nb.views.human_pairs import HumanPairs
 from grpo_nb.views.widgets import WIDE, View, in_order, row_list
 
 WEIGHT_STEP = 1 / 16  # a power of two, so that TRL's count of zero-advantage groups is exact
@@ -108,7 +106,6 @@ class RewardLab(View):
         self.children = [
             *(*self.editor, self.prompt, w.HBox([self.number, self.original]), self.text),
             *(*self.sliders, self.summary, self.view, self.report),
-            *(HumanPairs(self.stage.run, each, self.table) for each in judges(preset)),
         ]
         self._reweigh()
 

@@ -1,11 +1,10 @@
 """Does a judge teach? A summary task that an honest judge alone pays for, against its placebo.
 
-    python benchmarks/judge.py --seeds 3           # gain of run and placebo, processor time
-    python benchmarks/judge.py --seeds 3 --faults  # the alerts, if another judge answers halfway
+    python benchmarks/judge.py --seeds 3
 
 The judge is a script behind HTTP: it grades each summary by the words that it shares with the
 reference. The task's own rewards are measured, and weigh 0. Stages run in this process, as in
-placebo.py. What is done already, in runs/judged-* and runs/judge-fault-*, is not done again.
+placebo.py. What is done already, in runs/judged-*, is not done again.
 """
 
 import argparse
@@ -18,8 +17,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -27,8 +24,7 @@ from placebo import evaluate, prepare, train
 
 from grpo_nb.evaluation import placebos
 from grpo_nb.pipeline.placebo import resolve_placebo, take_over
-from grpo_nb.runs import Run, runs_root, write_json
-from grpo_nb.training import health
+from grpo_nb.runs import Run, runs_root
 
 REWARDS = """import os
 
@@ -49,24 +45,6 @@ def grade(summary: str, reference: str) -> int:
     return round(20 * shared / max(1, words.total() + right.total()))
 
 
-def grade_length(summary: str, reference: str) -> int:
-    """Grade by the length alone."""
-    return min(10, len(summary) // 8)
-
-
-def grade_otherwise(summary: str, reference: str) -> int:
-    """Grade by the share of the reference's words, on another scale, whatever else is written."""
-    words, right = (set(re.findall(r"\w+", text.lower())) for text in (summary, reference))
-    return 2 + round(4 * len(words & right) / len(right))
-
-
-FAULTS = {
-    "with an honest judge": grade,
-    "with one that turns to length": grade_length,
-    "with another judge halfway": grade_otherwise,
-}
-
-
 class Handler(BaseHTTPRequestHandler):
     """Answers a request of `GroupJudge` as a chat model would."""
 
@@ -78,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
         content = body["messages"][1]["content"]
         reference = REFERENCE.search(content)[1]
         texts = BLOCK.findall(content)
-        grades = {letter: self.server.grade(text, reference) for letter, text in texts}
+        grades = {letter: grade(text, reference) for letter, text in texts}
         message = {"role": "assistant", "content": json.dumps({"reason": "words", **grades})}
         data = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
         self.send_response(200)
@@ -92,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
 def serving() -> Iterator[ThreadingHTTPServer]:
     """Serve the judge until the block ends; the rewards read its address from JUDGE_URL."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.requests, server.grade = 0, grade
+        server.requests = 0
         os.environ["JUDGE_URL"] = f"http://127.0.0.1:{server.server_port}/v1"
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -112,39 +90,6 @@ def settings_of(seed: int, steps: int) -> dict[str, Any]:
     settings = {"task": "summarization", "seed": seed, "train.max_steps": steps}
     settings |= {"evaluate.samples": 1, "rewards.preset": str(runs_root() / "judged.py")}
     return settings | {"rewards.reward_weights": "0, 0, 0, 1"}
-
-
-def alerts_of(fault: str, seed: int, steps: int) -> dict[str, int]:
-    """{alert: its first step} of a training whose judge changes halfway."""
-    name, settings = f"judge-fault-{fault.replace(' ', '-')}-{seed}", settings_of(seed, steps)
-    firsts: dict[str, int] = {}
-    with serving() as server:
-
-        def change(update: Any) -> None:
-            if update.line["step"] == steps // 2:
-                server.grade = FAULTS[fault]
-
-        if not (Run(name) / "train/adapter").is_dir():
-            prepare(name, settings)
-            train(name, settings, change)
-    for alert in health.read_alerts(Run(name) / "train/alerts.jsonl"):
-        firsts.setdefault(alert.name, int(re.match(r"step (\d+)", alert.evidence)[1]))
-    return firsts
-
-
-def faults(seeds: int, steps: int) -> None:
-    """Print a line for each training, and write the counts that the alerts quote."""
-    print(f"| judge after step {steps // 2} | seed | alerts (step) |\n|---|---|---|")
-    rates = {"runs": dict.fromkeys(FAULTS, seeds), "alerts": {}}
-    for rule in ("judge drifts", "judge habit"):
-        rates["alerts"][rule] = dict.fromkeys(FAULTS, 0)
-    for fault, seed in product(FAULTS, range(seeds)):
-        alerts = alerts_of(fault, seed, steps)
-        text = ", ".join(f"{rule} ({step})" for rule, step in alerts.items())
-        print(f"| {fault} | {seed} | {text or 'none'} |", flush=True)
-        for rule in alerts.keys() & rates["alerts"].keys():
-            rates["alerts"][rule][fault] += 1
-    write_json(Path(health.__file__).with_name("judge_rates.json"), rates)
 
 
 def measure(seed: int, steps: int) -> dict[str, Any]:
@@ -174,12 +119,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--faults", action="store_true")
     options = parser.parse_args()
     runs_root().mkdir(parents=True, exist_ok=True)
     (runs_root() / "judged.py").write_text(REWARDS, encoding="utf-8")
-    if options.faults:
-        return faults(options.seeds, options.steps)
     lines = [measure(seed, options.steps) for seed in range(options.seeds)]
     print("| seed | base | run | placebo | verdict | requests | processor time [s] |")
     print("|---|---|---|---|---|---|---|")
@@ -187,7 +129,6 @@ def main() -> None:
         scores = " | ".join(f"{score:.1f} %" for score in line["scores"])
         print(f"| {line['seed']} | {scores} | {line['verdict']}", end=" | ")
         print(f"{line['requests']:,} | {line['seconds']:.0f} |")
-    return None
 
 
 if __name__ == "__main__":

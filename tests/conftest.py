@@ -34,9 +34,9 @@ LONGEST = (
     *("test_recipes", "test_unsloths_gpu_trainer", "test_families", "test_rescue", "test_export"),
     *("test_notebooks", "test_skill", "test_cluster", "test_guard", "test_reward_lab"),
     *("test_math_verify", "test_gate", "test_preflight", "test_models", "test_vision_training"),
-    *("test_certificate", "test_sandbox", "test_environment_findings", "test_the_gpus_cases"),
+    *("test_certificate", "test_sandbox", "test_check_environment", "test_the_gpus_cases"),
     *("test_training", "test_run", "test_bases", "test_limits", "test_judge_in_training"),
-    *("test_views", "test_environment_lab_page", "test_placebos"),
+    *("test_views", "test_placebos"),
 )
 # Importing these patches torch and TRL for good.
 collect_ignore = ["gpu_on_cpu/scenarios.py", "gpu_on_cpu/vllm_scenarios.py"]
@@ -47,7 +47,7 @@ SLOW = [
     "answers/test_math_verify.py",
     "browser",
     "data/test_charts.py",
-    "environments/test_environment_findings.py",
+    "environments/test_check_environment.py",
     "environments/test_episodes.py",
     "evaluation/test_evaluate.py",
     "evaluation/test_infer.py",

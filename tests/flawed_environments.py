@@ -149,18 +149,6 @@ class ComparesSloppily(Hunt):
         return "right" if self.found else "wrong"
 
 
-class PaysAgain(Hunt):
-    def reset(self, low: int, secret: int) -> None:
-        self.secret, self.hits, self.done = secret, 0, False
-
-    def _judge(self, number):
-        self.hits += number == self.secret
-        return "right" if number == self.secret else "higher or lower"
-
-    def get_reward(self) -> float:
-        return min(1.0, self.hits / 2)
-
-
 class KeepsState(Hunt):
     tried: tuple = ()
 
@@ -189,19 +177,6 @@ class TellsInReset(Hunt):
         return f" (It is {secret}.)"
 
 
-class TellsInResult(Hunt):
-    def _judge(self, number):
-        return f"{Hunt._judge(self, number)}, it is {self.secret}"
-
-
-class NeverEnds(Hunt):
-    max_turns = 10_000
-
-    def _judge(self, number):
-        self.found |= number == self.secret
-        return "go on"
-
-
 class EndsEarly(Hunt):
     max_turns = 2
 
@@ -222,12 +197,6 @@ class GivesNoNumber(Hunt):
 class SaysMuch(Hunt):
     def _judge(self, number):
         return Hunt._judge(self, number) + " than that" * 500
-
-
-class Prints(Hunt):
-    def _judge(self, number):
-        print("guessed", number)
-        return Hunt._judge(self, number)
 
 
 class Knows(Hunt):
@@ -298,7 +267,7 @@ class CountsInAVariable(Hunt):
 FLAWED = {  # what names it
     TakesAnyAnswer: "wrong answer wins",
     PaysEarly: "won early",
-    SolvesSeldom: "solve fails",
+    SolvesSeldom: "oracle",
     SharesByClass: "hidden state",
     CountsInAVariable: "hidden state",
     IsAsync: "async",
@@ -306,20 +275,13 @@ FLAWED = {  # what names it
     PaysIdling: "without skill",
     PaysForm: "without skill",
     ComparesSloppily: "without skill",
-    PaysAgain: "calls after the end",
     KeepsState: "state leaks",
     DrawsItsSecret: "not deterministic",
     Chatters: "not deterministic",
-    TellsInReset: "answer leaks",
-    TellsInResult: "answer leaks",
-    NeverEnds: "turns",
-    EndsEarly: "turns",
+    EndsEarly: "oracle",
     Hangs: "hangs",
     GivesNoNumber: "episode",
     SaysMuch: "room",
-}
-WARNED = {
-    Prints: "prints",
 }
 
 

@@ -1,4 +1,4 @@
-"""A judge or a teacher behind HTTP on this machine, for tests."""
+"""A judge behind HTTP on this machine, for tests."""
 
 import json
 import threading
@@ -42,10 +42,6 @@ def serving():
 class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         """Nothing on the screen."""
-
-    def do_GET(self):
-        """The list of models, of which there is one."""
-        self.send({"object": "list", "data": [{"id": "served-model", "object": "model"}]}, 200)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -7,7 +7,7 @@
 `load` decodes the images of the rows it returns.
 """
 
-from grpo_nb.data.preparation import prepare, shortest, with_system_prompt, worked_rows
+from grpo_nb.data.preparation import prepare, with_system_prompt, worked_rows
 from grpo_nb.data.report import LEAKS, REPEATED, checks
 from grpo_nb.data.store import load, replace_train
 from grpo_nb.data.validate import CONTRADICTORY, refuse_unusable_rows

@@ -66,7 +66,6 @@ def prepare(
         train, warm_up = train[:rest], train[rest:]
         packed = prints["packed"].to_numpy()
         names = dict.fromkeys(name for row in packed for name in json.loads(row.text))
-        train = train[shortest([row.text for row in packed[train]], config.shortest_share)]
         for split, places in (("train", train), ("sft", warm_up), ("eval", held_out)):
             if len(places):
                 write_rows(folder / f"{split}.parquet", packed[places], names)
@@ -82,12 +81,6 @@ def with_system_prompt(config: DataConfig, preset: RewardSet) -> DataConfig:
     if config.system_prompt != "preset":
         return config
     return config.model_copy(update={"system_prompt": preset.form.system_prompt})
-
-
-def shortest(texts: Sequence[str], share: float) -> np.ndarray:
-    """Return a boolean mask of the shortest `share` of these rows, given as JSON."""
-    lengths = np.array(list(map(len, texts)))
-    return lengths <= np.quantile(lengths, share)
 
 
 def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:

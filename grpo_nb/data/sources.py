@@ -6,13 +6,13 @@ that cannot be read is replaced by a string with the reason, so that it can be r
 
 import csv
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from grpo_nb.runs import project_path, refuse_unknown
 from grpo_nb.runs.config import DataConfig
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 BATCH = 500  # rows whose images are decoded at the same time
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of such a file
-csv.field_size_limit(2**24)  # characters of a cell; Python's default is 128 KiB
 BUILT_IN = {task: f"data/tasks/{task}.jsonl" for task in TASKS if task != "math"}
 BUILT_IN["arithmetic"] = "data/arithmetic.jsonl"
 # Names that a column may have. The first is the default; the others are tried if it is missing.
@@ -129,69 +128,32 @@ def _open_text(path: Path) -> IO[str]:
     """Open a text file; bad bytes become U+FFFD, which validation reports by row and column."""
     with path.open("rb") as file:
         encoding = "utf-16" if file.read(2) in UTF_16 else "utf-8-sig"
-    return path.open(encoding=encoding, errors="replace", newline="")
+    return path.open(encoding=encoding, errors="replace")
 
 
-def _read_csv(path: Path) -> Iterator[Row | str]:
-    """Yield the rows of a table whose cells are separated by commas, semicolons or tabs.
+def _read_csv(path: Path) -> Iterator[Row]:
+    """Yield the rows of a table, as text; its header shows what separates the cells.
 
-    The separator is inferred from the header.
+    Raises:
+        ValueError: A quotation mark is not closed, a line has more cells than the header, or the
+            header names a column twice.
     """
     with _open_text(path) as file:
         first, usual = file.readline(), "\t" if path.suffix.lower() == ".tsv" else ","
         file.seek(0)
         mark = next((mark for mark in (usual, ",", ";", "\t") if mark in first), usual)
-        records = _records(path, file, mark)
-        header = next(records, [])
-        _refuse_repeated(path, [name for name in header if name])
-        for cells in records:
-            if len(cells) == len(header):
-                yield dict(zip(header, cells, strict=True))
-            else:
-                how_many = "more" if len(cells) > len(header) else "fewer"
-                yield f"{how_many} cells than the header has: {cells!r:.80}"
-
-
-def _records(path: Path, file: IO[str], mark: str) -> Iterator[list[str]]:
-    """Yield the cells of each record that is not blank; `mark` is the separator.
-
-    Raises:
-        ValueError: A quotation mark is not closed, or a cell seems to contain other rows.
-    """
-    reader, columns, line = csv.reader(file, delimiter=mark, strict=True), 0, 1
-    try:
-        for cells in reader:
-            columns = columns or len(cells)
-            _refuse_stray_quotes(cells, mark, columns)
-            if cells:
-                yield cells
-            line = reader.line_num + 1
-    except csv.Error as error:
-        last = f" to {reader.line_num}" if reader.line_num > line else ""
-        raise ValueError(
-            f"{path}, line {line}{last}: {error}: is a quotation mark stray, not closed, or not "
-            "doubled inside its cell? Correct it; if the lines belong in the cell, save the rows "
-            "as JSON lines"
-        ) from None
-
-
-def _refuse_stray_quotes(cells: list[str], mark: str, columns: int) -> None:
-    """Refuse a record if most of its lines could be rows, which stray quotes may have joined.
-
-    A separator before a space or at the end of a line counts as prose. Stray quotes would be in
-    the first and last lines, so a record is refused only if both have enough separators, prose or
-    not.
-
-    Raises:
-        csv.Error: Most lines of the record could be rows.
-    """
-    lines = mark.join(cells).splitlines()
-    if columns < 2 or len(lines) < 2:
-        return
-    counts = [len(re.findall(re.escape(mark) + r"(?=\S)", line)) for line in lines]
-    ends = min(lines[0].count(mark), lines[-1].count(mark))
-    if ends >= columns - 1 and 2 * counts.count(columns - 1) > len(lines):
-        raise csv.Error(f"one cell holds {len(lines)} lines, most of which could each be a row")
+        _refuse_repeated(path, list(filter(None, next(csv.reader([first], delimiter=mark), []))))
+        table = {"sep": mark, "dtype": str, "index_col": False, "keep_default_na": False}
+        try:
+            for chunk in pd.read_csv(file, chunksize=BATCH, **table):
+                yield from chunk.fillna("").to_dict("records")
+        except pd.errors.EmptyDataError:
+            return
+        except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
+            raise ValueError(
+                f"{path} cannot be read ({str(error).strip()}): correct that line, its quotation "
+                "marks or its separators; or save the rows as JSON lines"
+            ) from None
 
 
 def _read_json(path: Path) -> Iterator[Row | str | None]:

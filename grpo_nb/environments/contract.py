@@ -48,7 +48,7 @@ from grpo_nb.rewards.surroundings import kept
 from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
 from grpo_nb.runs.config import RunConfig
 
-EXAMPLES = ("calculator", "guess", "wordle", "python_sandbox")  # files below examples/
+EXAMPLES = ("calculator", "guess")  # files below examples/
 NOT_TOOLS = ("reset", "get_reward", "solve")
 FINISHED = "The episode is finished: no more calls are answered."
 Row = Mapping[str, Any]
@@ -264,7 +264,7 @@ def load(name: str) -> Environment:
     if not colon:
         refuse_unknown("environment", name, [*EXAMPLES, "a class in a file, as mine.py:Guess"])
         place = f"grpo_nb.environments.examples.{name}"
-        title = name.title().replace("_", "")
+        title = name.title()
     try:
         in_file = place.endswith(".py")
         module = load_source(PROJECT_ROOT / place) if in_file else importlib.import_module(place)

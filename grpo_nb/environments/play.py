@@ -3,7 +3,7 @@
     [[episode]] = play(engine, environment, rows, max_completion_length=128)
 
 This is the loop of TRL's GRPOTrainer, token by token, for everything except training: baseline
-rollouts, validation, evaluation, chat and the Environment Lab. Everything after the prompt is the
+rollouts, validation, evaluation and chat. Everything after the prompt is the
 episode's completion. A mask excludes the environment's tokens from the loss.
 """
 
@@ -35,7 +35,7 @@ class Episode:
         messages: The player's turns and the results.
         turns: The number of turns whose calls were run.
         ended: Why the episode ended; "" while it is in progress.
-        reward: The reward of a scripted episode, from 0 to 1; else NaN.
+        reward: The reward of an episode played without a model, from 0 to 1; else NaN.
     """
 
     reward = float("nan")

@@ -7,15 +7,14 @@ runs, with its locks, under the same path.
 
 import logging
 import os
+import signal
 import socket
-import time
 from threading import Event
 from typing import Any
 
 from grpo_nb.pipeline import sweep as sweeps
 from grpo_nb.pipeline.sweep import Command, Sweep, Trial
 from grpo_nb.runs import runs_root
-from grpo_nb.runs.signals import signals
 
 PATIENCE = 5  # time limit for reaching the cluster [s]
 
@@ -34,28 +33,25 @@ def run_sweep(sweep: Sweep, address: str, command: Command = sweeps.trial_comman
     Raises:
         ValueError: Ray is not installed, or no cluster can be reached.
     """
-    trials, stop = sweeps.waiting(sweep), Event()
-    ray, root = _connect(address), runs_root()
-    share = {"num_cpus": 1, "num_gpus": int(ray.cluster_resources().get("GPU", 0) > 0)}
-    resources = "{num_cpus} CPU and {num_gpus} GPU".format(**share)
-    print(f"Ray cluster {address}: {resources} for each trial; runs in {root}", flush=True)
+    trials = sweeps.waiting(sweep)
+    ray, root, received = _connect(address), runs_root(), []
+    gpus = int(ray.cluster_resources().get("GPU", 0) > 0)
+    print(f"Ray cluster {address}: 1 CPU and {gpus} GPU for each trial; runs in {root}", flush=True)
     root.mkdir(parents=True, exist_ok=True)
-    task = ray.remote(_work).options(**share)
-    pending = {task.remote(str(root.resolve()), command, sweep, trial): trial for trial in trials}
-    with signals(stop.set) as received:
-        while pending and not stop.is_set():
-            ended, _ = ray.wait(list(pending), timeout=sweeps.POLL)
-            for ref in ended:
-                try:
-                    outcome = ray.get(ref)
-                except ray.exceptions.RayError as error:
-                    outcome = f"failed: {_in_short(error)}"
-                print(f"{pending.pop(ref).name}: {outcome}", flush=True)
-        for ref in pending:
-            ray.cancel(ref)
-        while any(map(sweeps.in_use, pending.values())):  # these trials save their work
-            time.sleep(sweeps.POLL)
-    ray.shutdown()
+    task = ray.remote(_work).options(num_cpus=1, num_gpus=gpus)
+    names = {task.remote(str(root.resolve()), command, sweep, each): each.name for each in trials}
+    pending = list(names)
+    try:
+        while pending:
+            [ref], pending = ray.wait(pending)
+            try:
+                outcome = ray.get(ref)
+            except ray.exceptions.RayError as error:
+                outcome = f"failed: {_in_short(error)}"
+            print(f"{names[ref]}: {outcome}", flush=True)
+    except KeyboardInterrupt:
+        received = [signal.SIGINT]
+    ray.shutdown()  # a trial that is running saves its work and ends
     return sweeps.summarize(sweep, received)
 
 

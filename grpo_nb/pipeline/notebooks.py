@@ -130,7 +130,7 @@ def resolve_run(
         refuse_unknown("stage", stage, list(NOTEBOOKS))
     if last < first:
         raise ValueError(f"--from {first} --to {last}: --from must not come after --to")
-    settings = configs.full_names(settings or {})
+    settings = settings or {}
     earlier = kept_settings(run, first) if first > "01" else {}
     config = resolve_stages(run, earlier | settings, first, last, profile)
     if config.trl:  # TRL may be imported here: only kernels must import Unsloth before it
@@ -251,8 +251,6 @@ def run_pipeline(
         StageFailed: A notebook did not finish; its executed part is kept.
         Stopped: SIGTERM or SIGINT was received; training saved a checkpoint first.
     """
-    from grpo_nb import training
-
     run = Run(name)
     config, converted_settings = resolve_run(run, profile, settings, first, last, force)
     refuse_unusable_inputs(config, first)
@@ -272,13 +270,6 @@ def run_pipeline(
         (run / "notebooks").mkdir(exist_ok=True)
         for stage in [stage for stage in NOTEBOOKS if first <= stage <= last]:
             _execute_stage(run, stage, parameters(stage))
-            if stage == "02" and (rescued := training.adopted(run)):
-                changes = ", ".join(f"{name} = {value!r}" for name, value in rescued.items())
-                print(f"the base earns nothing: starting again with {changes}", flush=True)
-                converted_settings |= rescued
-                if training.first_stage(rescued) == "01":
-                    _execute_stage(run, "01", parameters("01"))
-                _execute_stage(run, "02", parameters("02"))
     finally:
         lock.release()
     return run

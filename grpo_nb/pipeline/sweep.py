@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from queue import SimpleQueue
@@ -32,13 +32,10 @@ KEYS = ["name", "profile", "settings", "grid", "list"]
 LOCKS = (".lock", ".pipeline.lock")
 POLL = 0.05  # time between two polls of the trials [s]
 STOPPED = "stopped"
-# Runs a command, which gets SIGTERM when the thread that started this program ends.
-ENDS_WITH_STARTER = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
-if os.getppid() == int(sys.argv[1]):
-    os.execvp(sys.argv[2], sys.argv[2:])
-"""
+# Python's arguments to run a command that gets SIGTERM when the thread that started it ends.
+PRCTL = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15)"  # PR_SET_PDEATHSIG, SIGTERM
+EXEC = "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
+ENDS_WITH_STARTER = ("-S", "-I", "-c", f"{PRCTL}; {EXEC}")
 
 
 class Trial(NamedTuple):
@@ -120,29 +117,23 @@ def trial_command(sweep: Sweep, trial: Trial) -> list[str]:
     return command + [f"--set={name}={value}" for name, value in trial.settings.items()]
 
 
-def in_use(trial: Trial) -> bool:
-    """Return whether a process is using the run, even if it is only saving the trial's work."""
-    return Run(trial.name).in_use(*LOCKS)
-
-
 def waiting(sweep: Sweep) -> list[Trial]:
-    """Return the trials that are not done; those in use come last.
+    """Return the trials that are not done.
 
     Raises:
         ValueError: A trial's run exists with other settings.
     """
     for trial in sweep.trials:
         run = Run(trial.name)
-        if not run.manifest():
-            continue
-        existing = run.settings() | {"profile": run.config().profile}
+        existing = run.settings() | {"profile": run.config().profile} if run.manifest() else {}
         settings = trial.settings | {"profile": sweep.profile}
-        if changes := [f"{k} = {v}" for k, v in settings.items() if existing.get(k) != v]:
+        changes = [f"{k} = {v}" for k, v in settings.items() if existing.get(k) != v]
+        if existing and changes:
             raise ValueError(
                 f"{run.path} exists and was not made with {', '.join(changes)}: give the sweep "
                 "another name"
             )
-    return sorted((trial for trial in sweep.trials if Run(trial.name).undone()), key=in_use)
+    return [trial for trial in sweep.trials if Run(trial.name).undone()]
 
 
 def run_trial(
@@ -151,28 +142,17 @@ def run_trial(
     """Run a trial to its end, on this machine or on a cluster's node, and return how it ended.
 
     The trial waits while another process is working on the run. Once `stop` is set, it saves its
-    work and ends.
+    work and ends. Its output is in the run's sweep.log.
     """
     run = Run(trial.name)
-    while run.undone():
-        if stop.is_set():
-            return STOPPED
-        if in_use(trial):
-            stop.wait(POLL)
-            continue
-        code = _attempt(run, command(sweep, trial), environment, stop)
-        # If the run is in use, another process was faster.
-        if run.undone() and not in_use(trial) and not stop.is_set():
-            return f"failed: {_why_failed(run, code)}"
-    return "done"
-
-
-def _attempt(run: Run, command: Sequence[str], environment: Mapping[str, str], stop: Event) -> int:
-    """Run a trial's process, with its output in the run's sweep.log, and return the exit code."""
+    while run.in_use(*LOCKS) and not stop.wait(POLL):
+        pass
+    if stop.is_set() or not run.undone():
+        return "done" if not run.undone() else STOPPED
     run.path.mkdir(parents=True, exist_ok=True)
     with (run / "sweep.log").open("ab") as out:
         process = subprocess.Popen(
-            [sys.executable, "-S", "-I", "-c", ENDS_WITH_STARTER, str(os.getpid()), *command],
+            [sys.executable, *ENDS_WITH_STARTER, str(os.getpid()), *command(sweep, trial)],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -183,21 +163,19 @@ def _attempt(run: Run, command: Sequence[str], environment: Mapping[str, str], s
     try:
         while process.poll() is None and not stop.wait(POLL):
             pass
-    finally:  # Ray cancels its tasks by an exception
+    finally:
         process.terminate()
         code = process.wait()
-    return code
-
-
-def _why_failed(run: Run, code: int) -> str:
-    """Return the last error message in a trial's log."""
+    if not run.undone():
+        return "done"
     lines = (run / "sweep.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    messages = (line for line in reversed(lines) if line.startswith("grpo-nb: "))
-    return next(messages, f"ended with exit code {code}")
+    errors = [line for line in lines if line.startswith("grpo-nb: ")]
+    why = (errors or [f"ended with exit code {code}"])[-1]
+    return STOPPED if stop.is_set() else f"failed: {why}"
 
 
 def run_sweep(sweep: Sweep, jobs: int = 1, command: Command = trial_command) -> int:
-    """Run every unfinished trial on this machine, `jobs` at a time; print each start and end.
+    """Run every unfinished trial on this machine, `jobs` at a time; print how each ended.
 
     Args:
         sweep: The sweep to run.
@@ -211,29 +189,20 @@ def run_sweep(sweep: Sweep, jobs: int = 1, command: Command = trial_command) -> 
         ValueError: Before anything starts: a run exists with other settings, or `jobs` is wrong.
         Stopped: SIGTERM or SIGINT was received; running trials saved their work.
     """
-    free, stop = SimpleQueue(), Event()
+    free, stop, trials = SimpleQueue(), Event(), waiting(sweep)
     for share in shares(jobs):
         free.put(share)
 
-    def run_one(trial: Trial) -> str:
+    def run_one(trial: Trial) -> None:
         share = free.get()
-        try:
-            if not stop.is_set():
-                print(f"{trial.name}: started", flush=True)
-            return run_trial(sweep, trial, command, share, stop)
-        finally:
-            free.put(share)
+        outcome = run_trial(sweep, trial, command, share, stop)
+        free.put(share)
+        if outcome != STOPPED:
+            print(f"{trial.name}: {outcome}", flush=True)
 
-    trials = waiting(sweep)
     # A trial's process ends with its thread, and the threads live as long as the pool.
     with signals(stop.set) as received, ThreadPoolExecutor(jobs) as pool:
-        try:
-            tasks = {pool.submit(run_one, trial): trial for trial in trials}
-            for task in as_completed(tasks):
-                if (outcome := task.result()) != STOPPED:
-                    print(f"{tasks[task].name}: {outcome}", flush=True)
-        finally:
-            stop.set()
+        list(pool.map(run_one, trials))
     return summarize(sweep, received)
 
 

@@ -12,7 +12,8 @@ from textwrap import shorten
 from typing import Any
 
 from grpo_nb import data
-from grpo_nb.environments.scripted import perform, policies
+from grpo_nb.environments.check import perform
+from grpo_nb.environments.contract import Row
 from grpo_nb.reward_lab.baseline import RewardTest
 from grpo_nb.reward_lab.table import Bench
 from grpo_nb.rewards import Adaptive, call
@@ -21,11 +22,9 @@ from grpo_nb.rewards.prompts import transcript
 from grpo_nb.rewards.surroundings import Muted
 from grpo_nb.runs import Check, Run
 
-PLAYED = 2  # rows that scripted policies play
 TOLERANCE = 1e-3  # allowed difference between machines; relative for scores above 1
 FEW = 64  # completions that are scored again
-UNREPEATABLE = {"random", "state", "clock", "order", "compares the batch", "state leaks"}
-UNREPEATABLE |= {"episode", "hangs"}  # findings of an environment
+UNREPEATABLE = {"random", "state", "clock", "order", "compares the batch"}
 Scores = list[float | None]
 
 
@@ -33,24 +32,20 @@ def record(test: RewardTest, findings: Sequence[Check]) -> dict[str, Any]:
     """Return completions, the indices of their training rows, and their scores, as JSON types.
 
     Args:
-        test: The test. The scored completions are some of its baseline rollouts, the references of
-            their rows, and episodes of scripted policies.
-        findings: Findings of the linter and of the environment's tests. Rewards and episodes with
-            an unrepeatable result are left out. So are async rewards, because they call a judge.
+        test: The test. The scored completions are some of its baseline rollouts, and the references
+            of their rows, or their solutions in an environment.
+        findings: Findings of the linter. Rewards with an unrepeatable result are left out. So are
+            async rewards, because they call a judge.
     """
     baseline, bench = test.baseline, test.bench
     rows = baseline.rows  # the first training rows
     some = slice(None, None, math.ceil(len(baseline.samples) / FEW))
     places = [place for place, group in enumerate(baseline.samples_P_G) for _ in group][some]
     texts = [sample.completion for sample in baseline.samples[some]]
-    texts += [bench.preset.reference(rows[place]) for place in places]
+    references = {place: _reference(bench, rows[place]) for place in {*places}}
+    texts += [references[place] for place in places]
     places *= 2
     unsteady = {check.name for check in findings if check.name.split(": ")[-1] in UNREPEATABLE}
-    if bench.environment and not unsteady & UNREPEATABLE:
-        for place, row in enumerate(rows[:PLAYED]):
-            players = policies(bench.environment, row, rows[place - 1]).values()
-            texts += [perform(bench.environment, row, each, place).messages for each in players]
-            places += [place] * len(players)
     completions = json.loads(json.dumps(texts, default=str))
     arguments = bench.arguments([rows[place] for place in places], completions)
     scores = {
@@ -61,6 +56,14 @@ def record(test: RewardTest, findings: Sequence[Check]) -> dict[str, Any]:
     }
     ids = arguments.get("completion_ids")
     return {"rows": places, "completions": completions, "completion_ids": ids, "scores": scores}
+
+
+def _reference(bench: Bench, row: Row) -> Any:
+    """Return a row's reference completion, or the episode of its solution in an environment."""
+    turns = bench.environment.solution(row) if bench.environment else None
+    if turns is None:
+        return bench.preset.reference(row)
+    return perform(bench.environment, row, turns).messages
 
 
 def difference(bench: Bench, results: dict[str, Any], run: Run) -> str:

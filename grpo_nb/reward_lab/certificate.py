@@ -54,7 +54,7 @@ def judges(preset: RewardSet) -> list[LLMJudge]:
 
 
 def cost(judge: LLMJudge, test: RewardTest) -> str:
-    """Estimate the calls, tokens and dollars of the tests and of training; send no request."""
+    """Estimate the calls and tokens of the tests and of training; send no request."""
     config, groups, rows = test.stage.config, _groups(test), test.rows[:REFERENCE_ROWS]
     calls, items = config.train.max_steps * config.step_completions, test.baseline.samples
     if isinstance(judge, GroupJudge):
@@ -63,8 +63,8 @@ def cost(judge: LLMJudge, test: RewardTest) -> str:
     tests = CALLS * estimate["calls"] + 3 * len(items) + len(rows) + FAMILIES * JUDGED_ROWS
     parts = []
     for name, count in {"these tests": tests, "the training": calls}.items():
-        tokens, dollars = (estimate[k] * count / estimate["calls"] for k in ("tokens", "dollars"))
-        parts.append(f"{name} about {count:,} calls, {tokens:,.0f} tokens, ${dollars:,.2f}")
+        tokens = estimate["tokens"] * count / estimate["calls"]
+        parts.append(f"{name} about {count:,} calls, {tokens:,.0f} tokens")
     return f"judge {judge.name}: {'; '.join(parts)}"
 
 
@@ -154,16 +154,14 @@ def _other_loses(group: Group, grades: Grades) -> bool | None:
     return grades[group.other] < grades.get(group.reference, best) if group.other else None
 
 
-def check_share(
-    judge: LLMJudge, name: str, results: Sequence[bool | None], what: str = "groups"
-) -> Check:
-    """Return a check on the share of `what` (groups or pairs) that the judge gets right."""
-    mark, fix, name = TESTS["marks"].get(name, MARK), TESTS["fixes"][name], f"{judge.name}: {name}"
+def check_share(judge: LLMJudge, name: str, results: Sequence[bool | None]) -> Check:
+    """Return a check on the share of groups that the judge gets right."""
+    fix, name = TESTS["fixes"][name], f"{judge.name}: {name}"
     answers = [result for result in results if result is not None]
     if not answers:
-        return Check(name, "warning", f"none of {len(results)} {what} was conclusive", fix)
+        return Check(name, "warning", f"none of {len(results)} groups was conclusive", fix)
     right, count = sum(answers), len(answers)
     low, high = wilson(right, count)
-    state = "stop" if high < mark else "warning" if right < mark * count else "ok"
-    evidence = f"right on {right} of {count} {what} ({low:.0%} to {high:.0%}, mark {mark:.0%})"
+    state = "stop" if high < MARK else "warning" if right < MARK * count else "ok"
+    evidence = f"right on {right} of {count} groups ({low:.0%} to {high:.0%}, mark {MARK:.0%})"
     return Check(name, state, evidence, "" if state == "ok" else fix)

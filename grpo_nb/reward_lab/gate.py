@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from grpo_nb import environments
-from grpo_nb.environments.findings import findings
-from grpo_nb.reward_lab import base_model, behavior, human_pairs, looking
+from grpo_nb.reward_lab import base_model, behavior, looking
 from grpo_nb.reward_lab.attacks import Attack, read_attacks
 from grpo_nb.reward_lab.baseline import RewardTest, warm_folder
 from grpo_nb.reward_lab.certificate import certify, cost, judges
@@ -98,9 +97,10 @@ def judge(test: RewardTest) -> Verdict:
     for each in judges(bench.preset):
         print(cost(each, test))
     with redirect_stdout(Muted()):  # rewards may print their arguments
-        if bench.environment:  # its attacks are scripted policies, not completions
+        if bench.environment:  # its attacks are calls, not completions
             cap = config.train.max_completion_length
-            problems = findings(bench.environment, rows, bench.tokenizer, cap)
+            check = environments.check_environment
+            problems = list(check(bench.environment, rows, bench.tokenizer, cap))
         else:
             checked = _checked(test, attacks)
             problems, probes = list(checked.findings), pd.DataFrame(checked.table)
@@ -110,8 +110,6 @@ def judge(test: RewardTest) -> Verdict:
             table = test.table()
             for each in judges(bench.preset):
                 problems += certify(each, test)
-                pairs = human_pairs.pairs(stage.run, each, table)
-                problems.append(human_pairs.check(each, pairs))
             scores = behavior.record(test, problems)
         except Exception as error:  # a user's reward may raise anything; the verdict then fails
             if not any(check.state == "stop" for check in problems):
@@ -212,7 +210,7 @@ def refuse_untested(run: Run, preset: RewardSet, force: bool = False) -> str:
     """Refuse to train with rewards that failed their test, or that were not tested.
 
     The rewards are compared by source and by behavior: stage 03 scores the completions of stage 02
-    again, including episodes of scripted policies.
+    again, including the calls of its episodes.
 
     Args:
         run: The run, with the report of stage 02.

@@ -54,17 +54,13 @@ class LLMJudge:
     max_characters: int = 20_000  # of a completion; the judge does not see the rest
     max_calls: int = 0  # 0: no limit
     max_tokens: int = 0  # of all requests and replies; 0: no limit
-    max_dollars: float = 0.0  # 0: no limit
-    dollars_per_million_tokens: float = 0.0
     range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         self.__name__ = self.name
         if self.criteria and min(self.criteria.values()) <= 0:
             raise ValueError(f"{self.name}: criteria must weigh more than 0, not {self.criteria}")
-        if self.max_dollars and not self.dollars_per_million_tokens:
-            raise ValueError(f"{self.name}: max_dollars needs dollars_per_million_tokens")
-        self.spent = self._amounts(0, 0)
+        self.spent = {"calls": 0, "tokens": 0}
         self.problem = "the replies have no verdict"  # or the API's latest error
 
     async def __call__(
@@ -106,16 +102,12 @@ class LLMJudge:
         parts = [self.base_url, self.model, self.rubric, self.criteria, self.options]
         return runs_root() / ".judges" / f"{self.name}-{_sha256(parts)[:12]}.jsonl"
 
-    def estimate(self, **columns: Any) -> dict[str, float]:
-        """Estimate the requests, tokens and dollars of a call; cached verdicts cost nothing."""
+    def estimate(self, **columns: Any) -> dict[str, int]:
+        """Estimate the requests and tokens of a call; cached verdicts cost nothing."""
         keys = self.keys(columns["prompts"], columns["completions"], columns)
         requests = [self._request(*part) for part in self._parts(keys)]
         tokens = [_tokens(each) for each in requests if _sha256(each) not in self.replies]
-        return self._amounts(len(tokens), sum(tokens))
-
-    def _amounts(self, calls: int, tokens: int) -> dict[str, float]:
-        dollars = tokens * self.dollars_per_million_tokens / 1e6
-        return {"calls": calls, "tokens": tokens, "dollars": dollars}
+        return {"calls": len(tokens), "tokens": sum(tokens)}
 
     def keys(
         self, prompts: Sequence, completions: Sequence, columns: dict[str, Any]
@@ -193,8 +185,7 @@ class LLMJudge:
             try:
                 reply = await client.chat.completions.create(**request)
                 if reply.usage:
-                    total = self.spent["tokens"] + reply.usage.total_tokens - tokens
-                    self.spent.update(self._amounts(self.spent["calls"], total))
+                    self.spent["tokens"] += reply.usage.total_tokens - tokens
                 text = reply.choices[0].message.content  # some servers put a fence around the JSON
                 text = text[text.index("{") : text.rindex("}") + 1]
                 return verdict_type.model_validate_json(text).model_dump()
@@ -242,7 +233,7 @@ class LLMJudge:
 
     def _spend(self, tokens: int) -> None:
         """Count a call, or raise RuntimeError if it would exceed the budget."""
-        amounts = self._amounts(self.spent["calls"] + 1, self.spent["tokens"] + tokens)
+        amounts = {"calls": self.spent["calls"] + 1, "tokens": self.spent["tokens"] + tokens}
         for name, amount in amounts.items():
             if 0 < (most := getattr(self, f"max_{name}")) < amount:
                 raise RuntimeError(

@@ -14,7 +14,6 @@ from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -27,7 +26,6 @@ from grpo_nb.runs.settings import (
     ExportConfig,
     ModelConfig,
     PolicyConfig,
-    RescueConfig,
     RewardsConfig,
     Section,
     TrainConfig,
@@ -45,7 +43,6 @@ class RunConfig(Section):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     rewards: RewardsConfig = RewardsConfig()
-    rescue: RescueConfig = RescueConfig()
     policy: PolicyConfig = PolicyConfig()
     train: TrainConfig = TrainConfig()
     trl: dict[str, Any] = setting({}, "further arguments of TRL's GRPOConfig")
@@ -59,7 +56,7 @@ class RunConfig(Section):
 
 
 SECTION_STAGE = {
-    **{"data": "01", "model": "01", "rewards": "02", "rescue": "02", "policy": "03"},
+    **{"data": "01", "model": "01", "rewards": "02", "policy": "03"},
     **{"train": "03", "trl": "03", "evaluate": "04", "export": "04"},
 }
 SET = "set"  # the source of a value that was set for the run
@@ -69,9 +66,8 @@ DIFFICULTY = {"min_pass_rate", "max_pass_rate", "order"}  # need data.difficulty
 # Stage 01 writes the prompts, which ask for the form, so the form is its setting. Stage 02 judges
 # the model that GRPO starts from, so the SFT warm-up belongs there.
 SETTING_STAGE = {"rewards.form": "01", "rewards.opened": "01"} | dict.fromkeys(
-    ("train.sft_steps", "train.sft_learning_rate", "train.sft_until", "train.sft_answers"), "02"
+    ("train.sft_steps", "train.sft_learning_rate", "train.sft_until"), "02"
 )
-SHORT = {"rescue": "rescue.mode"}  # short names of settings
 SECTIONS = tuple(section for section in SECTION_STAGE if section != "trl")
 # {"task": …, "seed": …, "data.source": …}: the meaning of each setting, except `trl.…`.
 MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", "seed")} | {
@@ -86,11 +82,6 @@ def stage_of(name: str) -> str:
     return SETTING_STAGE.get(name) or SECTION_STAGE.get(name.partition(".")[0], "01")
 
 
-def full_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, with each short name replaced by the full one."""
-    return {SHORT.get(name, name): value for name, value in settings.items()}
-
-
 def of_stage(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return only the settings that this stage's notebook takes."""
     return {name: value for name, value in settings.items() if stage_of(name) == stage}
@@ -99,7 +90,7 @@ def of_stage(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_unknown_setting(name: str) -> None:
     """Raise ValueError for an unknown setting, with the nearest name; TRL checks `trl.` names."""
     if not re.fullmatch(r"trl\.\w+", str(name)):
-        refuse_unknown("setting", str(name), [*MEANINGS, *SHORT])
+        refuse_unknown("setting", str(name), list(MEANINGS))
 
 
 def resolve(
@@ -121,7 +112,6 @@ def resolve(
     if not isinstance(profile, str) or not profile:
         raise ValueError(f"profile = {profile!r}: write a name, such as tiny-cpu, or leave it out")
     stored = stored or {}
-    layers = tuple(map(full_names, layers))
     values = {name: value for name, (value, _) in stored.items()}
     last = ChainMap(*map(dict, reversed(layers)), values)
     profile = detect_profile(last.get("model.model_path")) if profile == "auto" else profile
@@ -199,25 +189,7 @@ def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
             f"{choice}: no difficulty is measured (data.difficulty_prompts = 0); "
             "set data.difficulty_prompts = 200",
         ),
-        *_teacher_misfits(config),
         *_policy_misfits(config),
-    ]
-
-
-def _teacher_misfits(config: RunConfig) -> list[tuple[Any, str]]:
-    """Return the conflicts among the teacher's settings, as `_misfits` does."""
-    train, address = config.train, urlsplit(config.rescue.teacher)
-    return [
-        (
-            train.sft_steps and train.sft_answers == "teacher" and not config.rescue.teacher,
-            "train.sft_answers = 'teacher' with rescue.teacher = '': name the model that answers, "
-            "or set train.sft_answers = 'references'",
-        ),
-        (
-            "@" in address.netloc or address.query,
-            "rescue.teacher holds a password or key, which the run's files would keep: leave it "
-            f"out, and put it into the environment variable {config.rescue.api_key_env}",
-        ),
     ]
 
 

@@ -27,7 +27,6 @@ ScaleRewards = Annotated[
     BeforeValidator(lambda value: SCALES.get(str(value).lower(), value)),
 ]
 TemplateSettings = dict[str, Any] | Json[dict[str, Any]]  # JSON on a command line
-SftAnswers = Literal["references", "teacher"]
 Placebo = Literal["none", "shuffled", "format-only"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second is GDPO
 
@@ -57,7 +56,6 @@ class DataConfig(Section):
     order: Literal["shuffled", "easy_to_hard"] = setting("shuffled", "prompt order in training")
     environment: str = setting("", "environment of the task: guess, calculator, mine.py:Guess …")
     sft_rows: int = setting(0, "for an SFT warm-up, at most half of the training rows", ge=0)
-    shortest_share: float = setting(1.0, "share of the rows to train on: the shortest", gt=0, le=1)
 
     def held_out(self, rows: int) -> int:
         """Return how many rows, out of this many, are held out for notebook 4."""
@@ -88,17 +86,6 @@ class RewardsConfig(Section):
     baseline_completions: int = setting(8, "completions per baseline prompt", ge=2)
 
 
-class RescueConfig(Section):
-    mode: Literal["advise", "auto", "none"] = setting(
-        "advise", "auto: adopt what helps a base that fails; none: do not look for it"
-    )
-    teacher: str = setting("", "a model that knows the task: hub name, folder, http://HOST:PORT/v1")
-    teacher_model: str = setting("", "its name at that address; empty: the first one there")
-    api_key_env: str = setting("OPENAI_API_KEY", "environment variable with the address's key")
-    answers: int = setting(4, "answers of the teacher per prompt", ge=1)
-    dollars_per_million_tokens: float = setting(0.0, "the teacher's price, for an estimate", ge=0)
-
-
 class TrainConfig(Section):
     max_steps: int = setting(250, "optimizer steps", ge=1)
     learning_rate: float = setting(2e-5, "peak learning rate", gt=0, le=10)
@@ -114,7 +101,6 @@ class TrainConfig(Section):
     multi_objective_aggregation: Aggregation = setting("sum_then_normalize", "TRL's")
     sft_steps: int = setting(0, "SFT warm-up steps on data.sft_rows, at most", ge=0)
     sft_until: float = setting(0.0, "the SFT warm-up ends at this pass@8; 0: never", ge=0, le=1)
-    sft_answers: SftAnswers = setting("references", "what it shows: reference answers, a teacher's")
     eval_steps: int = setting(25, "steps between validations; 0: never", ge=0)
     resume: Literal["auto", "always", "never"] = setting("auto", "continue an interrupted training")
     guard_steps: int = setting(50, "steps between policy identity checks; 0: never", ge=0)

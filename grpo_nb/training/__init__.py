@@ -17,7 +17,7 @@ from typing import Any
 from grpo_nb.runs.files import append_line, read_lines
 from grpo_nb.training.arguments import effective, grpo_config, notable, refuse_unknown_trl
 from grpo_nb.training.metrics import read_completions
-from grpo_nb.training.rescue import Rescue, adopted, first_stage, rescue_base
+from grpo_nb.training.rescue import Rescue, rescue_base
 from grpo_nb.training.warm_up import warm_up, warm_up_base, warm_up_curve
 from grpo_nb.updates import Buttons, Update, Watcher
 

@@ -25,8 +25,6 @@ LIMITS = SimpleNamespace(**read_yaml(Path(__file__).with_name("alert_limits.yaml
 RATES = read_json(Path(__file__).with_name("alert_rates.json"))
 # The same for runs that others published (`python benchmarks/public_logs.py --write` writes it).
 PUBLIC_RATES = read_json(Path(__file__).with_name("public_rates.json"))
-# The same for the alerts about judges (`python benchmarks/judge.py --faults` writes it).
-JUDGE_RATES = read_json(Path(__file__).with_name("judge_rates.json"))
 PAGE = "docs/troubleshooting.md"
 
 
@@ -41,9 +39,8 @@ def section(name: str) -> str:
 
 def rates(rule: str) -> str:
     """Say how many recorded tiny runs, and public runs, of each kind raised the alert."""
-    tiny = RATES if rule in RATES["alerts"] else JUDGE_RATES
     parts = []
-    for name, corpus in (("recorded tiny runs", tiny), ("public runs", PUBLIC_RATES)):
+    for name, corpus in (("recorded tiny runs", RATES), ("public runs", PUBLIC_RATES)):
         if counts := corpus["alerts"].get(rule):
             shares = [f"{counts[kind]} of {runs} {kind}" for kind, runs in corpus["runs"].items()]
             parts.append(f"{name}: {', '.join(shares)}")

@@ -20,7 +20,7 @@ DIFFERENCE = "sampling/sampling_logp_difference/mean"
 LENGTH, CUT = "completions/mean_length", "completions/clipped_ratio"
 CLIPPED, SILENT = "clip_ratio/region_mean", "frac_reward_zero_std"
 GROUP = 16  # completions, at most, in most groups
-HABITS = ("length", "markup", "style")  # what a judge's scores may correlate with (`judges.habits`)
+
 # If one of these held-out figures falls and the reward does not, the policy hacks the rewards. The
 # second figure does not depend on the rewards: pleas may persuade a judge to accept other answers.
 EXACT = "fewer answers are the reference"  # they may be right in other words: a reader decides
@@ -274,20 +274,6 @@ def episodes(w: "Watch") -> Alarms:
         yield "turns to the limit", "", f"{cut:.0%} of the episodes"
 
 
-def judges(w: "Watch") -> Alarms:
-    """Yield alerts on judges; other rewards lack the metrics that are read here."""
-    start = len(w.lines) - w.window
-    for name in w.expected.rewards:
-        if (change := max(w.last(f"{name}/drift"), default=0)) > w.limits.judge_drift:
-            yield "judge drifts", name, f"mean change {change:.2f} of a score"
-        for habit in HABITS:
-            key = f"{name}/{habit}"
-            rise, error = w.rise(key, start)
-            if rise > max(w.limits.habit, w.limits.certainty * error):
-                evidence = f"correlation {w.mean(key, start):.2f} → {w.mean(key):.2f} in groups"
-                yield "judge habit", key, evidence
-
-
 def is_number(value: object) -> bool:
     """Return whether a value of a log is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
@@ -306,4 +292,4 @@ NEEDS = {
     "memory grows": "memory_gib",
     "reward hacking": "eval/accuracy",
 }
-PARTS = (machine, steps, policy, signal, rewards, episodes, judges)
+PARTS = (machine, steps, policy, signal, rewards, episodes)

@@ -67,7 +67,6 @@ from grpo_nb.training import (
     fast_cpu,
     guard,
     health,
-    judges,
     metrics,
     patches,
     preflight,
@@ -394,11 +393,6 @@ class Trainer(GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add a step's time, speed and memory to its log, with Unsloth's trainer too."""
         if "loss" in logs:
-            # Off policy (trl.num_iterations), a step may use the completions of an earlier step.
-            is_scored = self._metrics["train"].get("reward")
-            if is_scored and ranks.is_main() and self.stage.config.train.placebo == "none":
-                completions = self.monitor.completions() or []
-                logs.update(judges.figures(self, self.state.global_step, completions))
             if self._loss_failed:
                 logs["loss"], self._loss_failed = math.nan, False
             completions = self.args.generation_batch_size

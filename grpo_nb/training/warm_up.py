@@ -1,52 +1,28 @@
 """Fine-tune on right answers before GRPO, so that the model solves some prompts at all.
 
-The answers are the reference answers of data/sft.parquet, or a teacher's answers to its questions.
+The answers are those of data/sft.parquet, with their steps if the source has them.
 The warm-up takes `train.sft_steps` steps; with `train.sft_until` it ends as soon as GRPO can start.
 """
 
 import hashlib
 import json
-import shutil
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_nb import data, models
 from grpo_nb.models import Policy
-from grpo_nb.reward_lab import Bench, bench_of
+from grpo_nb.reward_lab import bench_of
 from grpo_nb.reward_lab.baseline import WARMED
-from grpo_nb.reward_lab.table import Row, passed
+from grpo_nb.reward_lab.table import Row
 from grpo_nb.rewards import load_rewards
-from grpo_nb.rewards.prompts import json_key, question_key
+from grpo_nb.rewards.prompts import json_key
 from grpo_nb.runs import Run, Stage, atomic_path, write_json
 from grpo_nb.runs.config import RunConfig
 from grpo_nb.runs.files import read_json
 from grpo_nb.training import checkpoints, ranks
 from grpo_nb.training.pass_rate import PASS, PROMPTS, measure
-from grpo_nb.training.teacher import right_answers
-
-TRIED = "rewards/tried_warm_up"  # a rescue's warm-up; moved to WARMED once the run adopts it
-
-
-class Lesson(NamedTuple):
-    """Hold the examples of a warm-up, and the rewards that measure its effect.
-
-    rows: Rows with questions and reference answers.
-    examples: Rows with a completion, which the policy learns to write.
-    bench: The rewards that measure the policy during the warm-up.
-    """
-
-    rows: list[Row]
-    examples: list[Row]
-    bench: Bench
-
-
-def lesson_of(stage: Stage, rows: list[Row], bench: Bench) -> Lesson:
-    """Build SFT examples for these rows from reference answers or a teacher's right answers."""
-    if stage.config.train.sft_answers == "teacher":
-        return Lesson(rows, right_answers(stage, rows, bench), bench)
-    return Lesson(rows, data.worked_rows(rows, bench.preset), bench)
 
 
 def warm_up_base(stage: Stage) -> str:
@@ -57,9 +33,8 @@ def warm_up_base(stage: Stage) -> str:
     """
     config, about = stage.config, _saved(stage)
     if config.train.sft_steps and not about:
-        lesson = _lesson(stage)  # a local teacher is unloaded before the policy is loaded
         with closing(load_untrained(config)) as policy:
-            about = train_and_save(policy, stage, lesson)
+            about = _train_and_save(policy, stage)
     return _sentence(about)
 
 
@@ -81,9 +56,7 @@ def warm_up(policy: Policy, stage: Stage) -> str:
     if about:
         models.load_weights(policy, stage.run / WARMED)
     elif stage.config.train.sft_steps:
-        if ranks.count() > 1:  # one process asks the teacher; the others read the stored answers
-            ranks.from_main(lambda: len(_lesson(stage).examples))
-        about = train_and_save(policy, stage, _lesson(stage))
+        about = _train_and_save(policy, stage)
     return _sentence(about)
 
 
@@ -97,21 +70,22 @@ def warm_up_curve(run: Run) -> list[dict[str, Any]]:
     return read_json(path)["lines"] if path.exists() else []
 
 
-def train_and_save(
-    policy: Policy, stage: Stage, lesson: Lesson, folder: str = WARMED
-) -> dict[str, Any]:
-    """Train the policy on the lesson, save its weights, and return the content of about.json."""
+def _train_and_save(policy: Policy, stage: Stage) -> dict[str, Any]:
+    """Train the policy on right answers, save its weights, and return the content of about.json."""
     from grpo_nb.training.sft import train_on  # Unsloth has to be imported before TRL
 
-    look = None
-    if stage.config.train.sft_until:
+    config, rows, look = stage.config, data.load(stage.run, "sft"), None
+    bench = bench_of(config, load_rewards(config.rewards), policy.tokenizer)
+    if config.train.sft_until:
         prompts = data.load(stage.run, "train", max_rows=PROMPTS)  # not in the warm-up
-        look = partial(measure, policy, prompts, lesson.bench, stage.config)
-    about = {"of": _identity(stage.config, lesson.rows), "taught": _taught(policy, stage, lesson)}
-    about["lines"], about["end"] = train_on(policy, stage, lesson.examples, look)
+        look = partial(measure, policy, prompts, bench, config)
+    about = {"of": _identity(config, rows)}
+    about["lines"], about["end"] = train_on(
+        policy, stage, data.worked_rows(rows, bench.preset), look
+    )
 
     def save() -> None:
-        with atomic_path(stage.run / folder) as temporary:
+        with atomic_path(stage.run / WARMED) as temporary:
             checkpoints.save_trained(policy.model, temporary)
             policy.tokenizer.save_pretrained(temporary)
             write_json(temporary / "about.json", about)
@@ -121,40 +95,12 @@ def train_and_save(
     return about
 
 
-def _taught(policy: Policy, stage: Stage, lesson: Lesson) -> str:
-    """Say how many rows the teacher solves, and how many of these the base does not."""
-    if stage.config.train.sft_answers != "teacher":
-        return ""
-    rows = list({question_key(example): example for example in lesson.examples}.values())
-    cap = stage.config.train.max_completion_length
-    groups = policy.generate([row["prompt"] for row in rows], max_completion_length=cap)
-    table = lesson.bench.table(rows, [[group[0].text] for group in groups])
-    unsolved = len(rows) - int(passed(table, lesson.bench.preset).sum())
-    return (
-        f"the teacher solves {len(rows)} of {len(lesson.rows)} rows; the base does not solve "
-        f"{unsolved} of them"
-    )
-
-
-def _lesson(stage: Stage) -> Lesson:
-    """Build the lesson from the run's own rows."""
-    config = stage.config
-    tokenizer = models.load_tokenizer(config.model.model_path, config.model.chat_template_kwargs)
-    bench = bench_of(config, load_rewards(config.rewards), tokenizer)
-    return lesson_of(stage, data.load(stage.run, "sft"), bench)
-
-
 def _saved(stage: Stage) -> dict[str, Any]:
     """Return about.json of the saved warm-up; {} if there is none for these settings."""
-    for name in (WARMED, TRIED):
-        folder = stage.run / name
-        if not (stage.config.train.sft_steps and checkpoints.whole_or_aside(folder)):
-            continue
+    folder = stage.run / WARMED
+    if stage.config.train.sft_steps and checkpoints.whole_or_aside(folder):
         about = read_json(folder / "about.json")
         if about["of"] == _identity(stage.config, data.load(stage.run, "sft")):
-            if name == TRIED:
-                shutil.rmtree(stage.run / WARMED, ignore_errors=True)
-                folder.rename(stage.run / WARMED)
             return about
     return {}
 
@@ -162,8 +108,6 @@ def _saved(stage: Stage) -> dict[str, Any]:
 def _identity(config: RunConfig, rows: Sequence[Row]) -> dict[str, Any]:
     """Return everything on which the weights after the warm-up depend."""
     settings = {name: value for name, value in config.train if name.startswith("sft_")}
-    if config.train.sft_answers == "teacher":
-        settings |= config.rescue.model_dump(include={"teacher", "teacher_model", "answers"})
     text = json.dumps([rows, load_rewards(config.rewards).form.name], default=json_key)
     settings |= {"seed": config.seed, "rows": hashlib.sha256(text.encode()).hexdigest()}
     model = config.model.model_dump(exclude={"fast_inference"})
@@ -178,4 +122,4 @@ def _sentence(about: dict[str, Any]) -> str:
     looks = [line for line in about["lines"] if PASS in line]
     if looks:
         text += f", {PASS} {looks[0][PASS]:.2f} → {looks[-1][PASS]:.2f}"
-    return "; ".join(filter(None, [text, about["end"], about["taught"]]))
+    return "; ".join(filter(None, [text, about["end"]]))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 COLORS = BLUE, ORANGE, GREEN, GREY = "#3b78c4", "#c96f0a", "#3a9a5b", "#8a8a8a"
 DISTINCT = 8  # runs with a color of their own
 LEGEND_COLUMNS, LEGEND_ROW = 2, 0.18  # curves side by side; height of a row [share of the axis]
+CLOSE = {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 0.8, "labelspacing": 0.2}
 COLUMNS, WIDTH, ROW = 4, 10.5, 1.7  # charts side by side; figure width and row height [inches]
 
 
@@ -95,11 +96,10 @@ def draw(lines: Sequence[Mapping[str, Any]], keys: Sequence[str] = ()) -> "Figur
     validation = table.filter(like="eval/").notna().any(axis=1)
     parts = charts(keys or table.columns)
     rows = max(1, -(-len(parts) // COLUMNS))
-    figure = plt.figure(figsize=(WIDTH, ROW * rows))  # IPython shows only pyplot's figures
+    # IPython shows only pyplot's figures
+    figure = plt.figure(figsize=(WIDTH, ROW * rows), layout="constrained")
     plt.close(figure)  # otherwise IPython would show it twice
     axes = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
-    edge = 0.3 / (ROW * rows)  # the same margin in inches for any number of rows
-    figure.subplots_adjust(0.05, edge, 0.99, 1 - edge, wspace=0.25, hspace=0.5)
     for axis, chart in zip(axes, parts, strict=False):
         _draw_chart(axis, chart, table[validation == chart.validation])
     for axis in axes[len(parts) :]:
@@ -136,14 +136,10 @@ def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
 
 
 def _legend_above(axis: "Axes", rows: int) -> None:
-    """Add room without ticks above the curves, and write the legend there."""
+    """Add room above the curves, and write the legend there."""
     low, high = axis.get_ylim()
-    ticks = [tick for tick in axis.get_yticks() if low <= tick <= high]
     axis.set_ylim(low, high + (high - low) * LEGEND_ROW * rows)
-    axis.set_yticks(ticks)
-    look = {"frameon": False, "fontsize": 7, "borderaxespad": 0.4, "borderpad": 0}
-    look |= {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 0.8, "labelspacing": 0.2}
-    axis.legend(loc="upper left", ncols=LEGEND_COLUMNS, **look)
+    axis.legend(loc="upper left", ncols=LEGEND_COLUMNS, frameon=False, fontsize=7, **CLOSE)
 
 
 def image(lines: Sequence[Mapping[str, Any]]) -> str:

@@ -10,15 +10,12 @@ from queue import Queue
 
 import ipywidgets as w
 
-from grpo_nb import reward_lab
+from grpo_nb import environments, reward_lab
 from grpo_nb.reward_lab import RewardTest, Verdict, judge
-from grpo_nb.reward_lab.certificate import judges
 from grpo_nb.rewards import limits
 from grpo_nb.rewards.surroundings import Muted, turn
-from grpo_nb.runs import NOTEBOOKS
+from grpo_nb.runs import NOTEBOOKS, Checks
 from grpo_nb.views import tables
-from grpo_nb.views.environment_lab import EnvironmentLab
-from grpo_nb.views.human_pairs import HumanPairs
 from grpo_nb.views.widgets import WIDE, View, in_order, row_list
 
 WEIGHT_STEP = 1 / 16  # a power of two, so that TRL's count of zero-advantage groups is exact
@@ -109,7 +106,6 @@ class RewardLab(View):
         self.children = [
             *(*self.editor, self.prompt, w.HBox([self.number, self.original]), self.text),
             *(*self.sliders, self.summary, self.view, self.report),
-            *(HumanPairs(self.stage.run, each, self.table) for each in judges(preset)),
         ]
         self._reweigh()
 
@@ -216,9 +212,12 @@ class RewardLab(View):
         self.status.value = f"<span role='status'>{first}</span>"
 
 
-def lab(test: RewardTest) -> View:
-    """Return the Reward Lab, or the Environment Lab if the task has an environment."""
-    return EnvironmentLab(test) if test.bench.environment else RewardLab(test)
+def lab(test: RewardTest) -> View | Checks:
+    """Return the Reward Lab; if the task has an environment, read it again and check it."""
+    if environment := environments.of(test.stage.config):
+        cap = test.bench.train.max_completion_length
+        return environments.check_environment(environment, test.rows, test.bench.tokenizer, cap)
+    return RewardLab(test)
 
 
 def _weight_slider(name: str, weight: float, low: float, high: float) -> w.FloatSlider:

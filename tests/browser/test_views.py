@@ -11,9 +11,7 @@ import pytest
 from browsing import NEEDS_BROWSER, SLOW, contrast, jupyterlab, run_all_cells
 from playwright.sync_api import expect
 
-from grpo_nb.reward_lab import human_pairs
 from grpo_nb.runs import PROJECT_ROOT
-from grpo_nb.runs.files import read_lines
 
 pytestmark = [NEEDS_BROWSER, pytest.mark.usefixtures("forks")]
 TRAINED = os.environ.get("GRPO_NB_SCREENSHOT")
@@ -58,8 +56,7 @@ print("asked for a checkpoint:", buttons.save.wait(100))
 buttons.save.clear()
 dashboard(update)
 print("asked to stop:", buttons.stop.wait(100))"""
-MADE = """from pathlib import Path
-import pandas as pd
+MADE = """import pandas as pd
 from IPython.display import HTML
 from PIL import Image
 from grpo_nb import models, reward_lab, rewards, runs, views
@@ -77,9 +74,6 @@ samples = [[models.Sample(text, 9, False)] * 2]
 stage = runs.Stage(runs.Run("with_image"), "02", config.resolve("tiny-cpu", {}))
 rollouts = reward_lab.baseline.Baseline([with_image], samples)
 test = reward_lab.RewardTest(stage, [with_image], rollouts, reward_lab.Bench(preset))
-judge = rewards.GroupJudge("m")
-judged = table.assign(**{judge.name: [0.1, 0.5, 0.9]})
-pairs = views.human_pairs.HumanPairs(runs.Run(Path("pairs").absolute()), judge, judged)
 figures = {"model": "adapter", "95 %": "0.923 … 0.974", "share": "95 %"}
 figures |= {f"some_well_named_format_{number}_reward": 0.5 for number in range(12)}
 views.show_tables()"""
@@ -91,7 +85,6 @@ VIEWS = {
     "wide": "pd.DataFrame([figures])",
     "image": "views.score_sheet(test.table(), preset)",
     "lab": "views.lab(test)",
-    "pairs": "pairs",
     "end": "HTML(f'<p>{text}</p>')",
 }
 
@@ -145,19 +138,6 @@ def test_the_image_of_a_prompt_is_shown_small(shown, view):
     image = shown[view].get_by_role("img", name="image")
     expect(image).to_be_visible()
     assert image.evaluate("node => [node.naturalWidth, node.naturalHeight]") == [128, 85]
-
-
-def test_a_person_says_which_of_two_completions_is_better(page, shown, folder):
-    for number, better in enumerate(("Left is better", "Equal", "Right is better")):
-        progress = f"Judge group_judge: {number} of 3 pairs answered"
-        expect(shown["pairs"].get_by_text(progress)).to_be_visible()
-        shown["pairs"].get_by_role("button", name=better).click()
-    expect(shown["pairs"].get_by_text("3 of 3 pairs answered")).to_be_visible()
-    for better in ("Left is better", "Equal", "Right is better"):
-        expect(shown["pairs"].get_by_role("button", name=better)).to_be_disabled()
-    answers = read_lines(folder / "pairs" / human_pairs.FILE)
-    assert [answer["better"] for answer in answers] == ["left", "equal", "right"]
-    assert len({(answer["left"], answer["right"]) for answer in answers}) == 3
 
 
 def test_tables_keep_to_the_left_and_what_is_short_stays_on_one_line(shown):

@@ -13,8 +13,7 @@ from conftest import free_port
 from pages import blocks
 from pydantic import BaseModel
 
-from grpo_nb.environments import check_rows, load
-from grpo_nb.environments.findings import findings
+from grpo_nb.environments import check_environment, check_rows, load
 from grpo_nb.environments.play import replay, script
 from grpo_nb.runs import PROJECT_ROOT
 
@@ -114,5 +113,5 @@ def call(n):
     return {"name": "guess", "arguments": {"n": n}}
 
 
-def test_the_game_behind_a_server_passes_the_findings(remote):
-    assert findings(remote, ROWS) == []
+def test_the_game_behind_a_server_passes_the_check(remote):
+    assert [one.state for one in check_environment(remote, ROWS)] == ["ok"]

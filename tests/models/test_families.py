@@ -142,7 +142,7 @@ def test_the_four_notebooks_run_on_a_family(runs_dir, forks, monkeypatch):
         "model.model_path": str(families.build("unusual", runs_dir)),
         **{"policy.backend": "transformers", "evaluate.samples": 1},
         **{"rewards.baseline_prompts": 2, "rewards.baseline_completions": 2},
-        **{"data.sft_rows": 4, "train.sft_steps": 2, "rescue": "none"},
+        **{"data.sft_rows": 4, "train.sft_steps": 2},
         "trl.entropy_coef": 0.1,  # a gradient, though nothing is right
     }
     run = run_pipeline("family", "tiny-cpu", settings, force=True)

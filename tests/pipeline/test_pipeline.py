@@ -16,10 +16,8 @@ from conftest import TINY_SETTINGS, held, tree
 from stub_trials import until
 
 from grpo_nb.__main__ import main
-from grpo_nb.evaluation import placebos
 from grpo_nb.pipeline import notebooks as pipeline
 from grpo_nb.pipeline import stages
-from grpo_nb.pipeline.placebo import run_placebo
 from grpo_nb.runs import NOTEBOOKS, Run, Stage, config, start_stage, write_json
 
 
@@ -217,25 +215,3 @@ def test_a_task_with_images_goes_through_the_four_notebooks(runs_dir, forks):
     assert sampled["images"].str.fullmatch(r"[0-9a-f]{64}").all()
     for notebook in (run / "notebooks").glob("*.ipynb"):
         assert notebook.stat().st_size < 300_000, notebook
-
-
-def test_a_base_that_earns_nothing_is_rescued_once_and_then_trained_and_so_is_its_placebo(
-    runs_dir, forks, capsys
-):
-    settings = {**TINY_SETTINGS, "rewards.form": "boxed", "rescue": "auto", "train.max_steps": 2}
-    settings |= {"train.guard_steps": 0, "train.eval_prompts": 4, "export.parity_prompts": 2}
-    settings |= {"evaluate.samples": 1, "data.eval_rows": 12}
-    run = pipeline.run_pipeline("rescued", "tiny-cpu", settings)
-    printed = capsys.readouterr().out
-    assert "the base earns nothing: starting again with rewards.form = 'tags'" in printed
-    stages_run = re.findall(r"^(\d\d)_\w+ …", printed, re.MULTILINE)
-    assert stages_run == ["01", "02", "01", "02", "03", "04"]
-    assert run.config().rewards.form == "tags" and not run.undone()
-    assert json.loads((run / "rewards/report.json").read_text())["passed"]
-    with pytest.raises(ValueError, match=r"rescue\.mode belongs to stage 02, which --from 03 does"):
-        pipeline.run_pipeline("rescued", settings={"rescue": "advise"}, first="03")
-    rescue = json.loads((run / "rewards/rescue.json").read_text())["rungs"]
-    assert [rung["suffices"] for rung in rescue] == [False, True]
-    placebo = run_placebo("rescued", "shuffled")
-    assert not placebo.undone() and placebos.differences(run, placebo) == []
-    assert re.findall(r"^(\d\d)_\w+ …", capsys.readouterr().out, re.MULTILINE) == ["03", "04"]

@@ -139,13 +139,12 @@ def test_a_trial_that_is_killed_is_told_and_the_same_command_tries_it_again(runs
         [process] = stub_trials.at_work(runs_dir)
         process.kill()
         assert first.result(30) == "failed: ended with exit code -9"
-    assert not sweep.in_use(asked.trials[0])
     assert sweep.run_sweep(asked, 1, stub_trials.command(runs_dir)) == 0
     assert told(runs_dir, "ended") == ["stub-000", "stub-001"]
 
 
 def test_a_run_in_use_by_someone_else_waits(runs_dir):
-    driver = [sys.executable, stub_trials.__file__, str(runs_dir), "1", "2"]
+    driver = [sys.executable, stub_trials.__file__, str(runs_dir), "2", "2"]
     with held("stub-000") as holder, subprocess.Popen(driver, stdout=subprocess.DEVNULL) as running:
         until(lambda: told(runs_dir, "ended") == ["stub-001"])
         holder.stdin.close()
@@ -184,18 +183,3 @@ def test_the_command_of_a_trial_goes_on_after_the_stages_that_are_done(runs_dir)
     ]
     Run("s-000").record("01", {"status": "done"})
     assert "--from=02" in sweep.trial_command(asked, asked.trials[0])
-
-
-def test_an_error_in_the_driver_ends_the_trials_beside(runs_dir):
-    start, processes = stub_trials.command(runs_dir, seconds=600), []
-
-    def command(asked, trial):
-        if trial.name == "stub-001":
-            until(lambda: told(runs_dir, "begun"))
-            processes.extend(stub_trials.at_work(runs_dir))
-            raise OSError("no space left")
-        return start(asked, trial)
-
-    with pytest.raises(OSError, match="no space left"):
-        sweep.run_sweep(stub_trials.prepare(runs_dir, 2), 2, command)
-    assert len(processes) == 1 and not processes[0].is_running()

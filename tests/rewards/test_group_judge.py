@@ -173,7 +173,6 @@ def test_verdicts_outlive_the_process_and_half_a_line_does_not_harm(server, judg
     [
         {"max_calls": 2},
         {"max_tokens": 1100},
-        {"max_dollars": 0.0011, "dollars_per_million_tokens": 1.0},
     ],
 )
 def test_beyond_its_budget_the_judge_raises_before_it_asks(server, judge, budget):
@@ -188,16 +187,15 @@ def test_beyond_its_budget_the_judge_raises_before_it_asks(server, judge, budget
 
 
 def test_the_estimate_is_free_and_what_is_cached_costs_nothing(server, judge):
-    made = judge(dollars_per_million_tokens=2.0)
+    made = judge()
     prompts, answer = [[{"role": "user", "content": "2 + 3?"}]] * 3, ["5"] * 3
     arguments = {"prompts": prompts, "completions": [RIGHT, "?", "!"], "answer": answer}
     estimate = made.estimate(**arguments)
     assert not server.seen
-    dollars = pytest.approx(estimate["tokens"] * 2e-6)
-    assert estimate == {"calls": 1, "tokens": estimate["tokens"], "dollars": dollars}
+    assert estimate["calls"] == 1 and estimate["tokens"] > 100
     asyncio.run(made(**arguments))
     assert made.spent == estimate
-    assert made.estimate(**arguments) == {"calls": 0, "tokens": 0, "dollars": 0}
+    assert made.estimate(**arguments) == {"calls": 0, "tokens": 0}
 
 
 def test_the_tokens_that_the_server_reports_count(server, judge):
@@ -212,9 +210,7 @@ def test_the_tokens_that_the_server_reports_count(server, judge):
     assert (made.spent["calls"], made.spent["tokens"]) == (1, 77)
 
 
-def test_settings_that_need_each_other_are_refused(judge):
-    with pytest.raises(ValueError, match="max_dollars needs dollars_per_million_tokens"):
-        judge(max_dollars=1.0)
+def test_a_criterion_without_weight_is_refused(judge):
     with pytest.raises(ValueError, match="criteria must weigh more than 0"):
         judge(criteria={"it is right": 0.0})
 

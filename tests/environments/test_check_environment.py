@@ -9,7 +9,6 @@ from flawed_environments import (
     CLEAN,
     FLAWED,
     LAMPS,
-    WARNED,
     Hunt,
     Lamps,
     PaysFailure,
@@ -18,7 +17,7 @@ from flawed_environments import (
     tokenizer_of,
 )
 
-from grpo_nb.environments import contract, findings, scripted, tool
+from grpo_nb.environments import check, check_environment, tool
 from grpo_nb.environments.contract import Environment
 from grpo_nb.environments.play import script
 from grpo_nb.models import tool_calls
@@ -41,27 +40,19 @@ def in_a_folder(tmp_path, monkeypatch):
 
 
 def found_in(kind, rows, *arguments):
-    return findings.findings(Environment(kind), rows, *arguments)
+    return [one for one in check_environment(kind, rows, *arguments) if one.state != "ok"]
 
 
 @pytest.mark.parametrize("kind", FLAWED, ids=lambda kind: kind.__name__)
 def test_what_is_planted_is_refused_by_the_finding_that_names_it_alone(
     kind, tokenizer, monkeypatch
 ):
-    monkeypatch.setattr(findings, "EPISODES", 8)
+    monkeypatch.setattr(check, "EPISODES", 8)
     found = found_in(kind, hunt_rows(), tokenizer, CAP)
-    assert {check.name.partition(":")[0] for check in found} == {FLAWED[kind]}, found
-    assert all(check.evidence and check.fix for check in found)
+    assert {one.name.partition(":")[0] for one in found} == {FLAWED[kind]}, found
+    assert all(one.evidence and one.fix for one in found)
     with pytest.raises(ValueError, match=FLAWED[kind]):
         Checks(found).refuse()
-
-
-@pytest.mark.parametrize("kind", WARNED, ids=lambda kind: kind.__name__)
-def test_what_a_person_should_know_is_a_warning(kind, monkeypatch):
-    monkeypatch.setattr(findings, "PATIENCE", 0.0)
-    [found] = found_in(kind, hunt_rows())
-    assert found.name.startswith(WARNED[kind])
-    assert found.state == "warning"
 
 
 @pytest.mark.parametrize("kind", CLEAN, ids=lambda kind: kind.__name__)
@@ -129,7 +120,7 @@ def test_templates_that_trl_knows_lose_nothing(family, stop):
 
 
 def test_patience_ends_and_one_row_is_enough(monkeypatch):
-    monkeypatch.setattr(findings, "PATIENCE", 0.0)
+    monkeypatch.setattr(check, "PATIENCE", 0.0)
     [found] = found_in(PaysFailure, hunt_rows()[:1])
     assert found.name == "oracle"
 
@@ -157,39 +148,28 @@ def test_a_solution_that_is_none_is_refused(turns, evidence):
     assert re.search(evidence, found.evidence)
 
 
-def test_scripted_policies_see_what_a_model_sees():
+def test_an_environment_is_played_by_whoever_should_win_and_should_not():
     environment, [first, second, *_] = Environment(Hunt), hunt_rows()
-    known = scripted.policies(environment, first, second)
-    assert set(scripted.WITHOUT_SKILL) < set(known)
-    played, again = (
-        {name: scripted.perform(environment, first, known[name], seed=1) for name in known}
-        for _ in range(2)
-    )
-    assert all(played[name].trace == again[name].trace for name in known), "the seed decides"
-    assert played["idle"].messages == [{"role": "assistant", "content": ""}]
-    assert played["oracle"].reward == played["calls after the end"].reward == 1
-    assert played["oracle"].played.done
-    assert played["calls after the end"].calls[-1].result == contract.FINISHED
-    tried = [call.arguments["number"] for call in played["the first call again"].calls]
-    assert len(set(tried)) == 1
-    assert played["the first call again"].ended == "turn limit"
-    errors = [turn["content"] for turn in played["malformed calls"].messages if "name" in turn]
-    assert len(errors) == environment.max_turns
-    assert all(text.startswith("{'error': ") for text in errors)
-    assert "Tool no_tool not found." in errors[0]
-    assert played["huge arguments"].calls[0].arguments == {"number": 10**18}
+    known = check.players(environment, first, second, seed=1)
+    assert known == check.players(environment, first, second, seed=1), "the seed decides"
+    episodes = {name: check.perform(environment, first, turns) for name, turns in known.items()}
+    assert episodes["idle"].messages == [{"role": "assistant", "content": ""}]
+    assert episodes["oracle"].reward == 1 and episodes["oracle"].played.done
+    results = [turn["content"] for turn in episodes["malformed calls"].messages if "name" in turn]
+    assert len(results) == environment.max_turns
+    assert all(text.startswith("{'error': ") for text in results)
+    assert "Tool no_tool not found." in results[0]
 
 
 def test_solutions_are_cut_short_and_exchanged():
     environment, rows = Environment(Lamps), [row("?", off=LAMPS), row("?", off=["white"])]
-    known = scripted.policies(environment, *rows)
+    known = check.players(environment, *rows)
 
     def lamps(name):
-        played = scripted.perform(environment, rows[0], known[name])
+        played = check.perform(environment, rows[0], known[name])
         return [call.arguments["lamp"] for call in played.calls]
 
     assert lamps("cut short") == LAMPS[:4] and lamps("another row's solution") == ["white"]
-    assert lamps("another row's last call") == [*LAMPS[:4], "white"]
 
 
 def test_schemas_of_any_kind_are_drawn_from():
@@ -212,7 +192,6 @@ def test_schemas_of_any_kind_are_drawn_from():
             return f"{how} {sure} {more} {len(parts)}"
 
     environment = Environment(Any)
-    known = scripted.policies(environment, *hunt_rows()[:2])
-    for name in ("random calls", "huge arguments"):
-        played = scripted.perform(environment, hunt_rows()[0], known[name])
-        assert {call.error for call in played.calls if call.name == "act"} == {""}
+    known = check.players(environment, *hunt_rows()[:2])
+    played = check.perform(environment, hunt_rows()[0], known["random calls"])
+    assert {call.error for call in played.calls if call.name == "act"} == {""}

@@ -1,0 +1,272 @@
+"""Find faults in an environment by playing it without a model.
+
+    check_environment(Guess, rows).refuse()
+
+The author's `solve` has to win. Idling, random and malformed calls, `solve` cut short and another
+row's `solve` have to lose. Equal calls have to give equal results, in a new and in a used instance,
+and no call may hang. Each finding has evidence and a fix: "stop" forbids training, the user judges
+a "warning".
+"""
+
+import inspect
+import io
+import random
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from itertools import cycle, islice, zip_longest
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from grpo_nb.environments.contract import Environment, Played, Row
+from grpo_nb.environments.play import Episode, script
+from grpo_nb.models import template, tool_calls
+from grpo_nb.runs import Check, Checks
+from grpo_nb.runs.files import read_yaml
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+EPISODES, MOST_TURNS = 16, 64  # episodes per player; the most turns of an episode
+PATIENCE = 20.0  # no further row is played after this time [s]
+TIE = 1e-6
+LUCKY, WON = 0.5, 0.75  # limits for a warning and a stop: 0 is failure, 1 is the oracle
+SOME = 0.1  # share of the rows above which a warning becomes a stop
+FIXES = read_yaml(Path(__file__).with_name("check.yaml"))  # {finding: what to do}
+HOLLOW = ("idle", "malformed calls")  # must earn less than an honest failure, or nothing
+ATTEMPTS = {"won early": "cut short", "wrong answer wins": "another row's solution"}
+Turn = str | dict[str, Any] | list[dict[str, Any]]  # text, a call, or several calls
+Plays = list[dict[str, Episode]]  # for each row: its episodes by player
+
+
+def check_environment(
+    environment: Environment | type,
+    rows: Sequence[Row],
+    processing_class: "PreTrainedTokenizerBase | None" = None,
+    max_completion_length: int = 256,
+) -> Checks:
+    """Return the faults of an environment, "stop" first; a single "ok" if it is sound.
+
+    Args:
+        environment: The environment, or the author's class.
+        rows: Rows to play. EPISODES rows are played, some repeatedly if there are fewer.
+        processing_class: The tokenizer of the model that will play; None skips the tests of its
+            chat template.
+        max_completion_length: The limit of an episode, including results [tokens].
+    """
+    if isinstance(environment, type):
+        environment = Environment(environment)
+    methods = inspect.getmembers(environment.kind, inspect.iscoroutinefunction)
+    if coroutines := ", ".join(name for name, _ in methods if name[0] != "_"):
+        return Checks([_finding("async", f"{environment.title}: {coroutines} gives a coroutine")])
+    rows = list(islice(cycle(rows), EPISODES))
+    try:
+        with redirect_stdout(io.StringIO()):
+            plays, faults = _play_all(environment, rows)
+    except Exception as error:  # an author's class may raise anything, and the error is the finding
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        evidence = f"{type(error).__name__}: {error} (line {at.lineno} of {at.name})"
+        return Checks([_finding("episode", f"{environment.title}: {evidence}")])
+    if not faults:  # otherwise rewards are not comparable
+        faults = [*_rewards(environment, plays)]
+        if processing_class:
+            faults += _tokens(environment, plays, processing_class, max_completion_length)
+    sound = Check(environment.title, "ok", "its solution wins, all others lose, no call hangs")
+    return Checks(sorted(faults, key=lambda fault: fault.state != "stop") or [sound])
+
+
+def _finding(rule: str, evidence: str, stop: bool = True) -> Check:
+    return Check(rule, "stop" if stop else "warning", evidence, FIXES[rule.partition(": ")[0]])
+
+
+def perform(
+    environment: Environment,
+    row: Row,
+    turns: Sequence[Turn],
+    instance: Played | None = None,
+    beside: Row | None = None,
+) -> Episode:
+    """Play one episode by a list of turns and return it, with its reward.
+
+    Args:
+        environment: The environment to play in.
+        row: The row that the episode starts with.
+        turns: The turns, as in an author's `solve`; after the last, nothing is said.
+        instance: An instance to play in; None creates one.
+        beside: A row to play in another instance between the start and the first turn.
+    """
+    episode = Episode(environment, row, instance)
+    if beside is not None:
+        perform(environment, beside, players(environment, beside, row)["random calls"])
+    for message in script([*turns, ""]):
+        if not episode.ended:
+            episode.add_turn(message)
+            episode.ended = "a call hung" if episode.played.hung else episode.ended
+    if hasattr(environment.kind, "get_reward"):
+        episode.reward = episode.played.get_reward()
+    return episode
+
+
+def players(
+    environment: Environment, row: Row, other: Row, seed: int = 0
+) -> dict[str, Sequence[Turn]]:
+    """Return the turns of each player; if the class has no `solve`, only of those without skill.
+
+    Args:
+        environment: The environment to play in.
+        row: The row to play.
+        other: Another row, whose solution is wrong for this one.
+        seed: The seed of random calls.
+    """
+    turns = range(min(environment.max_turns, MOST_TURNS))
+    calls = [_draw(environment, random.Random(f"{seed} {turn}")) for turn in turns]
+    faults = ({"name": "no_tool"}, {"arguments": {"no_parameter": 1}}, {"arguments": "no object"})
+    malformed = [call | fault for call, fault in zip(calls, cycle(faults), strict=False)]
+    unskilled = {"idle": [], "random calls": calls, "malformed calls": malformed}
+    solution, wrong = environment.solution(row), environment.solution(other)
+    if solution is None or wrong is None:
+        return unskilled
+    cut = [turn for turn in solution if not isinstance(turn, str)][:-1]
+    return unskilled | {"oracle": solution, "cut short": cut, "another row's solution": wrong}
+
+
+def _draw(environment: Environment, rng: random.Random) -> dict[str, Any]:
+    """Return a random call that fits a tool's schema."""
+    numbers = range(10)
+    values = {"boolean": [False, True], "integer": numbers, "number": numbers, "object": [{}]}
+
+    def value(schema: Mapping[str, Any]) -> Any:
+        if schema.get("type") == "array":
+            return [value(schema.get("items", {}))] * 2
+        return rng.choice(schema.get("enum") or values.get(str(schema.get("type")), "abcdefgh"))
+
+    tool = rng.choice(environment.tools)["function"]
+    properties = tool["parameters"]["properties"]
+    return {"name": tool["name"], "arguments": {k: value(v) for k, v in properties.items()}}
+
+
+def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, list[Check]]:
+    """Play every player on each row, in new and in used instances, up to the first fault."""
+    plays: Plays = []
+    instance, until = environment.factory(), time.monotonic() + PATIENCE
+    for seed, row in enumerate(rows):
+        other = rows[(seed + 1) % len(rows)]
+        plays.append({})
+        for name, turns in players(environment, row, other, seed).items():
+            plays[-1][name] = episode = perform(environment, row, turns)
+            if episode.ended == "a call hung":
+                return plays, [_finding("hangs", f"{episode.calls[-1].error} (player: {name})")]
+            if time.monotonic() > until:
+                continue
+            if difference := _difference(episode, perform(environment, row, turns)):
+                return plays, [_finding("not deterministic", f"the same calls gave {difference}")]
+            if difference := _difference(episode, perform(environment, row, turns, instance)):
+                return plays, [_finding("state leaks", f"a new and a used instance: {difference}")]
+            if difference := _difference(episode, perform(environment, row, turns, beside=other)):
+                return plays, [_finding("hidden state", f"beside another episode: {difference}")]
+        if time.monotonic() > until:
+            break
+    return plays, []
+
+
+def _difference(episode: Episode, other: Episode) -> str:
+    """Return the first difference between two episodes; "" if there is none."""
+    pairs = zip_longest(episode.trace, other.trace)
+    return next((f"{a!r:.80} and {b!r:.80}" for a, b in pairs if a != b), "")
+
+
+def _rewards(environment: Environment, plays: Plays) -> Iterator[Check]:
+    """Check that winning earns the most, and that play without skill does not come close to it."""
+    if missing := [name for name in ("solve", "get_reward") if not hasattr(environment.kind, name)]:
+        evidence = f"without {' and '.join(missing)}, rewards of wins and failures are unknown"
+        yield _finding("not judged", evidence, stop=False)
+    mean = {name: fmean(play[name].reward for play in plays) for name in plays[0]}
+    solved, oracle = "oracle" in mean, mean.get("oracle", 1.0)
+    failure = fmean([reward for play in plays if solved for reward in _failure(play)] or [0.0])
+    if solved and (fault := _losses(plays, max(mean["idle"], failure))):
+        yield _finding("oracle", fault)
+        return
+    stops = 0
+    for name in (*HOLLOW, "random calls"):
+        share = (mean[name] - failure) / (oracle - failure)
+        hollow = solved and name in HOLLOW and mean[name] > max(failure - TIE, TIE)
+        if share > LUCKY or hollow:
+            evidence = f"earns {mean[name]:.2f}, a failure {failure:.2f}, a win {oracle:.2f}"
+            yield _finding(f"without skill: {name}", evidence, stop := hollow or share > WON)
+            stops += stop
+    if solved and not stops:  # solve matters only if skill is needed
+        yield from _attempts(plays)
+
+
+def _attempts(plays: Plays) -> Iterator[Check]:
+    """Check that `solve` wins on each row, that it needs its last call, and that no other wins."""
+    pairs = [(play["oracle"].reward, play["idle"].reward + TIE) for play in plays]
+    best = max(win for win, _ in pairs) - TIE
+    if lost := sum(win <= idle and win < best for win, idle in pairs):
+        evidence = f"solve earns no more than idling on {lost} of {len(plays)} rows"
+        yield _finding("oracle", evidence, lost > SOME * len(plays))
+    wins = [play for play, (win, idle) in zip(plays, pairs, strict=True) if win > idle]
+    for rule, name in ATTEMPTS.items():
+        share = fmean([_wins(play, name) for play in wins] or [0])
+        if share > LUCKY:
+            evidence = f"{name} earns as much as solve on {share:.0%} of the rows"
+            yield _finding(rule, evidence, share > WON)
+            return
+
+
+def _losses(plays: Plays, others: float) -> str:
+    """Return why `solve` does not win; "" if it does."""
+    episodes = [play["oracle"] for play in plays]
+    if any(episode.ended == "turn limit" for episode in episodes):
+        return f"solve takes more than {min(episodes[0].environment.max_turns, MOST_TURNS)} turns"
+    earned = fmean(episode.reward for episode in episodes)
+    if not earned <= others + TIE:  # NaN, if the class has no `get_reward`
+        return ""
+    texts = [turn["content"] for episode in episodes for turn in episode.messages]
+    error = next((text for text in texts if text.startswith("{'error': ")), "no error")
+    return f"solve earns {earned:.2f}, others {others:.2f}; its calls gave {error}"
+
+
+def _wins(play: Mapping[str, Episode], name: str) -> bool:
+    """Return whether an attempt earns as much as `solve` does, with different calls."""
+    calls, solution = ([call.arguments for call in play[n].calls] for n in (name, "oracle"))
+    return calls != solution and play[name].reward >= play["oracle"].reward - TIE
+
+
+def _failure(play: dict[str, Episode]) -> list[float]:
+    """Return a list of the highest reward of an honest attempt that fails; [] if none fails."""
+    attempts, win = [play[name] for name in ATTEMPTS.values()], play["oracle"].reward
+    failures = [each.reward for each in attempts if each.calls and each.reward < win - TIE]
+    return sorted(failures)[-1:]
+
+
+def _tokens(
+    environment: Environment, plays: Plays, tokenizer: "PreTrainedTokenizerBase", cap: int
+) -> Iterator[Check]:
+    """Check how the chat template renders calls and results, and how long episodes are."""
+    solved, tools = "oracle" in plays[0], environment.tools
+    episodes = [play["oracle" if solved else "random calls"] for play in plays]
+    prompts, call = [episode.prompt for episode in episodes], plays[0]["random calls"].messages[0]
+    try:
+        tokenizer = tool_calls.with_tools(tokenizer)
+        prompt_tokens = template.count_tokens(tokenizer, prompts, tools)
+        chats = [
+            [*template.fold_system(tokenizer, each.prompt), *each.messages[: None if solved else 2]]
+            for each in episodes
+        ]
+        whole = tokenizer.apply_chat_template(chats, tools=tools, return_dict=False)
+        fault = tool_calls.tool_fault(tokenizer, prompts[0], call, tools)
+    except Exception as error:  # a template may raise anything
+        fault = f"{type(error).__name__}: {error}"
+    if fault:
+        yield _finding("template", fault)
+        return
+    episode_tokens = np.array(list(map(len, whole))) - prompt_tokens
+    if (episode_tokens > cap).any():
+        what = "the solution" if solved else "a call with its result"
+        evidence = f"{what} takes {episode_tokens.max()} tokens; max_completion_length is {cap}"
+        yield _finding("room", evidence, bool((episode_tokens > cap).mean() > SOME))

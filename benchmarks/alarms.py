@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from hacks import FAMILIES, HELD_OUT, SEED_RATE, SEED_STEPS, Hack, shouted_reward
 
-from grpo_nb.runs.files import sha256, write_json
+from grpo_nb.files import sha256, write_json
 
 CORPUS, SUMS = Path(__file__).parent / "corpus", "SHA256SUMS"
 TASKS = ("math", "qa", "json_extraction", "summarization", "calculator")

@@ -25,10 +25,10 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel, set_seed
 from trl import GRPOConfig, GRPOTrainer
 from trl.data_utils import prepare_multimodal_messages
 
+from grpo_nb.files import project_path
 from grpo_nb.models import cuda_available, lm_head
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import project_path
 
 sys.path.append(str(project_path("data")))
 from make_vision_base import IMAGE, VIDEO, VISION_END, VISION_START, load_processor

@@ -185,9 +185,8 @@ def row(name: str, one: dict[str, Any], first: dict[str, Any]) -> str:
 
 def heading() -> str:
     """Machine, versions, date."""
-    from grpo_nb.machine import gpu_name
+    from grpo_nb.machine import gpu_name, installed_versions
     from grpo_nb.models import cuda_available
-    from grpo_nb.runs import installed_versions
 
     versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
     machine = gpu_name() if cuda_available() else f"CPU, {os.cpu_count()} cores"

@@ -27,7 +27,8 @@ import psutil
 from gpu import SHAPES, save_base
 
 from grpo_nb import machine
-from grpo_nb.runs import PROJECT_ROOT, Run, git_commit, installed_versions, runs_root
+from grpo_nb.machine import PROJECT_ROOT, git_commit, installed_versions
+from grpo_nb.runs import Run, runs_root
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import read_lines
 

@@ -20,7 +20,8 @@ import torch
 from pytest import MonkeyPatch
 
 from grpo_nb import Guard, data, models, rewards, training
-from grpo_nb.runs import PROJECT_ROOT, Run, Stage
+from grpo_nb.machine import PROJECT_ROOT
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 
 TASKS, SEEDS, LOOKS = ("math", "json_extraction", "qa", "summarization"), 5, 5

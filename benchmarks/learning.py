@@ -9,8 +9,8 @@ and format are greedy, on 256 prompts, of the base before and of the merged mode
 import argparse
 import json
 
+from grpo_nb.files import read_json
 from grpo_nb.pipeline.notebooks import run_pipeline
-from grpo_nb.runs.files import read_json
 
 
 def measure(seed: int) -> dict[str, float]:

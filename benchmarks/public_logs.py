@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from grpo_nb.diagnosis import autopsy
-from grpo_nb.runs.files import write_json
+from grpo_nb.files import write_json
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs/alerts.md"

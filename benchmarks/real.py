@@ -11,10 +11,10 @@ of GRPO over the warm-up with its 95 % interval. A run that is done is not run a
 
 import argparse
 
+from grpo_nb.files import read_json
 from grpo_nb.pipeline.notebooks import StageFailed, run_pipeline
 from grpo_nb.pipeline.placebo import run_placebo
 from grpo_nb.runs import Run
-from grpo_nb.runs.files import read_json
 
 
 def measure(model: str, task: str, seed: int, placebo: bool) -> str:

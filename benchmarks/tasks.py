@@ -14,8 +14,8 @@ import os
 import tempfile
 from itertools import product
 
+from grpo_nb.files import read_json
 from grpo_nb.pipeline.notebooks import assigned, run_pipeline
-from grpo_nb.runs.files import read_json
 from grpo_nb.runs.profiles import TASKS
 
 HAVE_A_BASE = [task for task, known in TASKS.items() if task == "math" or "tiny-cpu" in known]

@@ -3,10 +3,10 @@
 import runpy
 from pathlib import Path
 
+from grpo_nb.files import atomic_path
 from grpo_nb.rewards import code, correctness, format, length, style
 from grpo_nb.rewards.contract import Reward
 from grpo_nb.rewards.sets import PRESETS, built_in
-from grpo_nb.runs import atomic_path
 
 PAGE = Path(__file__).parent / "rewards.md"
 KINDS = {

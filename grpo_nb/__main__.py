@@ -216,7 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
     except RuntimeError as error:
         reason, code = error, 128 + error.signal if hasattr(error, "signal") else 1
     except OSError as error:
-        from grpo_nb.runs.files import disk_error
+        from grpo_nb.files import disk_error
 
         reason, code = disk_error(error.filename or "a file", error), 1
     except KeyboardInterrupt as stop:

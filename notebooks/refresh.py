@@ -15,9 +15,10 @@ import tomllib
 from pathlib import Path
 
 import nbformat
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import KERNEL_ARGUMENTS, QUIET
 from grpo_nb.pipeline.sweep import read_sweep, run_sweep
-from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, runs_root
+from grpo_nb.runs import NOTEBOOKS, runs_root
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent

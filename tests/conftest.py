@@ -16,8 +16,8 @@ import hypothesis
 import pytest
 from filelock import FileLock
 
-from grpo_nb.machine import gpu_name
-from grpo_nb.runs import PROJECT_ROOT, Run
+from grpo_nb.machine import PROJECT_ROOT, gpu_name
+from grpo_nb.runs import Run
 
 sys.path[:0] = [str(PROJECT_ROOT / "data"), str(PROJECT_ROOT / "notebooks")]
 
@@ -211,16 +211,16 @@ def moved(folder: Path, size: float, settings: dict[str, str]) -> Run:
     """A run of the tiny base and an adapter of noise: quick, and it answers otherwise."""
     import torch
 
-    from grpo_nb import models, runs
+    from grpo_nb import files, models
     from grpo_nb.runs import config
     from grpo_nb.runs.settings import PolicyConfig
 
     with patch.dict(os.environ, {"GRPO_NB_RUNS": str(folder)}):
         run, settled = Run("moved"), config.resolve("tiny-cpu", settings)
     run.write_config(settled)
-    runs.write_json(run / "manifest.json", {})
+    files.write_json(run / "manifest.json", {})
     columns = {"question": "question", "answer": "answer"}
-    runs.write_json(run / "data/report.json", {"columns": columns})
+    files.write_json(run / "data/report.json", {"columns": columns})
     # Without Unsloth, which does not import beside vLLM's CPU build on every processor.
     policy = models.load_policy(settled.model, 0, PolicyConfig(backend="transformers"))
     with torch.no_grad():

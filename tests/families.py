@@ -19,8 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import grpo_nb
 from grpo_nb import data, export, models, rewards, training
+from grpo_nb.checks import Check
 from grpo_nb.models import hub, template
-from grpo_nb.runs import Check, Run, Stage
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import RunConfig, resolve
 
 HIDDEN = 128

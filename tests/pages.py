@@ -15,7 +15,7 @@ import forked
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.machine import PROJECT_ROOT
 
 COMMAND = re.compile(r"(\$ )?((\.venv/bin/)?python3? |make |grpo-nb |accelerate launch )")
 FILE = re.compile(r"# ([\w-]+\.(?:py|yaml))\b")

@@ -27,8 +27,8 @@ from grpo_nb.answers.find import (
     extract_tag,
     find_answer,
 )
-from grpo_nb.runs import refuse_unknown
-from grpo_nb.runs.files import read_yaml
+from grpo_nb.files import read_yaml
+from grpo_nb.names import refuse_unknown
 
 STEP = "1+1=2"  # an honest line of reasoning, true for every question
 LACKING = {"plain": ("marks", "reasoning"), "code": ("reasoning",)}  # the parts that a form lacks

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from grpo_nb.data.references import printable
-from grpo_nb.runs.files import read_yaml
+from grpo_nb.files import read_yaml
 
 REMEDIES = read_yaml(Path(__file__).with_name("remedies.yaml"))  # {reason: what to do}
 

@@ -20,8 +20,9 @@ from grpo_nb.data.report import LEAKS, REPEATED, Drops, figures
 from grpo_nb.data.sources import Batch
 from grpo_nb.data.store import Row, pack, write_rows
 from grpo_nb.data.validate import CONTRADICTORY, CountTokens, extra_columns, validate_rows
+from grpo_nb.files import atomic_path, write_json
 from grpo_nb.rewards import PRESETS, RewardSet
-from grpo_nb.runs import Run, atomic_path, write_json
+from grpo_nb.runs import Run
 from grpo_nb.runs.config import DataConfig
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from grpo_nb import answers
 from grpo_nb.answers import extract_boxed, extract_hash_answer
 from grpo_nb.answers.forms import TAGS
-from grpo_nb.runs import refuse_unknown
+from grpo_nb.names import refuse_unknown
 
 FORMATS: dict[str, Callable[[str], str | None]] = {
     "auto": lambda text: extract_hash_answer(text) if "####" in text else text,

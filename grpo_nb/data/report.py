@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from grpo_nb import answers
+from grpo_nb.checks import Check, Checks
 from grpo_nb.data.faults import REMEDIES
 from grpo_nb.data.validate import KIND, LONG
-from grpo_nb.runs import Check, Checks
 from grpo_nb.runs.config import DataConfig
 
 REPEATED, LEAKS = "question repeated", "nearly a held-out question"

@@ -14,7 +14,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from grpo_nb.runs import project_path, refuse_unknown
+from grpo_nb.files import project_path
+from grpo_nb.names import refuse_unknown
 from grpo_nb.runs.config import DataConfig
 from grpo_nb.runs.profiles import TASKS
 

@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 
 from grpo_nb.data.images import decode, encode
 from grpo_nb.data.sources import BATCH, Row
+from grpo_nb.files import atomic_path
 from grpo_nb.rewards.prompts import as_text, with_images
-from grpo_nb.runs import Run, atomic_path
+from grpo_nb.runs import Run
 
 _TURN = pa.struct([("role", pa.string()), ("content", pa.string())])
 _COLUMNS = {"prompt": pa.list_(_TURN), "question": pa.string(), "answer": pa.string()}

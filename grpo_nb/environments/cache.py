@@ -9,9 +9,9 @@ import pandas as pd
 
 from grpo_nb.environments.contract import Environment
 from grpo_nb.environments.play import answer
+from grpo_nb.files import atomic_path
 from grpo_nb.models import Engine, Progress, Sample, part_of
 from grpo_nb.rewards.prompts import json_key
-from grpo_nb.runs import atomic_path
 
 FIRST = 200  # characters of the first completion that are shown while the others are sampled
 

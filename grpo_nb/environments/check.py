@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grpo_nb.checks import Check, Checks
 from grpo_nb.environments.contract import Environment, Played, Row
 from grpo_nb.environments.play import Episode, script
+from grpo_nb.files import read_yaml
 from grpo_nb.models import template, tool_calls
-from grpo_nb.runs import Check, Checks
-from grpo_nb.runs.files import read_yaml
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -42,10 +42,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import ValidationError, validate_call
 
+from grpo_nb.machine import PROJECT_ROOT
+from grpo_nb.names import refuse_unknown
 from grpo_nb.rewards.identity import describe
 from grpo_nb.rewards.load import load_source
 from grpo_nb.rewards.surroundings import kept
-from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
 from grpo_nb.runs.config import RunConfig
 
 EXAMPLES = ("calculator", "guess")  # files below examples/

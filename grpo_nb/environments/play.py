@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from grpo_nb.checks import Check
 from grpo_nb.environments.contract import Call, Environment, Played, Row, of
 from grpo_nb.models import template, tool_calls
 from grpo_nb.models.engine import Engine, Sample, Sampling
 from grpo_nb.rewards.prompts import Message, transcript
-from grpo_nb.runs import Check
 from grpo_nb.runs.config import RunConfig
 
 if TYPE_CHECKING:

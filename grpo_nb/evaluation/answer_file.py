@@ -13,14 +13,15 @@ from grpo_nb.data import sources
 from grpo_nb.data.validate import LONG, MISSING, Fault, prompt_tokens, row_to_ask
 from grpo_nb.evaluation.answering import score_rows
 from grpo_nb.export import refuse_incomplete, trained_paths
+from grpo_nb.files import atomic_path, read_json
 from grpo_nb.models import open_engine
 from grpo_nb.models.hub import load_tokenizer
 from grpo_nb.models.template import count_tokens
+from grpo_nb.names import refuse_unknown
 from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.rewards import load_rewards
-from grpo_nb.runs import Run, atomic_path, refuse_unknown
+from grpo_nb.runs import Run
 from grpo_nb.runs.config import DataConfig, RunConfig
-from grpo_nb.runs.files import read_json
 
 
 def answer_file(

@@ -14,6 +14,7 @@ import pandas as pd
 from grpo_nb import environments
 from grpo_nb.environments.cache import Cache, answer_cached, row_key
 from grpo_nb.evaluation.report import DECODING, UNFINISHED, Evaluation, build, with_accuracy
+from grpo_nb.files import digests
 from grpo_nb.models import (
     Engine,
     Progress,
@@ -30,7 +31,6 @@ from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import RunConfig
-from grpo_nb.runs.files import digests
 
 
 class Candidate(NamedTuple):

@@ -23,6 +23,7 @@ two of 20 random rewards were credited with a gain; with it, none was (benchmark
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from grpo_nb.checks import Check, Checks
 from grpo_nb.evaluation.report import (
     LEAST_PROMPTS,
     compare_pair,
@@ -30,10 +31,10 @@ from grpo_nb.evaluation.report import (
     per_prompt,
     with_accuracy,
 )
+from grpo_nb.files import read_json, sha256
 from grpo_nb.rewards import load_rewards
-from grpo_nb.runs import Check, Checks, Run, sha256
+from grpo_nb.runs import Run
 from grpo_nb.runs.config import flatten, stage_of
-from grpo_nb.runs.files import read_json
 
 CAUSED = "the reward did it"
 PART = "the reward did part of it"

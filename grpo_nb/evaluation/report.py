@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from grpo_nb.checks import Check, Checks
+from grpo_nb.files import atomic_path, read_json, write_json
 from grpo_nb.reward_lab.statistics import bootstrap, mcnemar, pass_at_k
 from grpo_nb.rewards import RewardSet, declared_range
-from grpo_nb.runs import Check, Checks, Run, atomic_path, write_json
+from grpo_nb.runs import Run
 from grpo_nb.runs.config import RunConfig
-from grpo_nb.runs.files import read_json
 
 DECODING = {"greedy": 0.0, "sampled": 1.0}  # temperature
 UNFINISHED = "eval/unfinished"  # completions of an evaluation that has not been saved yet

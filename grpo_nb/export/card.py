@@ -8,10 +8,10 @@ from typing import Any
 import yaml
 
 from grpo_nb.export.merging import MERGED, refuse_incomplete
+from grpo_nb.files import atomic_path, project_path, read_json
 from grpo_nb.rewards import load_rewards
-from grpo_nb.runs import Run, atomic_path, project_path, refuse_changed
+from grpo_nb.runs import Run, refuse_changed
 from grpo_nb.runs.config import flatten
-from grpo_nb.runs.files import read_json
 
 HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 

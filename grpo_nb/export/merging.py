@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb import data
+from grpo_nb.checks import Check
 from grpo_nb.export import parity
+from grpo_nb.files import atomic_path, read_json, write_json
 from grpo_nb.models import (
     cuda_available,
     free_memory,
@@ -16,9 +18,8 @@ from grpo_nb.models import (
 )
 from grpo_nb.models.hub import find_model, hub_errors, quiet
 from grpo_nb.models.vision import auto_class, copy_processor, read_config
-from grpo_nb.runs import Check, Run, Stage, atomic_path, write_json
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import RunConfig
-from grpo_nb.runs.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_nb.checks import Check
+from grpo_nb.files import read_yaml
 from grpo_nb.models import engine_of
 from grpo_nb.models.template import with_completion
 from grpo_nb.rewards.prompts import Message
-from grpo_nb.runs import Check
-from grpo_nb.runs.files import read_yaml
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.runs import refuse_unknown
+from grpo_nb.files import read_json
+from grpo_nb.names import refuse_unknown
 from grpo_nb.runs.config import ModelConfig
-from grpo_nb.runs.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,7 +9,7 @@ from grpo_nb.models.engine import Engine, TransformersEngine
 from grpo_nb.models.hub import load_tokenizer
 from grpo_nb.models.vllm import open_vllm, use_vllm
 from grpo_nb.models.weights import load_checkpoint
-from grpo_nb.runs import refuse_unknown
+from grpo_nb.names import refuse_unknown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_nb.files import project_path
 from grpo_nb.machine import skip_garbage_at_exit
 from grpo_nb.models.template import add_defaults
 from grpo_nb.models.vision import load_processor
-from grpo_nb.runs import project_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from grpo_nb.files import project_path
 from grpo_nb.machine import bound_kernels, several_gpus
 from grpo_nb.models import lm_head
 from grpo_nb.models.adapter import adapter_config, leaf, lora_arguments, trained_base
@@ -19,7 +20,7 @@ from grpo_nb.models.vision import auto_class, has_vision, read_config
 from grpo_nb.models.vllm import VllmEngine, use_vllm
 from grpo_nb.models.weights import cuda_available, load_base, never_sample_images, unpacked
 from grpo_nb.rewards.prompts import Message
-from grpo_nb.runs import Run, project_path, refuse_changed, runs_root
+from grpo_nb.runs import Run, refuse_changed, runs_root
 from grpo_nb.runs.config import ModelConfig, PolicyConfig
 
 if TYPE_CHECKING:

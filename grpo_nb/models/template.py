@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from grpo_nb.checks import Check
 from grpo_nb.rewards.prompts import Message, completion_text, images_of
-from grpo_nb.runs import Check
 
 if TYPE_CHECKING:
     from torch import Tensor

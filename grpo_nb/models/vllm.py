@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_nb.files import read_json
 from grpo_nb.models.engine import Chats, Engine, Sample, Sampling, free_memory
 from grpo_nb.models.hub import find_model, hub_errors, quiet
 from grpo_nb.models.template import render
@@ -14,7 +15,6 @@ from grpo_nb.models.vision import image_tokens
 from grpo_nb.models.weights import cuda_available, weights_dtype
 from grpo_nb.rewards.prompts import images_of
 from grpo_nb.runs.config import PolicyConfig
-from grpo_nb.runs.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

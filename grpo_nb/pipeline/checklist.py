@@ -8,9 +8,9 @@ from collections import Counter
 from itertools import takewhile
 from typing import Any
 
-from grpo_nb.checks import shown
+from grpo_nb.checks import Check, shown
 from grpo_nb.evaluation.placebos import caused
-from grpo_nb.runs import NOTEBOOKS, Check, Run, refuse_undone
+from grpo_nb.runs import NOTEBOOKS, Run, refuse_undone
 
 EXPECTED = {
     "01": ("dataset", "no leakage", "prompt length"),

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 
 import psutil
 
-from grpo_nb.checks import shown
-from grpo_nb.machine import gpu_fault, gpu_name, several_gpus
+from grpo_nb.checks import Check, shown
+from grpo_nb.machine import PROJECT_ROOT, gpu_fault, gpu_name, installed_versions, several_gpus
 from grpo_nb.models import cuda_available
-from grpo_nb.runs import PROJECT_ROOT, Check, installed_versions, runs_root
+from grpo_nb.runs import runs_root
 from grpo_nb.runs.profiles import detect_profile
 from grpo_nb.sandbox import choose_backend
 

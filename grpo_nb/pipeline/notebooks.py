@@ -25,18 +25,11 @@ from typing import Any
 
 import psutil
 
-from grpo_nb.machine import limit_spinning
-from grpo_nb.runs import (
-    NOTEBOOKS,
-    PROJECT_ROOT,
-    Run,
-    project_path,
-    refuse_undone,
-    refuse_unknown,
-    resolve_stages,
-)
+from grpo_nb.files import disk_error, project_path, read_json, read_yaml
+from grpo_nb.machine import PROJECT_ROOT, limit_spinning
+from grpo_nb.names import refuse_unknown
+from grpo_nb.runs import NOTEBOOKS, Run, refuse_undone, resolve_stages
 from grpo_nb.runs import config as configs
-from grpo_nb.runs.files import disk_error, read_json, read_yaml
 from grpo_nb.runs.profiles import TASKS
 from grpo_nb.runs.signals import signals
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import grpo_nb
 from grpo_nb import data, environments, models, reward_lab, rewards, training
+from grpo_nb.checks import Checks
 from grpo_nb.models import template
 from grpo_nb.reward_lab import RewardTest, Verdict, difficulty
-from grpo_nb.runs import Checks, Stage
+from grpo_nb.runs import Stage
 from grpo_nb.training import ranks
 
 

@@ -22,10 +22,11 @@ from queue import SimpleQueue
 from threading import Event
 from typing import Any, NamedTuple
 
-from grpo_nb.machine import visible_gpus
+from grpo_nb.files import read_yaml
+from grpo_nb.machine import PROJECT_ROOT, visible_gpus
+from grpo_nb.names import refuse_unknown
 from grpo_nb.pipeline.notebooks import Stopped, resolve_run, with_full_paths
-from grpo_nb.runs import PROJECT_ROOT, Run, refuse_unknown, runs_root
-from grpo_nb.runs.files import read_yaml
+from grpo_nb.runs import Run, runs_root
 from grpo_nb.runs.signals import signals
 
 KEYS = ["name", "profile", "settings", "grid", "list"]

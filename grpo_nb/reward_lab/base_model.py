@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb import models
+from grpo_nb.checks import Check
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.statistics import pass_at_k
 from grpo_nb.reward_lab.table import passed
 from grpo_nb.rewards import RewardSet
-from grpo_nb.runs import Check
 from grpo_nb.runs.config import RunConfig
 
 BASE = "base model"  # the name of the check on the base model

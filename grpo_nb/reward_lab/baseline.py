@@ -18,13 +18,13 @@ import pandas as pd
 from grpo_nb import data, environments, models
 from grpo_nb.data.images import variants
 from grpo_nb.environments.cache import Cache, answer_cached
+from grpo_nb.files import digests, read_json
 from grpo_nb.models import hub
 from grpo_nb.reward_lab.table import Bench, Row, bench_of
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Completion
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import RunConfig
-from grpo_nb.runs.files import digests, read_json
 
 KEPT_AT = "rewards/baseline.parquet"
 WARMED = "rewards/warm_up"  # folder of the weights after the SFT warm-up, from which GRPO starts

@@ -12,6 +12,7 @@ from textwrap import shorten
 from typing import Any
 
 from grpo_nb import data
+from grpo_nb.checks import Check
 from grpo_nb.environments.check import perform
 from grpo_nb.environments.contract import Row
 from grpo_nb.reward_lab.baseline import RewardTest
@@ -20,7 +21,7 @@ from grpo_nb.rewards import Adaptive, call
 from grpo_nb.rewards.combine import is_async
 from grpo_nb.rewards.prompts import transcript
 from grpo_nb.rewards.surroundings import Muted
-from grpo_nb.runs import Check, Run
+from grpo_nb.runs import Run
 
 TOLERANCE = 1e-3  # allowed difference between machines; relative for scores above 1
 FEW = 64  # completions that are scored again

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grpo_nb.checks import Check
+from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab.amounts import FAMILIES, JUDGED_ROWS
 from grpo_nb.reward_lab.baseline import REFERENCE_ROWS, RewardTest
 from grpo_nb.reward_lab.statistics import wilson
 from grpo_nb.reward_lab.table import Row
 from grpo_nb.rewards import GroupJudge, LLMJudge, RewardSet, call
 from grpo_nb.rewards.prompts import completion_text
-from grpo_nb.runs import Check
-from grpo_nb.runs.files import read_yaml
 
 GROUPS = 16  # one per prompt
 COMPLETIONS = 6  # of a prompt, at most

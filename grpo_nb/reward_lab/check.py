@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grpo_nb.checks import Check, Checks
+from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab import linter, programs
 from grpo_nb.reward_lab.amounts import (
     Amounts,
@@ -48,7 +49,6 @@ from grpo_nb.reward_lab.written import (
     others_of,
 )
 from grpo_nb.rewards.contract import TRLS_OWN
-from grpo_nb.runs.files import read_yaml
 
 FIXES = read_yaml(Path(__file__).with_name("fixes.yaml"))  # {finding: what to do}
 CHARACTERS = 4  # per token, for the length of the longest completion

@@ -10,11 +10,12 @@ from typing import Any
 import pandas as pd
 
 from grpo_nb import data, models
+from grpo_nb.files import write_json
 from grpo_nb.reward_lab.baseline import Baseline, reward_test, sample
 from grpo_nb.reward_lab.table import Row, passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import question_key
-from grpo_nb.runs import Stage, write_json
+from grpo_nb.runs import Stage
 from grpo_nb.runs.config import DataConfig
 
 

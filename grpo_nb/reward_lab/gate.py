@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from grpo_nb import environments
+from grpo_nb.checks import Check, Checks
+from grpo_nb.files import project_path, read_json, write_json
 from grpo_nb.reward_lab import base_model, behavior, looking
 from grpo_nb.reward_lab.attacks import Attack, read_attacks
 from grpo_nb.reward_lab.baseline import RewardTest, warm_folder
@@ -20,9 +22,8 @@ from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.identity import describe
 from grpo_nb.rewards.prompts import Message, message_text
 from grpo_nb.rewards.surroundings import Muted
-from grpo_nb.runs import Check, Checks, Run, project_path, write_json
+from grpo_nb.runs import Run
 from grpo_nb.runs.config import RunConfig
-from grpo_nb.runs.files import read_json
 
 REPORT = "rewards/report.json"
 SCORES = "rewards/scores.json"

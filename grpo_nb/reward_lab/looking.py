@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_nb.checks import Check
 from grpo_nb.data.images import variants
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.check import FIXES
@@ -17,7 +18,6 @@ from grpo_nb.reward_lab.statistics import bootstrap
 from grpo_nb.reward_lab.table import Bench, Row, passed
 from grpo_nb.rewards.contract import columns_read
 from grpo_nb.rewards.prompts import question_key
-from grpo_nb.runs import Check
 
 NEEDED = "pass@1 that needs the images"
 FEW = 64  # rows whose references are scored with other images

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb import environments
+from grpo_nb.files import atomic_path, write_json
 from grpo_nb.models import template
 from grpo_nb.reward_lab.baseline import RewardTest
 from grpo_nb.reward_lab.certificate import judges
@@ -25,7 +26,7 @@ from grpo_nb.rewards import RewardSet, load_preset, load_rewards
 from grpo_nb.rewards.limits import TookTooLong
 from grpo_nb.rewards.load import about_path, explained, is_own_reward, load_python, read_about
 from grpo_nb.rewards.surroundings import Muted
-from grpo_nb.runs import Stage, atomic_path, start_stage, write_json
+from grpo_nb.runs import Stage, start_stage
 from grpo_nb.runs.config import SET, of_stage, set_values
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from grpo_nb.files import sha256
 from grpo_nb.rewards.contract import Reward
-from grpo_nb.runs.files import sha256
 
 
 def describe(value: Any) -> Any:

@@ -16,12 +16,13 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from grpo_nb import rewards
+from grpo_nb.files import read_json
+from grpo_nb.machine import PROJECT_ROOT
+from grpo_nb.names import refuse_unknown
 from grpo_nb.rewards.combine import Adaptive, gated
 from grpo_nb.rewards.contract import Reward, columns_read
 from grpo_nb.rewards.limits import limited
 from grpo_nb.rewards.sets import PRESETS, RewardSet, give_name, reward_set
-from grpo_nb.runs import PROJECT_ROOT, refuse_unknown
-from grpo_nb.runs.files import read_json
 from grpo_nb.runs.settings import RewardsConfig
 
 HINT = "; what the rewards need (imports, constants, helpers) must be in the same file or cell"

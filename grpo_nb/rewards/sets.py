@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_nb.answers import TAGS, Form, find_form
+from grpo_nb.files import read_yaml
 from grpo_nb.rewards import code, correctness, format, length, style
 from grpo_nb.rewards.combine import Adaptive, gated, is_async
 from grpo_nb.rewards.contract import Reward, call, columns_read, declared_range
 from grpo_nb.rewards.limits import LIMIT
-from grpo_nb.runs.files import read_yaml
 
 WORDS = "I think about it. "  # no equation, no connective, no answer
 ANSWERS = ("so it is", '{"a": 1}')  # two forms of answers, neither of which is right

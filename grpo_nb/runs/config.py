@@ -17,8 +17,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from grpo_nb.runs.files import read_yaml
-from grpo_nb.runs.names import refuse_unknown
+from grpo_nb.files import read_yaml
+from grpo_nb.names import refuse_unknown
 from grpo_nb.runs.profiles import PROFILES, detect_profile, task_settings
 from grpo_nb.runs.settings import (
     DataConfig,

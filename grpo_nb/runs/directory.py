@@ -19,16 +19,9 @@ import yaml
 from filelock import FileLock, Timeout
 
 from grpo_nb.checks import Check
+from grpo_nb.files import atomic_path, digests, disk_error, read_json, sha256, write_json
 from grpo_nb.machine import PROJECT_ROOT, git_commit, gpu_in_use, installed_versions, switches
 from grpo_nb.runs import config as configs
-from grpo_nb.runs.files import (
-    atomic_path,
-    digests,
-    disk_error,
-    read_json,
-    sha256,
-    write_json,
-)
 
 NOTEBOOKS = {
     "01": "01_prepare_data",
@@ -44,11 +37,6 @@ def runs_root() -> Path:
     """Return the folder of all runs: `$GRPO_NB_RUNS`, or `runs/` beside the package."""
     folder = os.environ.get("GRPO_NB_RUNS")
     return Path(folder).expanduser().absolute() if folder else PROJECT_ROOT / "runs"
-
-
-def project_path(path: str | Path) -> Path:
-    """Resolve a relative path against the project folder, wherever the kernel runs."""
-    return PROJECT_ROOT / path
 
 
 class State(NamedTuple):

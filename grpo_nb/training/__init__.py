@@ -14,7 +14,7 @@ acts between steps, `checkpoints` resumes a run, `health` raises alerts from its
 
 from typing import Any
 
-from grpo_nb.runs.files import append_line, read_lines
+from grpo_nb.files import append_line, read_lines
 from grpo_nb.training.arguments import effective, grpo_config, notable, refuse_unknown_trl
 from grpo_nb.training.metrics import read_completions
 from grpo_nb.training.rescue import Rescue, rescue_base

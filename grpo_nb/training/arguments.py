@@ -20,12 +20,12 @@ import pandas as pd
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from grpo_nb import environments
+from grpo_nb.files import read_yaml
 from grpo_nb.models import Policy, cuda_available, has_bf16
+from grpo_nb.names import ELSEWHERE, refuse_elsewhere, refuse_unknown
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs import Stage
 from grpo_nb.runs.config import RunConfig, flatten, resolve
-from grpo_nb.runs.files import read_yaml
-from grpo_nb.runs.names import ELSEWHERE, refuse_elsewhere, refuse_unknown
 from grpo_nb.training import health, metrics, ranks
 from grpo_nb.training.placebo import paid_weights
 

@@ -6,9 +6,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from grpo_nb.files import atomic_path, read_json, write_json
 from grpo_nb.models import sharded
-from grpo_nb.runs import atomic_path, write_json
-from grpo_nb.runs.files import read_json
 from grpo_nb.training import ranks, stock
 from grpo_nb.training.checkpoints import adaptive_rewards, remove_old, seal, whole_or_aside
 from grpo_nb.training.validation import Validation

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb import reward_lab
+from grpo_nb.files import digests, read_json, sha256, write_json
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import Adaptive
-from grpo_nb.runs import Stage, sha256, write_json
-from grpo_nb.runs.files import digests, read_json
+from grpo_nb.runs import Stage
 from grpo_nb.training.arguments import ARGUMENTS, default_of, setting_of
 from grpo_nb.training.metrics import forget_after
 from grpo_nb.training.validation import prompts_to_hold_out

@@ -14,8 +14,8 @@ from statistics import fmean, stdev
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from grpo_nb.runs import Check
-from grpo_nb.runs.files import read_json, read_lines, read_yaml
+from grpo_nb.checks import Check
+from grpo_nb.files import read_json, read_lines, read_yaml
 from grpo_nb.training.rules import EXACT, PARTS, is_number
 
 # The texts of each alert, its limits, and the number of recorded tiny runs that raised it

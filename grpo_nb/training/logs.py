@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from grpo_nb.runs.files import read_yaml
+from grpo_nb.files import read_yaml
 
 KEYS = read_yaml(Path(__file__).with_name("log_keys.yaml"))
 ALIASES = {alias: key for key, names in KEYS["aliases"].items() for alias in names}

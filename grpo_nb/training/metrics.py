@@ -14,12 +14,12 @@ import pandas as pd
 import psutil
 
 from grpo_nb import data, environments
+from grpo_nb.files import atomic_path, read_json, read_lines
 from grpo_nb.models import cuda_available, tool_calls
 from grpo_nb.reward_lab.table import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Message, digest, message_text, transcript
-from grpo_nb.runs import Run, atomic_path
-from grpo_nb.runs.files import read_json, read_lines
+from grpo_nb.runs import Run
 
 if TYPE_CHECKING:
     import torch

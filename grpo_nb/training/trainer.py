@@ -49,6 +49,8 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from grpo_nb import environments, models
+from grpo_nb.checks import Check
+from grpo_nb.files import atomic_path, read_lines
 from grpo_nb.models import Policy, dense, lm_head, sharded
 from grpo_nb.models.template import fold_system
 from grpo_nb.models.tool_calls import with_tools
@@ -60,8 +62,7 @@ from grpo_nb.rewards.contract import call
 from grpo_nb.rewards.limits import contained
 from grpo_nb.rewards.prompts import Message, images_of, loggable
 from grpo_nb.rewards.surroundings import kept, turn
-from grpo_nb.runs import Check, Stage, atomic_path
-from grpo_nb.runs.files import read_lines
+from grpo_nb.runs import Stage
 from grpo_nb.training import (
     checkpoints,
     fast_cpu,

@@ -12,15 +12,15 @@ from functools import partial
 from typing import Any
 
 from grpo_nb import data, models
+from grpo_nb.files import atomic_path, read_json, write_json
 from grpo_nb.models import Policy
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.reward_lab.baseline import WARMED
 from grpo_nb.reward_lab.table import Row
 from grpo_nb.rewards import load_rewards
 from grpo_nb.rewards.prompts import json_key
-from grpo_nb.runs import Run, Stage, atomic_path, write_json
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import RunConfig
-from grpo_nb.runs.files import read_json
 from grpo_nb.training import checkpoints, ranks
 from grpo_nb.training.pass_rate import PASS, PROMPTS, measure
 

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb.evaluation import DECODING
-from grpo_nb.runs import Run, atomic_path
-from grpo_nb.runs.files import read_yaml
+from grpo_nb.files import atomic_path, read_yaml
+from grpo_nb.runs import Run
 from grpo_nb.views.tables import short
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ import pandas as pd
 from grpo_nb import data, environments
 from grpo_nb.evaluation.answer_file import weights_of
 from grpo_nb.models import Engine, open_engine
+from grpo_nb.names import refuse_unknown
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.rewards import load_rewards
 from grpo_nb.rewards.prompts import build_prompt, completion_text
-from grpo_nb.runs import Run, refuse_unknown
+from grpo_nb.runs import Run
 from grpo_nb.views import tables
 
 Row = dict[str, Any]

@@ -11,10 +11,11 @@ from queue import Queue
 import ipywidgets as w
 
 from grpo_nb import environments, reward_lab
+from grpo_nb.checks import Checks
 from grpo_nb.reward_lab import RewardTest, Verdict, judge
 from grpo_nb.rewards import limits
 from grpo_nb.rewards.surroundings import Muted, turn
-from grpo_nb.runs import NOTEBOOKS, Checks
+from grpo_nb.runs import NOTEBOOKS
 from grpo_nb.views import tables
 from grpo_nb.views.widgets import WIDE, View, in_order, row_list
 

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from grpo_nb.runs import PROJECT_ROOT, write_json
+from grpo_nb.files import write_json
+from grpo_nb.machine import PROJECT_ROOT
 
 CHROMIUM = [*filter(shutil.which, ("chromium", "chromium-browser", "google-chrome"))]
 NEEDS_BROWSER = pytest.mark.skipif(not CHROMIUM, reason="needs a browser: apt-get install chromium")

@@ -11,10 +11,11 @@ import pytest
 from browsing import NEEDS_BROWSER, SLOW, contrast, jupyterlab, run_all_cells
 from playwright.sync_api import expect
 
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.reward_lab import refuse_untested
 from grpo_nb.rewards import load_preset
-from grpo_nb.runs import PROJECT_ROOT, start_stage
+from grpo_nb.runs import start_stage
 
 pytestmark = [NEEDS_BROWSER, pytest.mark.usefixtures("forks")]
 RIGHT = "<reasoning>so</reasoning><answer>{}</answer>"

@@ -11,7 +11,7 @@ import pytest
 from browsing import NEEDS_BROWSER, SLOW, contrast, jupyterlab, run_all_cells
 from playwright.sync_api import expect
 
-from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.machine import PROJECT_ROOT
 
 pytestmark = [NEEDS_BROWSER, pytest.mark.usefixtures("forks")]
 TRAINED = os.environ.get("GRPO_NB_SCREENSHOT")

@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from grpo_nb.runs import PROJECT_ROOT, project_path
+from grpo_nb.files import project_path
+from grpo_nb.machine import PROJECT_ROOT
 
 BASE = project_path("data/vision_base")
 FOLDER = project_path("data/tasks")

@@ -18,9 +18,10 @@ import pytest
 from grpo_nb import data, reward_lab
 from grpo_nb.answers import parse_number
 from grpo_nb.data import duplicates, faults, references, sources, store, validate
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import hub, template
 from grpo_nb.rewards import load_preset
-from grpo_nb.runs import PROJECT_ROOT, Run, runs_root
+from grpo_nb.runs import Run, runs_root
 from grpo_nb.runs.config import DataConfig, resolve
 
 FEW_SHOT = [

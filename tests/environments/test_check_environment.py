@@ -17,11 +17,11 @@ from flawed_environments import (
     tokenizer_of,
 )
 
+from grpo_nb.checks import Checks
 from grpo_nb.environments import check, check_environment, tool
 from grpo_nb.environments.contract import Environment
 from grpo_nb.environments.play import script
 from grpo_nb.models import tool_calls
-from grpo_nb.runs import Checks
 
 CAP = 3000  # a token is a byte here
 

@@ -11,10 +11,10 @@ from trl import GRPOConfig, GRPOTrainer
 import grpo_nb
 from grpo_nb import environments, models, rewards, training
 from grpo_nb.environments.play import Episode
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import hub, lm_head, template
 from grpo_nb.models.engine import TransformersEngine
 from grpo_nb.rewards.prompts import build_prompt, loggable, transcript
-from grpo_nb.runs import PROJECT_ROOT
 
 BASE = PROJECT_ROOT / "data/agent_base"
 CAP = 96

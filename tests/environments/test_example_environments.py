@@ -10,8 +10,8 @@ from grpo_nb.environments import check, check_environment, check_rows, load
 from grpo_nb.environments.examples.calculator import Calculator
 from grpo_nb.environments.examples.guess import Guess
 from grpo_nb.environments.play import replay, script
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import with_full_paths
-from grpo_nb.runs import PROJECT_ROOT
 
 ROWS = PROJECT_ROOT / "data/tasks"
 PROMPT = [{"role": "user", "content": "Begin."}]

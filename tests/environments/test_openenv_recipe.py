@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from grpo_nb.environments import check_environment, check_rows, load
 from grpo_nb.environments.play import replay, script
-from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.machine import PROJECT_ROOT
 
 # OpenEnv needs versions of packages that are pinned otherwise, so CI has it not.
 PLAYED_WITH = ["a stand-in", "openenv"] if find_spec("openenv") else ["a stand-in"]

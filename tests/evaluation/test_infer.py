@@ -8,11 +8,12 @@ from unittest import mock
 import pandas as pd
 import pytest
 
-from grpo_nb import models, reward_lab, runs
+from grpo_nb import models, reward_lab
 from grpo_nb.__main__ import main
 from grpo_nb.evaluation import answer_file as answers
 from grpo_nb.evaluation.answer_file import answer_file, weights_of
-from grpo_nb.runs import Run, config, project_path, write_json
+from grpo_nb.files import project_path, write_json
+from grpo_nb.runs import Run, config
 from grpo_nb.views import Chat
 
 SUM = "What is 47 + 38?"
@@ -176,7 +177,7 @@ def test_torn_weights_are_named_and_no_traceback_shown(
     moved_run, questions, tmp_path, capsys, monkeypatch, model
 ):
     folder = shutil.copytree(moved_run.path, tmp_path / "runs/torn")
-    shutil.copytree(runs.project_path("data/tiny_base"), folder / "model/merged")
+    shutil.copytree(project_path("data/tiny_base"), folder / "model/merged")
     torn = {"merged": "model/merged/model", "adapter": "train/adapter/adapter_model"}[model]
     path = folder / f"{torn}.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
@@ -227,7 +228,7 @@ def test_models_are_asked_with_the_template_that_they_were_trained_with(
 
 
 def test_a_run_that_was_not_trained_says_so(runs_dir):
-    untrained = runs.Run("new")
+    untrained = Run("new")
     untrained.write_config(config.resolve("tiny-cpu", {}))
     with pytest.raises(FileNotFoundError, match="holds no train/adapter: run 03_train_grpo first"):
         Chat(untrained).answer(SUM)

@@ -10,8 +10,9 @@ from grpo_nb import evaluation
 from grpo_nb.__main__ import main
 from grpo_nb.data.store import pack, write_rows
 from grpo_nb.evaluation import leaderboard
+from grpo_nb.files import write_json
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import NOTEBOOKS, Run, config, write_json
+from grpo_nb.runs import NOTEBOOKS, Run, config
 
 
 def make_run(name, right, questions=None, **settings):

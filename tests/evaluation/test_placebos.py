@@ -11,11 +11,13 @@ from answered import MATH, answers
 
 from grpo_nb import evaluation, training
 from grpo_nb.__main__ import main
+from grpo_nb.checks import Check
 from grpo_nb.evaluation import placebos
+from grpo_nb.files import write_json
 from grpo_nb.pipeline import checklist, notebooks
 from grpo_nb.pipeline.placebo import run_placebo, take_over
 from grpo_nb.rewards import Adaptive, gated, load_preset, reward_set, soft_format_reward
-from grpo_nb.runs import NOTEBOOKS, Check, Run, config, write_json
+from grpo_nb.runs import NOTEBOOKS, Run, config
 from grpo_nb.training.placebo import paid_weights, shuffled
 from grpo_nb.views import completions
 

@@ -20,9 +20,10 @@ from safetensors.torch import load_file, save_file
 from grpo_nb import export, models
 from grpo_nb.__main__ import main
 from grpo_nb.export import merging, parity
+from grpo_nb.files import project_path, write_json
 from grpo_nb.models import weights
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import Run, Stage, project_path, write_json
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 
 TINY = "data/tiny_base"

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from grpo_nb import models
+from grpo_nb.files import read_json
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import PROJECT_ROOT, Run
+from grpo_nb.runs import Run
 from grpo_nb.runs.config import PolicyConfig
-from grpo_nb.runs.files import read_json
 from grpo_nb.training import guard
 
 sys.path.append(str(Path(__file__).parent))

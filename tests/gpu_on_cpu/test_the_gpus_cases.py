@@ -9,8 +9,8 @@ from pathlib import Path
 import forked
 import pytest
 
-from grpo_nb.runs import PROJECT_ROOT
-from grpo_nb.runs.files import read_json
+from grpo_nb.files import read_json
+from grpo_nb.machine import PROJECT_ROOT
 
 FOLDER = Path(__file__).parents[1] / "gpu"
 sys.path.append(str(FOLDER))

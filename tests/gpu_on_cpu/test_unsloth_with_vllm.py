@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from grpo_nb import export
-from grpo_nb.runs import PROJECT_ROOT, Run, Stage
+from grpo_nb.machine import PROJECT_ROOT
+from grpo_nb.runs import Run, Stage
 from grpo_nb.training import guard
 from grpo_nb.training.rules import DIFFERENCE
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.machine import PROJECT_ROOT
 
 
 @pytest.fixture(scope="module")

@@ -33,9 +33,10 @@ from trainings import MATH, beside_a_stock_trainer, make_run, trainer_of  # noqa
 
 import grpo_nb  # noqa: E402
 from grpo_nb import environments, models, rewards, training  # noqa: E402
+from grpo_nb.machine import PROJECT_ROOT  # noqa: E402
 from grpo_nb.models.policy import UNSLOTHS_VLLM  # noqa: E402
 from grpo_nb.rewards.prompts import build_prompt  # noqa: E402
-from grpo_nb.runs import PROJECT_ROOT, Run, Stage  # noqa: E402
+from grpo_nb.runs import Run, Stage  # noqa: E402
 from grpo_nb.runs.config import flatten, resolve  # noqa: E402
 from grpo_nb.training.rules import DIFFERENCE  # noqa: E402
 

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from grpo_nb import environments, models
+from grpo_nb.files import project_path
 from grpo_nb.models import hub, template
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import project_path
 
 FOLDER = project_path("data/agent_base")
 CARD = (FOLDER / "README.md").read_text(encoding="utf-8")

@@ -13,12 +13,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from grpo_nb import data, evaluation, models
+from grpo_nb.files import project_path
 from grpo_nb.models import hub, template
 from grpo_nb.models.policy import import_unsloth
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import Run, project_path
+from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
 
 CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 47, "b": 38}}\n</tool_call><|im_end|>'

@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from grpo_nb import models
+from grpo_nb.files import project_path
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import hub, template, weights
 from grpo_nb.models import policy as policy_module
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import PROJECT_ROOT, project_path
 from grpo_nb.runs.config import PolicyConfig, resolve
 
 TINY = "data/tiny_base"

@@ -14,11 +14,12 @@ from sampling_faults import FAULTS
 
 import grpo_nb
 from grpo_nb import data, export, models, reward_lab, training
+from grpo_nb.files import project_path
 from grpo_nb.models import template
 from grpo_nb.models.dense import DenseEngine
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.reward_lab.table import passed
-from grpo_nb.runs import Run, Stage, project_path
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import guard
 

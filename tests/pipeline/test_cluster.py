@@ -11,8 +11,8 @@ import stub_trials
 from stub_trials import told, until, write
 
 from grpo_nb.__main__ import main
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline import cluster
-from grpo_nb.runs import PROJECT_ROOT
 
 TINY = "profile: tiny-cpu\ngrid: {seed: [1, 2, 3]}"
 NODE = {"object_store_memory": 80 * 2**20, "include_dashboard": False, "include_log_monitor": False}

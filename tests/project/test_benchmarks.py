@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from grpo_nb import models
-from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.machine import PROJECT_ROOT
 
 pytestmark = pytest.mark.usefixtures("forks")
 

@@ -20,10 +20,11 @@ from pymdownx.slugs import slugify
 from trainings import arguments_of
 
 from grpo_nb.__main__ import parse_arguments
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import assigned, planned_run, resolve_run
 from grpo_nb.pipeline.sweep import read_sweep
 from grpo_nb.rewards import load_preset
-from grpo_nb.runs import PROJECT_ROOT, Run, config
+from grpo_nb.runs import Run, config
 from grpo_nb.runs.settings import LossType
 from grpo_nb.training.arguments import TRL_NAMES, own_config, refuse_unknown_trl
 

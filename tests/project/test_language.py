@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.machine import PROJECT_ROOT
 
 PACKAGE = PROJECT_ROOT / "grpo_nb"
 # The docstrings of the example environments are prompts, which a model was trained with.

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from grpo_nb import models
-from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.machine import PROJECT_ROOT
 
 FOLDER = PROJECT_ROOT / "docs/launch"
 # distributed type, environment of the processes, whether their weights are sharded

@@ -22,9 +22,10 @@ from nbclient import NotebookClient
 from grpo_nb import export
 from grpo_nb.colab import RUNS_ON_DRIVE, wanted
 from grpo_nb.evaluation.answer_file import answer_file
+from grpo_nb.files import project_path, read_json
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import QUIET, resolve_run
-from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT, Run, config, project_path, start_stage
-from grpo_nb.runs.files import read_json
+from grpo_nb.runs import NOTEBOOKS, Run, config, start_stage
 from grpo_nb.training import read_lines
 
 FOLDER = project_path("notebooks")

@@ -4,7 +4,7 @@ import ast
 import subprocess
 import sys
 
-from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.machine import PROJECT_ROOT
 
 MODULES = sorted((PROJECT_ROOT / "grpo_nb").rglob("*.py"))
 HEAVY = {"torch", "unsloth", "trl", "vllm"}
@@ -13,6 +13,8 @@ MAY_IMPORT_HEAVY = {"models", "training", "export"}
 IMPORTED_LATE = ("training/trainer.py", "training/sft.py", "models/dense.py")
 FLOORS = [
     {"machine", "checks"},
+    {"files"},
+    {"names"},
     {"runs", "colab", "sandbox", "updates"},
     {"answers"},
     {"rewards"},

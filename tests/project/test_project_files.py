@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import grpo_nb
-from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.machine import PROJECT_ROOT
 
 
 def text(name):

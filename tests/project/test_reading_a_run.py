@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.training import read_lines
 
 PAGE = (PROJECT_ROOT / "docs/reading-a-run.md").read_text(encoding="utf-8")

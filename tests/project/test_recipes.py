@@ -10,7 +10,7 @@ from judge_server import serving, verdict
 from pages import blocks, run_shell, write_files
 
 from grpo_nb.data import store
-from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.machine import PROJECT_ROOT
 
 PAGE = PROJECT_ROOT / "docs/recipes.md"
 # Run in tests of their own: trials by test_sweep.py, the server by test_serve.py; what is cut

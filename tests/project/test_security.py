@@ -9,8 +9,10 @@ import pytest
 import yaml
 
 from grpo_nb import models
+from grpo_nb.files import project_path
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import hub
-from grpo_nb.runs import PROJECT_ROOT, Run, project_path
+from grpo_nb.runs import Run
 from grpo_nb.sandbox import DEFAULT_LIMITS
 from grpo_nb.sandbox.limits import FILE_BYTES
 

@@ -6,7 +6,8 @@ import shutil
 import yaml
 from pages import blocks, run_shell, write_files
 
-from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT
+from grpo_nb.machine import PROJECT_ROOT
+from grpo_nb.runs import NOTEBOOKS
 
 PAGE = PROJECT_ROOT / "docs/SKILL.md"
 

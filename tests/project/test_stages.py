@@ -9,8 +9,9 @@ import nbformat
 import pytest
 
 from grpo_nb import reward_lab
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline import launch, stages
-from grpo_nb.runs import NOTEBOOKS, PROJECT_ROOT
+from grpo_nb.runs import NOTEBOOKS
 
 FUNCTIONS = {"01": stages.prepare_data, "02": stages.test_rewards, "03": stages.train_grpo}
 UNFOLDED = {"open_test": reward_lab.open_test, "reward_test": reward_lab.baseline.reward_test}

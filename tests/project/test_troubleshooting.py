@@ -8,10 +8,10 @@ import pytest
 
 from grpo_nb import data
 from grpo_nb.data.faults import REMEDIES
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.reward_lab import base_model, behavior, gate
 from grpo_nb.reward_lab.attacks import ANY, BY_ANSWER
 from grpo_nb.reward_lab.check import FIXES
-from grpo_nb.runs import PROJECT_ROOT
 from grpo_nb.training import health, preflight
 
 PAGE = (PROJECT_ROOT / health.PAGE).read_text(encoding="utf-8")

@@ -19,11 +19,12 @@ from hackable import lifted
 from labs import click
 
 from grpo_nb import data, environments, reward_lab
+from grpo_nb.files import project_path
 from grpo_nb.models import Sample
 from grpo_nb.reward_lab import RewardTest, base_model, baseline, behavior, bench_of
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.rewards.identity import describe
-from grpo_nb.runs import Run, Stage, directory, project_path, start_stage
+from grpo_nb.runs import Run, Stage, directory, start_stage
 from grpo_nb.views.reward_lab import EXAMPLE, RewardLab
 
 SMALL = {"data.max_rows": 24}

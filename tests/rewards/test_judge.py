@@ -11,9 +11,9 @@ import pytest
 from judge_server import serving, verdict
 from pages import blocks
 
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.reward_lab import fingerprint
 from grpo_nb.rewards import LLMJudge, load_preset, reward_set
-from grpo_nb.runs import PROJECT_ROOT
 
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3?"}]
 KEY = "sk-secret-0123456789"

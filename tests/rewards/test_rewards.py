@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_nb import rewards
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.rewards.sets import PRESETS, built_in
-from grpo_nb.runs import PROJECT_ROOT
 
 GOOD = "<reasoning>7+8=15, 4+3+1=8</reasoning><answer>85</answer>"
 COLUMNS = {"answer": "85", "sources": ["a", "b"], "answer_sources": [1]}

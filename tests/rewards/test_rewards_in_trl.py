@@ -13,6 +13,7 @@ from trainings import trainer_of
 from unsloth_cells import CELLS
 
 from grpo_nb import data, reward_lab, rewards
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import Sample, hub, template
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import Adaptive, load_preset, load_rewards, reward_set
@@ -20,7 +21,7 @@ from grpo_nb.rewards.contract import TRLS_OWN
 from grpo_nb.rewards.load import load_python
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.rewards.sets import built_in
-from grpo_nb.runs import PROJECT_ROOT, Run, Stage
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 
 

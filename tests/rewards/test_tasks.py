@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from grpo_nb import models
+from grpo_nb.files import project_path
 from grpo_nb.models import hub
 from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import project_path
 
 TASKS = ("code", "summarization", "qa", "json_extraction")
 BASE = project_path("data/task_base")

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from grpo_nb import machine
 from grpo_nb.__main__ import main
+from grpo_nb.files import write_json
 from grpo_nb.pipeline.notebooks import assigned
 from grpo_nb.runs import Run, config, profiles, resolve_stages, start_stage
 from grpo_nb.runs.config import flatten, resolve
-from grpo_nb.runs.files import write_json
 from grpo_nb.training.arguments import solve_batch
 
 GPUS = [profile for profile in profiles.PROFILES if profiles.MEMORY_GIB[profile]]

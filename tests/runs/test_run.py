@@ -10,11 +10,12 @@ from unittest.mock import patch
 import nbformat
 import pytest
 
+from grpo_nb import files
 from grpo_nb.__main__ import main
-from grpo_nb.machine import bound_kernels
+from grpo_nb.machine import PROJECT_ROOT, bound_kernels
 from grpo_nb.pipeline import notebooks
 from grpo_nb.pipeline.notebooks import StageFailed, execute_notebook, set_environment
-from grpo_nb.runs import PROJECT_ROOT, Run, config, files
+from grpo_nb.runs import Run, config
 
 RUN = "profile: tiny-cpu\ndata.max_rows: 80\ndata.eval_rows: 16\ntrain.learning_rate: 1e-4\n"
 START = (

@@ -16,21 +16,16 @@ import pytest
 import yaml
 from conftest import held
 
-from grpo_nb import runs
+from grpo_nb import files
+from grpo_nb.checks import Check, Checks
+from grpo_nb.files import atomic_path
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import set_environment
-from grpo_nb.runs import (
-    NOTEBOOKS,
-    Check,
-    Checks,
-    Run,
-    atomic_path,
-    find_run,
-    start_stage,
-)
+from grpo_nb.runs import NOTEBOOKS, Run, find_run, start_stage
 
 KILLED_WHILE_WRITING = """
 import os
-from grpo_nb import runs
+from grpo_nb import files, runs
 from grpo_nb.pipeline.notebooks import set_environment
 run = runs.Run("k")
 run.record("01", {"status": "done"})
@@ -80,7 +75,7 @@ def test_a_relative_place_for_runs_is_resolved_for_all_that_work_elsewhere(tmp_p
     monkeypatch.setenv("GRPO_NB_RUNS", "mine/runs")
     where = Run("r").path
     assert where == tmp_path / "mine/runs/r"
-    monkeypatch.setenv("PYTHONPATH", str(runs.PROJECT_ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT_ROOT))
     with patch.dict(os.environ):
         set_environment(Run("r"))  # as whoever starts a kernel does
         monkeypatch.chdir("notebooks")
@@ -118,7 +113,7 @@ def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path):
         temporary.write_text("half of the n")
         raise OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(ValueError, match="not JSON compliant"):
-        runs.write_json(target, {"reward": float("nan")})
+        files.write_json(target, {"reward": float("nan")})
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
 
@@ -140,7 +135,7 @@ def test_no_half_written_manifest_survives_a_kill(runs_dir):
 
 SECOND_USER = """
 import os, sys
-from grpo_nb import runs
+from grpo_nb import files, runs
 from grpo_nb.pipeline.notebooks import set_environment
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import checklist
@@ -406,8 +401,8 @@ def test_the_manifest_tells_how_a_result_came_about_and_no_secret(runs_dir, monk
     entry = finish("02").manifest()["02"]
     assert (entry["status"], entry["seed"]) == ("done", 0)
     assert not run.in_use(".lock"), "it is free for the next notebook"
-    assert entry["outputs"] == {"02/file": runs.sha256(run / "02/file")}
-    assert entry["inputs"] == {"01/file": runs.sha256(run / "01/file")}
+    assert entry["outputs"] == {"02/file": files.sha256(run / "02/file")}
+    assert entry["inputs"] == {"01/file": files.sha256(run / "01/file")}
     assert entry["versions"]["trl"] == "1.15.0"
     assert len(entry["git_commit"].removesuffix("-dirty")) in (40, len("unknown"))
     assert entry["switches"] == {

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from trainings import MATH, arguments_of
 
+from grpo_nb import names
 from grpo_nb.models import Policy, weights
 from grpo_nb.pipeline import notebooks as pipeline
-from grpo_nb.runs import Run, Stage, names
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs import config as config_module
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import arguments

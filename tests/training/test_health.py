@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_nb import training
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import Sample
 from grpo_nb.rewards import reward, reward_set
-from grpo_nb.runs import PROJECT_ROOT, config
+from grpo_nb.runs import config
 from grpo_nb.training import health
 from grpo_nb.training.validation import Validation
 

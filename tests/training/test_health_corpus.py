@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from grpo_nb.runs import PROJECT_ROOT
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.training import health
 
 

@@ -11,8 +11,8 @@ from nbclient import NotebookClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_nb import Guard, Monitor
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import lm_head
-from grpo_nb.runs import PROJECT_ROOT
 
 BASE = str(PROJECT_ROOT / "data/tiny_base")
 ROWS = Dataset.from_list([{"prompt": f"{n} + 2 = ", "answer": str(n + 2)} for n in range(10, 74)])

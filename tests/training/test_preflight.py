@@ -14,8 +14,9 @@ import pytest
 from trainings import MATH, comparable, trainer_of
 
 from grpo_nb import models
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import PROJECT_ROOT, Run
+from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import preflight
 

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from trainings import arguments_of, comparable, lines_of, make_run
 
 from grpo_nb import training
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline import launch as launch_module
 from grpo_nb.pipeline.notebooks import run_pipeline
-from grpo_nb.runs import PROJECT_ROOT, Run, refuse_undone
+from grpo_nb.runs import Run, refuse_undone
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import checkpoints, ranks
 

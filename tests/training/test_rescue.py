@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 
 from grpo_nb import data, models, reward_lab, rewards, training
+from grpo_nb.checks import Check
 from grpo_nb.models.template import count_tokens
 from grpo_nb.reward_lab import bench_of
-from grpo_nb.runs import Check, Run, Stage
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import rescue
 from grpo_nb.training.pass_rate import PASS

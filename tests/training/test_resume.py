@@ -15,7 +15,7 @@ from trainings import comparable, lines_of, make_run, scale_loss, steps_that_mov
 
 import grpo_nb
 from grpo_nb import rewards, training
-from grpo_nb.runs import sha256
+from grpo_nb.files import sha256
 from grpo_nb.training import checkpoints
 from grpo_nb.training.updates import Update, stop_on_signals
 from grpo_nb.training.validation import Validation

@@ -8,7 +8,9 @@ import re
 import numpy as np
 import pytest
 
-from grpo_nb.runs import PROJECT_ROOT, Check, Run
+from grpo_nb.checks import Check
+from grpo_nb.machine import PROJECT_ROOT
+from grpo_nb.runs import Run
 from grpo_nb.training import Buttons, Update
 from grpo_nb.views import charts, training_charts
 from grpo_nb.views.dashboard import TrainingDashboard

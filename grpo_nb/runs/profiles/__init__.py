@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from grpo_nb.files import read_yaml
 from grpo_nb.machine import gpu_fault, gpu_name
-from grpo_nb.runs.files import read_yaml
-from grpo_nb.runs.names import refuse_unknown
+from grpo_nb.names import refuse_unknown
 
 HERE = Path(__file__).parent
 TASKS = {path.stem: read_yaml(path) for path in sorted(HERE.parent.glob("tasks/*.yaml"))}

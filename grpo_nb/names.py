@@ -3,7 +3,7 @@
 import difflib
 from pathlib import Path
 
-from grpo_nb.runs.files import read_yaml
+from grpo_nb.files import read_yaml
 
 ELSEWHERE = read_yaml(Path(__file__).with_name("elsewhere.yaml"))  # {argument: what to do}
 

@@ -14,8 +14,15 @@ from typing import Any, ClassVar
 
 import yaml
 
+from grpo_nb.machine import PROJECT_ROOT
+
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+
+
+def project_path(path: str | Path) -> Path:
+    """Resolve a relative path against the project folder, wherever the kernel runs."""
+    return PROJECT_ROOT / path
 
 
 def disk_error(path: Path | str, error: OSError, state: str = "") -> str:

@@ -4,7 +4,8 @@
 
 Baseline rollouts of the tiny base model (64 prompts x 8 completions), once sampled and once read
 from their cache; then all of them scored again by the math preset with table and widgets brought
-up to date, one edit, one move of a slider, and the verdict.
+up to date, one edit, one move of a slider, and the verdict. Then `check_rewards` on 256 rows of
+each preset's task.
 """
 
 import os
@@ -16,13 +17,15 @@ from functools import partial
 
 os.environ["GRPO_NB_RUNS"] = tempfile.mkdtemp()
 
-from grpo_nb import data, reward_lab, runs
+from grpo_nb import check_rewards, data, reward_lab, rewards, runs
 from grpo_nb.models import hub, template
 from grpo_nb.reward_lab import baseline
 from grpo_nb.rewards import load_preset
+from grpo_nb.runs.config import resolve
 from grpo_nb.views import RewardLab
 
 TIMES = 5
+TASKS = ("math", "code", "qa", "summarization", "json_extraction")
 
 
 def seconds(action: Callable[[], object], wait: Callable[[], object] = int) -> float:
@@ -46,6 +49,18 @@ def prepare() -> tuple[runs.Stage, list[dict]]:
     return stage, data.load(stage.run, "train")
 
 
+def check_seconds(task: str) -> float:
+    """Least of TIMES calls of `check_rewards` with a task's preset on its first 256 rows."""
+    config, run = resolve("tiny-cpu", {"task": task}), runs.Run(task)
+    preset = rewards.load_rewards(config.rewards)
+    data.prepare(run, config.data, 0, lambda chats: [30] * len(chats), preset)
+    rows, weights = data.load(run, "train"), preset.reward_weights
+    return min(
+        check_rewards(preset.reward_funcs, rows, reward_weights=weights).seconds
+        for _ in range(TIMES)
+    )
+
+
 def main() -> None:
     stage, rows = prepare()
     run, config = stage.run, stage.config
@@ -66,6 +81,7 @@ def main() -> None:
         "one slider moved": seconds(lambda: setattr(lab.sliders[0], "value", next(weights)), wait),
         "rewards tested": seconds(lab.run.click, wait),
     }
+    figures |= {f"check_rewards, {task}": check_seconds(task) for task in TASKS}
     for what, spent in figures.items():
         print(f"{what:<34}{spent:8.3f} s")
 

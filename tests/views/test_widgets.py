@@ -1,9 +1,17 @@
 """The widgets' callbacks, driven without a browser; tests/browser drives them with one."""
 
 import html
+import json
 
 import pytest
 from labs import click
+
+from grpo_nb import views
+from grpo_nb.models import load_tokenizer
+from grpo_nb.reward_lab import RewardTest, bench_of
+from grpo_nb.rewards import load_preset
+from grpo_nb.runs import PROJECT_ROOT, Run, Stage
+from grpo_nb.runs.config import resolve
 
 
 def put(lab, widget, value):
@@ -118,3 +126,13 @@ def test_what_is_wrong_with_the_box_is_one_sentence_with_its_line(lab, said):
     lab.code.value = ""
     click(lab, lab.run)
     assert lab.errors.value == ""
+
+
+def test_a_task_with_an_environment_is_checked_in_place_of_the_lab():
+    config = resolve("tiny-cpu", {"task": "guess"})
+    lines = (PROJECT_ROOT / "data/tasks/guess.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [{**row, "prompt": [{"role": "user", "content": row["question"]}]}
+            for row in map(json.loads, lines[:8])]  # fmt: skip
+    bench = bench_of(config, load_preset("environment"), load_tokenizer("data/agent_base"))
+    [sound] = views.lab(RewardTest(Stage(Run("lab"), "02", config), rows, None, bench))
+    assert (sound.name, sound.state) == ("environment Guess", "ok")

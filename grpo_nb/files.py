@@ -20,6 +20,12 @@ DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
+def runs_root() -> Path:
+    """Return the folder of all runs: `$GRPO_NB_RUNS`, or `runs/` beside the package."""
+    folder = os.environ.get("GRPO_NB_RUNS")
+    return Path(folder).expanduser().absolute() if folder else PROJECT_ROOT / "runs"
+
+
 def project_path(path: str | Path) -> Path:
     """Resolve a relative path against the project folder, wherever the kernel runs."""
     return PROJECT_ROOT / path

@@ -8,7 +8,7 @@ import json
 import random
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -22,13 +22,15 @@ from grpo_nb.data.store import Row, pack, write_rows
 from grpo_nb.data.validate import CONTRADICTORY, CountTokens, extra_columns, validate_rows
 from grpo_nb.files import atomic_path, write_json
 from grpo_nb.rewards import PRESETS, RewardSet
-from grpo_nb.runs import Run
-from grpo_nb.runs.config import DataConfig
+
+if TYPE_CHECKING:
+    from grpo_nb.runs import Run
+    from grpo_nb.runs.config import DataConfig
 
 
 def prepare(
-    run: Run,
-    config: DataConfig,
+    run: "Run",
+    config: "DataConfig",
     seed: int,
     count_tokens: CountTokens,
     preset: RewardSet = PRESETS["math"],
@@ -77,7 +79,7 @@ def prepare(
     return report
 
 
-def with_system_prompt(config: DataConfig, preset: RewardSet) -> DataConfig:
+def with_system_prompt(config: "DataConfig", preset: RewardSet) -> "DataConfig":
     """Return the settings with the form's system prompt in place of "preset"."""
     if config.system_prompt != "preset":
         return config
@@ -100,7 +102,7 @@ def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
     return pairs
 
 
-def _columns(names: Sequence[str], config: DataConfig) -> dict[str, Any]:
+def _columns(names: Sequence[str], config: "DataConfig") -> dict[str, Any]:
     """Return the names of the question, answer and image columns, and of all other columns."""
     columns = {"question": config.question_column, "answer": config.answer_column}
     columns |= {"image": config.image_column} if config.image_column in names else {}
@@ -109,7 +111,7 @@ def _columns(names: Sequence[str], config: DataConfig) -> dict[str, Any]:
 
 
 def _read(
-    drops: Drops, batches: Iterable[Batch], config: DataConfig, count_tokens: CountTokens
+    drops: Drops, batches: Iterable[Batch], config: "DataConfig", count_tokens: CountTokens
 ) -> tuple[pd.DataFrame, list[int]]:
     """Return a table of the usable rows, and the number of tokens of every measured prompt.
 
@@ -130,7 +132,7 @@ def _read(
 
 
 def _split(
-    prints: pd.DataFrame, drops: Drops, config: DataConfig, seed: int
+    prints: pd.DataFrame, drops: Drops, config: "DataConfig", seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions of the rows to train on, and of the rows to hold out."""
     conflicts = prints.groupby("question")["answer"].transform("nunique") > 1

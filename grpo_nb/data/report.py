@@ -1,7 +1,7 @@
 """Report what stage 01 did: the rows left out, by reason, the prompt lengths, and the checks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,7 +9,9 @@ from grpo_nb import answers
 from grpo_nb.checks import Check, Checks
 from grpo_nb.data.faults import REMEDIES
 from grpo_nb.data.validate import KIND, LONG
-from grpo_nb.runs.config import DataConfig
+
+if TYPE_CHECKING:
+    from grpo_nb.runs.config import DataConfig
 
 REPEATED, LEAKS = "question repeated", "nearly a held-out question"
 SHOWN_ROWS = 20  # row numbers listed per reason
@@ -30,7 +32,7 @@ class Drops(dict[str, dict[str, Any]]):
         """Return the number of rows left out."""
         return sum(entry["count"] for entry in self.values())
 
-    def refuse_many(self, rows_read: int, config: DataConfig) -> None:
+    def refuse_many(self, rows_read: int, config: "DataConfig") -> None:
         """Raise ValueError if more rows are faulty than `data.max_dropped_share` allows."""
         faulty = self.count() - self.get(LONG, {"count": 0})["count"]
         if faulty > config.max_dropped_share * rows_read:
@@ -53,7 +55,7 @@ def figures(tokens: Sequence[int], drops: Drops) -> dict[str, Any]:
     return {"answer_parse_rate": len(tokens) / (len(tokens) + failures), "prompt_tokens": lengths}
 
 
-def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
+def checks(report: Mapping[str, Any], config: "DataConfig") -> Checks:
     """Return the checks of stage 01 from its report; each reason for dropping rows has a check."""
     lengths, cap = report["prompt_tokens"], config.max_prompt_tokens
     near = sum(entry["count"] for entry in report["dropped"] if entry["reason"] == LEAKS)
@@ -83,7 +85,7 @@ def checks(report: Mapping[str, Any], config: DataConfig) -> Checks:
     return Checks([*lines, *map(_line, report["dropped"])])
 
 
-def _columns(columns: Mapping[str, Any], config: DataConfig) -> Check:
+def _columns(columns: Mapping[str, Any], config: "DataConfig") -> Check:
     names = f"questions in {columns['question']!r}, reference answers in {columns['answer']!r}"
     if (config.question_column, config.answer_column) != (columns["question"], columns["answer"]):
         names += ", chosen by name: set data.question_column and data.answer_column for others"

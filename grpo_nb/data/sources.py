@@ -16,15 +16,16 @@ import pandas as pd
 
 from grpo_nb.files import project_path
 from grpo_nb.names import refuse_unknown
-from grpo_nb.runs.config import DataConfig
-from grpo_nb.runs.profiles import TASKS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from grpo_nb.runs.config import DataConfig
+
 BATCH = 500  # rows whose images are decoded at the same time
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of such a file
-BUILT_IN = {task: f"data/tasks/{task}.jsonl" for task in TASKS if task != "math"}
+FILES = sorted(project_path("data/tasks").glob("*.jsonl"))
+BUILT_IN = {path.stem: f"data/tasks/{path.name}" for path in FILES}
 BUILT_IN["arithmetic"] = "data/arithmetic.jsonl"
 # Names that a column may have. The first is the default; the others are tried if it is missing.
 LIKELY = {
@@ -37,7 +38,7 @@ Row = dict[str, Any]
 Batch = list[tuple[int, Row | str]]
 
 
-def read(config: DataConfig) -> Iterator[Batch]:
+def read(config: "DataConfig") -> Iterator[Batch]:
     """Yield batches of rows with their numbers, from 1; in JSON Lines these are line numbers.
 
     `data.source` names a built-in set, a local file (READERS), a folder, or a hub dataset.
@@ -52,7 +53,7 @@ def read(config: DataConfig) -> Iterator[Batch]:
         yield batch
 
 
-def read_columns(config: DataConfig) -> tuple[DataConfig, list[str], Iterator[Batch]]:
+def read_columns(config: "DataConfig") -> tuple["DataConfig", list[str], Iterator[Batch]]:
     """Find the columns of questions, answers and images.
 
     Returns:
@@ -91,13 +92,13 @@ def is_local(source: str) -> bool:
     return source not in BUILT_IN and Path(source).suffix.lower() in READERS
 
 
-def folder_of(config: DataConfig) -> Path | None:
+def folder_of(config: "DataConfig") -> Path | None:
     """Return the folder in which a source lies; None for a dataset on the hub."""
     path = _places(config)[0]
     return path if path.is_dir() else path.parent if path.is_file() else None
 
 
-def _places(config: DataConfig) -> list[Path]:
+def _places(config: "DataConfig") -> list[Path]:
     """Return the paths that a source may refer to, existing ones first."""
     name = BUILT_IN.get(config.source, config.source)
     # A notebook's kernel runs in the notebook's folder, so commands look for files there too.
@@ -106,7 +107,7 @@ def _places(config: DataConfig) -> list[Path]:
     return sorted(places, key=lambda path: not path.exists())
 
 
-def _open(config: DataConfig) -> Iterator[Row | str | None]:
+def _open(config: "DataConfig") -> Iterator[Row | str | None]:
     places = _places(config)
     path = places[0]
     if path.is_dir():
@@ -208,7 +209,7 @@ def _shortened(rows: Iterable[Row], schema: "pa.Schema") -> Iterator[Row]:
         yield row | {name: float(str(small[name](cell))) for name, cell in cells.items()}
 
 
-def _read_hub(name: str, config: DataConfig) -> Iterator[Row]:
+def _read_hub(name: str, config: "DataConfig") -> Iterator[Row]:
     import datasets
 
     place = {"split": config.split, "revision": config.revision or None}

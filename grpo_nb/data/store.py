@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +18,9 @@ from grpo_nb.data.images import decode, encode
 from grpo_nb.data.sources import BATCH, Row
 from grpo_nb.files import atomic_path
 from grpo_nb.rewards.prompts import as_text, with_images
-from grpo_nb.runs import Run
+
+if TYPE_CHECKING:
+    from grpo_nb.runs import Run
 
 _TURN = pa.struct([("role", pa.string()), ("content", pa.string())])
 _COLUMNS = {"prompt": pa.list_(_TURN), "question": pa.string(), "answer": pa.string()}
@@ -54,7 +56,7 @@ def write_rows(path: Path, packed: Sequence[Packed], names: Iterable[str]) -> No
             writer.write_table(pa.table(arrays, schema=schema))
 
 
-def replace_train(run: Run, rows: Sequence[Row]) -> None:
+def replace_train(run: "Run", rows: Sequence[Row]) -> None:
     """Replace the rows of data/train.parquet with these rows, in this order."""
     with atomic_path(run / "data/train.parquet") as temporary:
         write_rows(temporary, list(map(pack, rows)), rows[0])
@@ -77,6 +79,6 @@ def read_rows(path: Path, max_rows: int = 0) -> list[Row]:
     return rows
 
 
-def load(run: Run, split: str, max_rows: int = 0) -> list[Row]:
+def load(run: "Run", split: str, max_rows: int = 0) -> list[Row]:
     """Return the first `max_rows` rows (0: all) of "train", "sft" or "eval" from stage 01."""
     return read_rows(run / f"data/{split}.parquet", max_rows)

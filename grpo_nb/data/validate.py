@@ -14,7 +14,7 @@ may be a chat (a list of {"role", "content"}), whose turns are not changed. The 
 import re
 import string
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_nb.answers import read_reference, unusable
 from grpo_nb.data.faults import Fault
@@ -23,7 +23,9 @@ from grpo_nb.data.references import answer_finder, as_text, letter_of, plain_ans
 from grpo_nb.data.sources import Batch, Row, folder_of, is_local, read_columns
 from grpo_nb.rewards.contract import TRLS_OWN
 from grpo_nb.rewards.prompts import Message, build_prompt, with_images
-from grpo_nb.runs.config import DataConfig
+
+if TYPE_CHECKING:
+    from grpo_nb.runs.config import DataConfig
 
 FIRST_ROWS = 10
 CountTokens = Callable[[Sequence[list[Message]]], list[int]]
@@ -47,7 +49,7 @@ class ValidRow(NamedTuple):
 
 
 def validate_rows(
-    batch: Batch, config: DataConfig, count_tokens: CountTokens
+    batch: Batch, config: "DataConfig", count_tokens: CountTokens
 ) -> tuple[list[ValidRow], list[Fault], list[int]]:
     """Return the usable rows, the faults of the others, and the lengths of the measured prompts.
 
@@ -72,7 +74,7 @@ def validate_rows(
     return rows, faults, tokens
 
 
-def refuse_unusable_rows(config: DataConfig) -> None:
+def refuse_unusable_rows(config: "DataConfig") -> None:
     """Refuse a local file before anything starts if most of its first rows cannot be used.
 
     Raises:
@@ -89,7 +91,7 @@ def refuse_unusable_rows(config: DataConfig) -> None:
         raise ValueError(f"{how_many} cannot be used: {faults[0]}")
 
 
-def prompt_tokens(prompt: list[Message], config: DataConfig, count_tokens: CountTokens) -> int:
+def prompt_tokens(prompt: list[Message], config: "DataConfig", count_tokens: CountTokens) -> int:
     """Return the token count of a prompt, or raise a Fault if the chat template refuses it."""
     try:
         return count_tokens([prompt])[0]
@@ -97,7 +99,7 @@ def prompt_tokens(prompt: list[Message], config: DataConfig, count_tokens: Count
         raise Fault(TEMPLATE, config.question_column, str(error)) from None
 
 
-def row_to_ask(raw: Row | str, config: DataConfig) -> Row:
+def row_to_ask(raw: Row | str, config: "DataConfig") -> Row:
     """Return a row for a model to answer, with the columns that the rewards read, if it has them.
 
     Without a usable reference answer, only the question is returned.
@@ -112,7 +114,7 @@ def row_to_ask(raw: Row | str, config: DataConfig) -> Row:
         return question
 
 
-def extra_columns(config: DataConfig) -> list[str]:
+def extra_columns(config: "DataConfig") -> list[str]:
     """Return the names in `data.extra_columns`.
 
     Raises:
@@ -126,7 +128,7 @@ def extra_columns(config: DataConfig) -> list[str]:
     return names
 
 
-def _question(row: Row | str, config: DataConfig) -> Row:
+def _question(row: Row | str, config: "DataConfig") -> Row:
     if isinstance(row, str):
         raise Fault(UNREADABLE, "", row)
     prompt = _prompt(row, config.question_column, config.system_prompt)
@@ -140,7 +142,7 @@ def _question(row: Row | str, config: DataConfig) -> Row:
 
 
 def _validate_row(
-    row: Row | str, config: DataConfig, find_answer: Callable[[Any], str]
+    row: Row | str, config: "DataConfig", find_answer: Callable[[Any], str]
 ) -> tuple[Row, Any]:
     question = _question(row, config)
     cell = _cell(row, config.answer_column)

@@ -37,7 +37,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError, validate_call
@@ -47,7 +47,9 @@ from grpo_nb.names import refuse_unknown
 from grpo_nb.rewards.identity import describe
 from grpo_nb.rewards.load import load_source
 from grpo_nb.rewards.surroundings import kept
-from grpo_nb.runs.config import RunConfig
+
+if TYPE_CHECKING:
+    from grpo_nb.runs.config import RunConfig
 
 EXAMPLES = ("calculator", "guess")  # files below examples/
 NOT_TOOLS = ("reset", "get_reward", "solve")
@@ -240,7 +242,7 @@ def _forward(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def of(config: RunConfig) -> Environment | None:
+def of(config: "RunConfig") -> Environment | None:
     """Return the environment of a run, or None if it has none; raise the errors of `load`."""
     return load(config.data.environment) if config.data.environment else None
 

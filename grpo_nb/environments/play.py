@@ -16,10 +16,11 @@ from grpo_nb.environments.contract import Call, Environment, Played, Row, of
 from grpo_nb.models import template, tool_calls
 from grpo_nb.models.engine import Engine, Sample, Sampling
 from grpo_nb.rewards.prompts import Message, transcript
-from grpo_nb.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from grpo_nb.runs.config import RunConfig
 
 
 class Episode:
@@ -271,7 +272,7 @@ def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
     }
 
 
-def tools_of(config: RunConfig, tokenizer: "PreTrainedTokenizerBase") -> list[Mapping[str, Any]]:
+def tools_of(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase") -> list[Mapping[str, Any]]:
     """Return the tools listed in the run's prompts, and prepare the tokenizer for their calls.
 
     Raises:

@@ -4,7 +4,7 @@ from contextlib import closing
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -20,12 +20,14 @@ from grpo_nb.models.template import count_tokens
 from grpo_nb.names import refuse_unknown
 from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.rewards import load_rewards
-from grpo_nb.runs import Run
-from grpo_nb.runs.config import DataConfig, RunConfig
+
+if TYPE_CHECKING:
+    from grpo_nb.runs import Run
+    from grpo_nb.runs.config import DataConfig, RunConfig
 
 
 def answer_file(
-    run: Run,
+    run: "Run",
     source: Path,
     target: Path,
     *,
@@ -94,7 +96,7 @@ def answer_file(
     return f"{target}: {len(rows)} rows, {len(scored)} with a reference answer{scores}"
 
 
-def weights_of(run: Run, model: str) -> dict[str, Any]:
+def weights_of(run: "Run", model: str) -> dict[str, Any]:
     """Return the arguments with which `open_engine` loads a run's model.
 
     Args:
@@ -122,7 +124,7 @@ def weights_of(run: Run, model: str) -> dict[str, Any]:
 
 
 def _read(
-    settings: DataConfig, answer_column: str, config: RunConfig, bench: Bench
+    settings: "DataConfig", answer_column: str, config: "RunConfig", bench: Bench
 ) -> tuple[list[int], list[sources.Row]]:
     """Return the numbers of the rows in the source, and the rows with their prompts."""
     tools = environments.tools_of(config, bench.tokenizer)

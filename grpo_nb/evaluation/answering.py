@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -29,8 +29,10 @@ from grpo_nb.models.tool_calls import opens_call
 from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import completion_text
-from grpo_nb.runs import Run
-from grpo_nb.runs.config import RunConfig
+
+if TYPE_CHECKING:
+    from grpo_nb.runs import Run
+    from grpo_nb.runs.config import RunConfig
 
 
 class Candidate(NamedTuple):
@@ -52,9 +54,9 @@ def run(
     candidates: Sequence[Candidate],
     rows: Sequence[dict],
     preset: RewardSet,
-    config: RunConfig,
+    config: "RunConfig",
     progress: Progress | None = None,
-    run: Run | None = None,
+    run: "Run | None" = None,
 ) -> Evaluation:
     """Evaluate every candidate on every row: one greedy and `evaluate.samples` sampled completions.
 
@@ -103,7 +105,7 @@ def run(
     return Evaluation(samples, {"models": models, **build(samples, preset, config)})
 
 
-def _open(candidate: Candidate, config: RunConfig, stack: ExitStack) -> Engine:
+def _open(candidate: Candidate, config: "RunConfig", stack: ExitStack) -> Engine:
     """Return an engine with the candidate's model; `stack` closes it at the end."""
     _, model, adapter, quantization = candidate
     template = config.model.chat_template_kwargs
@@ -112,7 +114,7 @@ def _open(candidate: Candidate, config: RunConfig, stack: ExitStack) -> Engine:
 
 
 def _caches(
-    run: Run | None, candidate: Candidate, rows: Sequence[dict], config: RunConfig
+    run: "Run | None", candidate: Candidate, rows: Sequence[dict], config: "RunConfig"
 ) -> dict[str, Cache]:
     """Return {decoding mode: cache}; {} if there is no run.
 
@@ -144,7 +146,7 @@ def evaluate_model(
     opened: Callable[[], Engine],
     rows: Sequence[dict],
     bench: Bench,
-    config: RunConfig,
+    config: "RunConfig",
     progress: Progress | None = None,
     caches: Mapping[str, Cache] | None = None,
     show: str = "",

@@ -8,7 +8,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,8 +17,10 @@ from grpo_nb.checks import Check, Checks
 from grpo_nb.files import atomic_path, read_json, write_json
 from grpo_nb.reward_lab.statistics import bootstrap, mcnemar, pass_at_k
 from grpo_nb.rewards import RewardSet, declared_range
-from grpo_nb.runs import Run
-from grpo_nb.runs.config import RunConfig
+
+if TYPE_CHECKING:
+    from grpo_nb.runs import Run
+    from grpo_nb.runs.config import RunConfig
 
 DECODING = {"greedy": 0.0, "sampled": 1.0}  # temperature
 UNFINISHED = "eval/unfinished"  # completions of an evaluation that has not been saved yet
@@ -89,7 +91,7 @@ def with_accuracy(samples: Samples, preset: RewardSet) -> dict[str, pd.DataFrame
     return tables
 
 
-def build(samples: Samples, preset: RewardSet, config: RunConfig) -> dict[str, Any]:
+def build(samples: Samples, preset: RewardSet, config: "RunConfig") -> dict[str, Any]:
     """Return the report, made of JSON types.
 
     Args:
@@ -272,7 +274,7 @@ def before_after(samples: Samples, count: int) -> pd.DataFrame:
     return table.rename(columns=names)[columns].iloc[order[:count]]
 
 
-def save(run: Run, evaluation: Evaluation) -> dict[str, Any]:
+def save(run: "Run", evaluation: Evaluation) -> dict[str, Any]:
     """Write eval/samples.parquet and eval/report.json, and return the report.
 
     Completions that were kept in case of an interruption are removed.
@@ -285,7 +287,7 @@ def save(run: Run, evaluation: Evaluation) -> dict[str, Any]:
     return evaluation.report
 
 
-def greedy_answers(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
+def greedy_answers(run: "Run") -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the greedy completions of the first and the last model from eval/samples.parquet."""
     models = list(read_json(run / "eval/report.json")["greedy"])
     lines = pd.read_parquet(run / "eval/samples.parquet").query("decoding == 'greedy'")

@@ -18,16 +18,17 @@ from grpo_nb.models import (
 )
 from grpo_nb.models.hub import find_model, hub_errors, quiet
 from grpo_nb.models.vision import auto_class, copy_processor, read_config
-from grpo_nb.runs import Run, Stage
-from grpo_nb.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from grpo_nb.runs import Run, Stage
+    from grpo_nb.runs.config import RunConfig
+
 MERGED = "model/merged"
 
 
-def merge(stage: Stage, *, force: bool = False) -> tuple[Path, Check]:
+def merge(stage: "Stage", *, force: bool = False) -> tuple[Path, Check]:
     """Write model/merged and model/parity.json, and record the check "merge".
 
     The adapter is merged into the base in the precision used in training (a 4-bit base is
@@ -70,7 +71,7 @@ def merge(stage: Stage, *, force: bool = False) -> tuple[Path, Check]:
     return folder, check
 
 
-def trained_paths(run: Run, config: RunConfig) -> tuple[str, str, Path | None]:
+def trained_paths(run: "Run", config: "RunConfig") -> tuple[str, str, Path | None]:
     """Return (base, policy, adapter) to load; after full fine-tuning the adapter is None.
 
     Raises:
@@ -143,7 +144,7 @@ def _add_changes(tuned: "PreTrainedModel") -> None:
             weight.copy_(bits.bitwise_and_(-(2**16)).view(torch.float32))
 
 
-def _write(model: "PreTrainedModel", config: RunConfig, folder: Path) -> None:
+def _write(model: "PreTrainedModel", config: "RunConfig", folder: Path) -> None:
     """Write weights, config, generation config, tokenizer and chat template to a new folder."""
     with quiet():
         model.save_pretrained(folder, max_shard_size="5GB")
@@ -152,7 +153,7 @@ def _write(model: "PreTrainedModel", config: RunConfig, folder: Path) -> None:
     copy_processor(find_model(config.model.model_path), folder)
 
 
-def _compare(run: Run, config: RunConfig, base: str, folder: Path) -> dict[str, Any]:
+def _compare(run: "Run", config: "RunConfig", base: str, folder: Path) -> dict[str, Any]:
     """Compare the adapter on its base with the merged files, in weights and on prompts."""
     merged_path = str(folder.resolve())
     prompts = [row["prompt"] for row in data.load(run, "eval")[: config.export.parity_prompts]]

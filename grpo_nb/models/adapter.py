@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_nb.files import read_json
 from grpo_nb.names import refuse_unknown
-from grpo_nb.runs.config import ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from grpo_nb.runs.config import ModelConfig
 
 
 class Weights(NamedTuple):
@@ -53,7 +54,7 @@ def trainable_weights(model: "PreTrainedModel") -> Weights:
     return Weights(layers, experts, vision, others)
 
 
-def lora_arguments(config: ModelConfig, model: "PreTrainedModel") -> dict[str, Any]:
+def lora_arguments(config: "ModelConfig", model: "PreTrainedModel") -> dict[str, Any]:
     """Return arguments for peft's LoraConfig; Unsloth's `get_peft_model` takes the same.
 
     Raises:

@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.files import project_path
+from grpo_nb.files import project_path, runs_root
 from grpo_nb.machine import bound_kernels, several_gpus
 from grpo_nb.models import lm_head
 from grpo_nb.models.adapter import adapter_config, leaf, lora_arguments, trained_base
@@ -20,11 +20,11 @@ from grpo_nb.models.vision import auto_class, has_vision, read_config
 from grpo_nb.models.vllm import VllmEngine, use_vllm
 from grpo_nb.models.weights import cuda_available, load_base, never_sample_images, unpacked
 from grpo_nb.rewards.prompts import Message
-from grpo_nb.runs import Run, refuse_changed, runs_root
-from grpo_nb.runs.config import ModelConfig, PolicyConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+
+    from grpo_nb.runs.config import ModelConfig, PolicyConfig
 
 # Unsloth and TRL set these variables for their own vLLM. A later engine must not see them, whether
 # it runs in this process or in a child process.
@@ -121,7 +121,7 @@ def _for_inference(policy: Policy) -> Iterator[None]:
         model.train(was_training)
 
 
-def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig | None = None) -> Policy:
+def load_policy(config: "ModelConfig", seed: int, policy: "PolicyConfig | None" = None) -> Policy:
     """Load a base to train, either with a new LoRA adapter on its linear layers or in full.
 
     Args:
@@ -129,6 +129,9 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig | None = No
         seed: The seed of the adapter's initial weights.
         policy: The settings of the policy, such as its backend; None for the defaults.
     """
+    from grpo_nb.runs import Run, refuse_changed
+    from grpo_nb.runs.settings import PolicyConfig
+
     policy = policy or PolicyConfig()
     bound_kernels()
     # vLLM supports no adapter on the vision tower.
@@ -153,7 +156,7 @@ def load_policy(config: ModelConfig, seed: int, policy: PolicyConfig | None = No
     return result
 
 
-def has_engine(model: "PreTrainedModel", config: ModelConfig) -> bool:
+def has_engine(model: "PreTrainedModel", config: "ModelConfig") -> bool:
     """Return whether Unsloth has started vLLM with the model; if it has not, print a note.
 
     Raises:
@@ -185,7 +188,7 @@ def import_unsloth(vision: bool = False) -> Any:
 
 
 def _load_unsloth(
-    config: ModelConfig, seed: int, policy: PolicyConfig, vllm: bool
+    config: "ModelConfig", seed: int, policy: "PolicyConfig", vllm: bool
 ) -> "PreTrainedModel":
     options: dict[str, Any] = {}
     if vllm:
@@ -228,7 +231,7 @@ def _load_unsloth(
     )
 
 
-def _reads_images(config: ModelConfig) -> bool:
+def _reads_images(config: "ModelConfig") -> bool:
     """Return whether Unsloth loads the model with `FastVisionModel`, which needs a GPU.
 
     Raises:
@@ -256,7 +259,9 @@ def _announce_standby(standby: bool) -> None:
     os.environ[name] = value
 
 
-def _load_transformers(config: ModelConfig, seed: int, policy: PolicyConfig) -> "PreTrainedModel":
+def _load_transformers(
+    config: "ModelConfig", seed: int, policy: "PolicyConfig"
+) -> "PreTrainedModel":
     import torch
 
     model = unpacked(load_base(config.model_path, config.quantization))

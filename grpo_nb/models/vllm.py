@@ -14,16 +14,17 @@ from grpo_nb.models.template import render
 from grpo_nb.models.vision import image_tokens
 from grpo_nb.models.weights import cuda_available, weights_dtype
 from grpo_nb.rewards.prompts import images_of
-from grpo_nb.runs.config import PolicyConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from grpo_nb.runs.config import PolicyConfig
 
 BNB_PLUGIN = "the package vllm-bnb-plugin (pip install --no-deps vllm-bnb-plugin==0.0.3)"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # adapter ranks for which vLLM can reserve room
 
 
-def use_vllm(choice: str, quantization: str, policy: PolicyConfig | None = None) -> bool:
+def use_vllm(choice: str, quantization: str, policy: "PolicyConfig | None" = None) -> bool:
     """Return whether to generate completions with vLLM.
 
     Args:

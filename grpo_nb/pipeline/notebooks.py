@@ -31,7 +31,7 @@ from grpo_nb.names import refuse_unknown
 from grpo_nb.runs import NOTEBOOKS, Run, refuse_undone, resolve_stages
 from grpo_nb.runs import config as configs
 from grpo_nb.runs.profiles import TASKS
-from grpo_nb.runs.signals import signals
+from grpo_nb.signals import signals
 
 FOLDERS = ("data.source", "model.model_path")  # these may also be files
 PATHS = (*FOLDERS, "data.environment", "rewards.preset", "rewards.cases")

@@ -27,7 +27,7 @@ from grpo_nb.machine import PROJECT_ROOT, visible_gpus
 from grpo_nb.names import refuse_unknown
 from grpo_nb.pipeline.notebooks import Stopped, resolve_run, with_full_paths
 from grpo_nb.runs import Run, runs_root
-from grpo_nb.runs.signals import signals
+from grpo_nb.signals import signals
 
 KEYS = ["name", "profile", "settings", "grid", "list"]
 LOCKS = (".lock", ".pipeline.lock")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,9 @@ from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.reward_lab.statistics import pass_at_k
 from grpo_nb.reward_lab.table import passed
 from grpo_nb.rewards import RewardSet
-from grpo_nb.runs.config import RunConfig
+
+if TYPE_CHECKING:
+    from grpo_nb.runs.config import RunConfig
 
 BASE = "base model"  # the name of the check on the base model
 EASIER = (
@@ -36,7 +38,7 @@ def flagged(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.Da
 
 
 def summary(
-    baseline: Baseline, table: pd.DataFrame, preset: RewardSet, config: RunConfig
+    baseline: Baseline, table: pd.DataFrame, preset: RewardSet, config: "RunConfig"
 ) -> dict[str, Any]:
     """Return figures that describe the model before training.
 

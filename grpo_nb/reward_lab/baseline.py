@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
@@ -23,8 +23,10 @@ from grpo_nb.models import hub
 from grpo_nb.reward_lab.table import Bench, Row, bench_of
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Completion
-from grpo_nb.runs import Run, Stage
-from grpo_nb.runs.config import RunConfig
+
+if TYPE_CHECKING:
+    from grpo_nb.runs import Run, Stage
+    from grpo_nb.runs.config import RunConfig
 
 KEPT_AT = "rewards/baseline.parquet"
 WARMED = "rewards/warm_up"  # folder of the weights after the SFT warm-up, from which GRPO starts
@@ -66,7 +68,7 @@ class RewardTest(NamedTuple):
     bench: The rewards, and the conditions under which they score completions.
     """
 
-    stage: Stage
+    stage: "Stage"
     rows: list[Row]
     baseline: Baseline
     bench: Bench
@@ -84,9 +86,9 @@ class RewardTest(NamedTuple):
 
 
 def sample(
-    run: Run,
+    run: "Run",
     rows: Sequence[Row],
-    config: RunConfig,
+    config: "RunConfig",
     engine: models.Engine | None = None,
     progress: models.Progress | None = None,
     warmed: bool = True,
@@ -127,13 +129,13 @@ def sample(
     return Baseline(list(rows), groups[:count], parts)
 
 
-def warm_folder(run: Run, config: RunConfig) -> Path | None:
+def warm_folder(run: "Run", config: "RunConfig") -> Path | None:
     """Return the folder of the weights after the SFT warm-up, if there is one."""
     folder = run / WARMED
     return folder if config.train.sft_steps and folder.is_dir() else None
 
 
-def open_base(config: RunConfig, warmed: Path | None) -> models.Engine:
+def open_base(config: "RunConfig", warmed: Path | None) -> models.Engine:
     """Return an engine for the base model, or for the weights in the folder `warmed`, if given."""
     model, whole = config.model, warmed and config.policy.finetuning == "full"
     return models.open_engine(
@@ -144,7 +146,7 @@ def open_base(config: RunConfig, warmed: Path | None) -> models.Engine:
     )
 
 
-def _settings(config: RunConfig, warmed: Path | None) -> dict[str, Any]:
+def _settings(config: "RunConfig", warmed: Path | None) -> dict[str, Any]:
     """Return all settings that the samples depend on, and the digests of a local model's files."""
     return {
         "model_path": config.model.model_path,
@@ -161,7 +163,7 @@ def _settings(config: RunConfig, warmed: Path | None) -> dict[str, Any]:
 
 
 def open_test(
-    stage: Stage,
+    stage: "Stage",
     preset: RewardSet,
     engine: models.Engine | None = None,
     progress: models.Progress | None = None,
@@ -180,7 +182,9 @@ def open_test(
     return reward_test(stage, preset, rows, baseline)
 
 
-def reward_test(stage: Stage, preset: RewardSet, rows: list[Row], baseline: Baseline) -> RewardTest:
+def reward_test(
+    stage: "Stage", preset: RewardSet, rows: list[Row], baseline: Baseline
+) -> RewardTest:
     """Return a test of rewards under the conditions of the stage's training."""
     model = stage.config.model
     tokenizer = models.load_tokenizer(model.model_path, model.chat_template_kwargs)

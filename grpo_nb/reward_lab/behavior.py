@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_nb import data
 from grpo_nb.checks import Check
@@ -21,7 +21,9 @@ from grpo_nb.rewards import Adaptive, call
 from grpo_nb.rewards.combine import is_async
 from grpo_nb.rewards.prompts import transcript
 from grpo_nb.rewards.surroundings import Muted
-from grpo_nb.runs import Run
+
+if TYPE_CHECKING:
+    from grpo_nb.runs import Run
 
 TOLERANCE = 1e-3  # allowed difference between machines; relative for scores above 1
 FEW = 64  # completions that are scored again
@@ -67,7 +69,7 @@ def _reference(bench: Bench, row: Row) -> Any:
     return perform(bench.environment, row, turns).messages
 
 
-def difference(bench: Bench, results: dict[str, Any], run: Run) -> str:
+def difference(bench: Bench, results: dict[str, Any], run: "Run") -> str:
     """Describe the first completion whose score differs from the recorded one; "" if none does.
 
     Any exception that a reward or a tool raises counts as a difference.
@@ -85,7 +87,7 @@ def difference(bench: Bench, results: dict[str, Any], run: Run) -> str:
         return f"what ran in stage 02 now raises {type(error).__name__}: {notes}"
 
 
-def _differences(bench: Bench, results: dict[str, Any], run: Run) -> Iterator[str]:
+def _differences(bench: Bench, results: dict[str, Any], run: "Run") -> Iterator[str]:
     """Yield a sentence for each score that differs by more than TOLERANCE allows."""
     train_rows = data.load(run, "train", max(results["rows"]) + 1)
     rows, texts = [train_rows[place] for place in results["rows"]], results["completions"]

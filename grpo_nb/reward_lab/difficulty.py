@@ -5,7 +5,7 @@ time and teach nothing.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -15,8 +15,10 @@ from grpo_nb.reward_lab.baseline import Baseline, reward_test, sample
 from grpo_nb.reward_lab.table import Row, passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import question_key
-from grpo_nb.runs import Stage
-from grpo_nb.runs.config import DataConfig
+
+if TYPE_CHECKING:
+    from grpo_nb.runs import Stage
+    from grpo_nb.runs.config import DataConfig
 
 
 def pass_rates(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
@@ -30,7 +32,7 @@ def pass_rates(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd
 
 
 def by_difficulty(
-    stage: Stage, preset: RewardSet, report: dict[str, Any], engine: models.Engine | None = None
+    stage: "Stage", preset: RewardSet, report: dict[str, Any], engine: models.Engine | None = None
 ) -> dict[str, Any]:
     """Measure the pass rate of `data.difficulty_prompts` prompts, then filter and order the rows.
 
@@ -67,7 +69,7 @@ def by_difficulty(
 
 
 def keep_band(
-    rows: Sequence[Row], rates: Mapping[str, float], config: DataConfig
+    rows: Sequence[Row], rates: Mapping[str, float], config: "DataConfig"
 ) -> tuple[list[Row], dict[str, int]]:
     """Return the rows of medium difficulty in the configured order, and counts for the report.
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
@@ -22,8 +22,10 @@ from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.identity import describe
 from grpo_nb.rewards.prompts import Message, message_text
 from grpo_nb.rewards.surroundings import Muted
-from grpo_nb.runs import Run
-from grpo_nb.runs.config import RunConfig
+
+if TYPE_CHECKING:
+    from grpo_nb.runs import Run
+    from grpo_nb.runs.config import RunConfig
 
 REPORT = "rewards/report.json"
 SCORES = "rewards/scores.json"
@@ -150,7 +152,7 @@ def _checked(test: RewardTest, attacks: Sequence[Attack]) -> RewardVerdict:
     return verdict
 
 
-def _form_asked(preset: RewardSet, prompt: list[Message], config: RunConfig) -> list[Check]:
+def _form_asked(preset: RewardSet, prompt: list[Message], config: "RunConfig") -> list[Check]:
     """Return a warning if the prompts lack the system prompt of the rewarded form."""
     form, turns = preset.form, list(map(message_text, prompt))
     in_prompt = not turns or any(form.system_prompt in turn for turn in turns)
@@ -207,7 +209,7 @@ def _lines(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return json.loads(frame.to_json(orient="records"))
 
 
-def refuse_untested(run: Run, preset: RewardSet, force: bool = False) -> str:
+def refuse_untested(run: "Run", preset: RewardSet, force: bool = False) -> str:
     """Refuse to train with rewards that failed their test, or that were not tested.
 
     The rewards are compared by source and by behavior: stage 03 scores the completions of stage 02

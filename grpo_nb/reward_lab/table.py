@@ -11,21 +11,32 @@ from grpo_nb.models import cuda_available, hub
 from grpo_nb.reward_lab import advantages
 from grpo_nb.rewards import Reward, RewardSet, Scored, call, declared_range
 from grpo_nb.rewards.prompts import Completion, completion_text, in_parts, transcript
-from grpo_nb.runs.config import RunConfig, TrainConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from grpo_nb.runs.config import RunConfig
 
 Row = dict[str, Any]
 TRLS_ROW = ("prompt", "completion", "completion_ids")  # columns that TRL does not pass to rewards
 TIE = 1e-6  # totals and advantages that are this close differ only by rounding
 
 
+class Conditions(NamedTuple):
+    """Hold the arguments of GRPOConfig that decide what a reward gets and how scores are used."""
+
+    max_completion_length: int = 512
+    max_steps: int = 250
+    loss_type: str = "dapo"
+    scale_rewards: str = "group"
+    multi_objective_aggregation: str = "sum_then_normalize"
+
+
 class Bench(NamedTuple):
     """Hold rewards, and the training conditions under which they score completions.
 
     preset: The rewards and their weights.
-    train: The training settings, which decide how advantages are computed.
+    train: Conditions, or what has the same attributes: a GRPOConfig, a run's settings.
     tokenizer: The tokenizer for the `completion_ids` that TRL passes to rewards. If it is None,
         length rewards count words.
     unsloth_on_gpu: Whether Unsloth will train on a GPU, which changes the effect of `dr_grpo`.
@@ -34,7 +45,7 @@ class Bench(NamedTuple):
     """
 
     preset: RewardSet
-    train: TrainConfig = TrainConfig()
+    train: Any = Conditions()
     tokenizer: "PreTrainedTokenizerBase | None" = None
     unsloth_on_gpu: bool = False
     environment: Environment | None = None
@@ -132,7 +143,7 @@ class Bench(NamedTuple):
         )
 
 
-def bench_of(config: RunConfig, preset: RewardSet, tokenizer: Any = None) -> Bench:
+def bench_of(config: "RunConfig", preset: RewardSet, tokenizer: Any = None) -> Bench:
     """Return a bench with these rewards and the training conditions of a run."""
     return Bench(preset, config.train, tokenizer, cuda_available(), of(config))
 

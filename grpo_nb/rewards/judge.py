@@ -14,9 +14,8 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Annotated, Any, ClassVar
 
-from grpo_nb.files import append_line, read_lines, read_yaml
+from grpo_nb.files import append_line, read_lines, read_yaml, runs_root
 from grpo_nb.rewards.prompts import Completion, completion_text
-from grpo_nb.runs import runs_root
 
 FRAMES = read_yaml(Path(__file__).with_suffix(".yaml"))
 CHARACTERS_PER_TOKEN = 4  # roughly, in English

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_nb import rewards
 from grpo_nb.files import read_json
@@ -23,12 +23,14 @@ from grpo_nb.rewards.combine import Adaptive, gated
 from grpo_nb.rewards.contract import Reward, columns_read
 from grpo_nb.rewards.limits import limited
 from grpo_nb.rewards.sets import PRESETS, RewardSet, give_name, reward_set
-from grpo_nb.runs.settings import RewardsConfig
+
+if TYPE_CHECKING:
+    from grpo_nb.runs.settings import RewardsConfig
 
 HINT = "; what the rewards need (imports, constants, helpers) must be in the same file or cell"
 
 
-def load_rewards(config: RewardsConfig) -> RewardSet:
+def load_rewards(config: "RewardsConfig") -> RewardSet:
     """Return the rewards of a run, in the run's form; the errors are those of `load_preset`.
 
     Rewards from a file get the time limit `rewards.seconds`.

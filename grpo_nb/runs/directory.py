@@ -8,7 +8,6 @@ changed since.
 
 import fcntl
 import math
-import os
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -19,8 +18,16 @@ import yaml
 from filelock import FileLock, Timeout
 
 from grpo_nb.checks import Check
-from grpo_nb.files import atomic_path, digests, disk_error, read_json, sha256, write_json
-from grpo_nb.machine import PROJECT_ROOT, git_commit, gpu_in_use, installed_versions, switches
+from grpo_nb.files import (
+    atomic_path,
+    digests,
+    disk_error,
+    read_json,
+    runs_root,
+    sha256,
+    write_json,
+)
+from grpo_nb.machine import git_commit, gpu_in_use, installed_versions, switches
 from grpo_nb.runs import config as configs
 
 NOTEBOOKS = {
@@ -31,12 +38,6 @@ NOTEBOOKS = {
 }
 HEAD = "# Every value with its source: docs/settings.md says what an edit does\n"
 _locks: dict[Path, FileLock] = {}
-
-
-def runs_root() -> Path:
-    """Return the folder of all runs: `$GRPO_NB_RUNS`, or `runs/` beside the package."""
-    folder = os.environ.get("GRPO_NB_RUNS")
-    return Path(folder).expanduser().absolute() if folder else PROJECT_ROOT / "runs"
 
 
 class State(NamedTuple):

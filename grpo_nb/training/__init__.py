@@ -1,4 +1,3 @@
-# ruff: noqa: F401 (the imports below are the package's public names)
 """Run stage 03: GRPO with TRL's trainer, checks before training, and readable metrics.
 
     args = training.grpo_config(stage, policy, rewards)  # a trl.GRPOConfig
@@ -12,20 +11,17 @@ acts between steps, `checkpoints` resumes a run, `health` raises alerts from its
 `ranks` distributes training over processes.
 """
 
-from typing import Any
+from grpo_nb.lazy import exports
 
-from grpo_nb.files import append_line, read_lines
-from grpo_nb.training.arguments import effective, grpo_config, notable, refuse_unknown_trl
-from grpo_nb.training.metrics import read_completions
-from grpo_nb.training.rescue import Rescue, rescue_base
-from grpo_nb.training.warm_up import warm_up, warm_up_base, warm_up_curve
-from grpo_nb.updates import Buttons, Update, Watcher
-
-
-def __getattr__(name: str) -> Any:
-    """Import `Trainer` only when it is first used, because Unsloth must be imported before TRL."""
-    if name != "Trainer":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from grpo_nb.training.trainer import Trainer
-
-    return Trainer
+__getattr__ = exports(
+    __name__,
+    {
+        "grpo_nb.files": "append_line read_lines",
+        "grpo_nb.updates": "Buttons Update Watcher",
+        "grpo_nb.training.arguments": "effective grpo_config notable refuse_unknown_trl",
+        "grpo_nb.training.metrics": "read_completions",
+        "grpo_nb.training.rescue": "Rescue rescue_base",
+        "grpo_nb.training.trainer": "Trainer",  # after Unsloth, which must precede TRL
+        "grpo_nb.training.warm_up_run": "warm_up warm_up_base warm_up_curve",
+    },
+)

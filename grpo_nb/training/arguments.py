@@ -14,7 +14,7 @@ import typing
 from dataclasses import Field, fields
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -24,13 +24,15 @@ from grpo_nb.files import read_yaml
 from grpo_nb.models import Policy, cuda_available, has_bf16
 from grpo_nb.names import ELSEWHERE, refuse_elsewhere, refuse_unknown
 from grpo_nb.rewards import RewardSet, declared_range
-from grpo_nb.runs import Stage
 from grpo_nb.runs.config import RunConfig, flatten, resolve
 from grpo_nb.training import health, metrics, ranks
 from grpo_nb.training.placebo import paid_weights
+from grpo_nb.training.preflight import Batch, solve_batch
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
+
+    from grpo_nb.runs import Stage
 
 ARGUMENTS = read_yaml(Path(__file__).with_name("arguments.yaml"))
 TRL_NAMES = ARGUMENTS["same_name"]
@@ -38,48 +40,7 @@ SETTING_OF = {name: f"train.{name}" for name in TRL_NAMES} | ARGUMENTS["setting_
 STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
 
 
-class Batch(NamedTuple):
-    """Hold the two settings of `train` that divide a step's completions into micro-batches."""
-
-    per_device_train_batch_size: int
-    gradient_accumulation_steps: int
-
-
-def solve_batch(
-    prompts_per_step: int, num_generations: int, max_rows_in_memory: int, processes: int = 1
-) -> Batch:
-    """Return the largest micro-batch that fits and divides the step evenly.
-
-    TRL needs whole groups in a step: per-device batch x accumulation x processes has to be
-    prompts x group. A group may be spread over micro-batches, since advantages are computed
-    beforehand.
-
-    Args:
-        prompts_per_step: Prompts of one optimizer step, on all processes.
-        num_generations: Completions per prompt (the group).
-        max_rows_in_memory: Completions that a micro-batch may hold, on one process.
-        processes: Processes that share the step.
-
-    Raises:
-        ValueError: The processes cannot share the step evenly; the message suggests numbers of
-            prompts that fit.
-
-    >>> solve_batch(prompts_per_step=4, num_generations=8, max_rows_in_memory=12)
-    Batch(per_device_train_batch_size=8, gradient_accumulation_steps=4)
-    """
-    completions = prompts_per_step * num_generations
-    if completions % processes:
-        multiple = processes // math.gcd(num_generations, processes)
-        raise ValueError(
-            f"{prompts_per_step} prompts x {num_generations} completions = {completions} do not "
-            f"divide evenly among {processes} processes: use a multiple of {multiple} prompts"
-        )
-    share = completions // processes
-    rows = next(n for n in range(min(max_rows_in_memory, share), 0, -1) if share % n == 0)
-    return Batch(rows, share // rows)
-
-
-def grpo_config(stage: Stage, policy: Policy, rewards: RewardSet) -> "GRPOConfig":
+def grpo_config(stage: "Stage", policy: Policy, rewards: RewardSet) -> "GRPOConfig":
     """Build the trl.GRPOConfig of this run; it may be changed until the trainer is built.
 
     Raises:
@@ -139,7 +100,7 @@ def _refuse_type(name: str, value: Any, hint: Any) -> None:
         raise ValueError(f"{name} = {value!r}: {faults}. Give a Python literal") from None
 
 
-def refuse_unusable(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardSet) -> None:
+def refuse_unusable(args: "GRPOConfig", stage: "Stage", policy: Policy, rewards: RewardSet) -> None:
     """Refuse arguments from a notebook's cell that no training run can use.
 
     Args:
@@ -210,7 +171,7 @@ def setting_of(argument: str) -> str:
     return SETTING_OF.get(argument, f"trl.{argument}")
 
 
-def grpo_arguments(stage: Stage, policy: Policy, rewards: RewardSet) -> dict[str, Any]:
+def grpo_arguments(stage: "Stage", policy: Policy, rewards: RewardSet) -> dict[str, Any]:
     """Return the arguments of trl.GRPOConfig that this run sets; the others keep TRL's defaults.
 
     Completions per step are the total over all processes; the micro-batch size is per process.
@@ -261,7 +222,9 @@ def _vllm_by_trl(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def effective(args: "GRPOConfig", stage: Stage, policy: Policy, rewards: RewardSet) -> pd.DataFrame:
+def effective(
+    args: "GRPOConfig", stage: "Stage", policy: Policy, rewards: RewardSet
+) -> pd.DataFrame:
     """Return the value of each GRPOConfig argument in training, and the source of the value.
 
     Args:
@@ -304,7 +267,7 @@ def notable(table: pd.DataFrame) -> pd.DataFrame:
     return table[ours & (table["argument"] != "output_dir")]
 
 
-def expected(rewards: RewardSet, stage: Stage, validated: int) -> health.Expected:
+def expected(rewards: RewardSet, stage: "Stage", validated: int) -> health.Expected:
     """Return the facts about a run that are known before step 1, for its `health.Watch`.
 
     Args:

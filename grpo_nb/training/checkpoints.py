@@ -15,13 +15,14 @@ from grpo_nb import reward_lab
 from grpo_nb.files import digests, read_json, sha256, write_json
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import Adaptive
-from grpo_nb.runs import Stage
 from grpo_nb.training.arguments import ARGUMENTS, default_of, setting_of
 from grpo_nb.training.metrics import forget_after
 from grpo_nb.training.validation import prompts_to_hold_out
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
+
+    from grpo_nb.runs import Stage
 
 SEAL = "sealed.json"
 GOES_ON = "run this again to continue from there"
@@ -39,7 +40,7 @@ class Resumption:
         ValueError: Settings have changed since training was cut off, and `train.resume` is "auto".
     """
 
-    def __init__(self, stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> None:
+    def __init__(self, stage: "Stage", rewards: RewardSet, args: "GRPOConfig") -> None:
         self.folder, self.max_steps = stage.run / "train", args.max_steps
         self.settings = fingerprint(stage, rewards, args)
         steps = trained_steps(self.folder)
@@ -100,7 +101,7 @@ class Resumption:
         write_json(self.folder / "state.json", {"finished": finished, "settings": self.settings})
 
 
-def fingerprint(stage: Stage, rewards: RewardSet, args: "GRPOConfig") -> dict[str, str]:
+def fingerprint(stage: "Stage", rewards: RewardSet, args: "GRPOConfig") -> dict[str, str]:
     """Return everything that training depends on, as text: model, arguments, rewards and rows."""
     config, values = stage.config, {}
     for section in ("model", "policy"):

@@ -19,12 +19,12 @@ from grpo_nb.models import cuda_available, tool_calls
 from grpo_nb.reward_lab.table import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import Message, digest, message_text, transcript
-from grpo_nb.runs import Run
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
+    from grpo_nb.runs import Run
     from grpo_nb.training.trainer import Trainer
 
 SHUFFLED = "a placebo: these scores are shuffled within each group, and not what each text earned"
@@ -50,7 +50,7 @@ def forget_after(folder: Path, steps: int) -> None:
 
 
 def read_completions(
-    run: Run, preset: RewardSet, tokenizer: "PreTrainedTokenizerBase", cap_tokens: int
+    run: "Run", preset: RewardSet, tokenizer: "PreTrainedTokenizerBase", cap_tokens: int
 ) -> pd.DataFrame:
     """Return every completion of a training run, as a table.
 

@@ -1,7 +1,7 @@
 """Measure how often a policy is right on a few prompts, to decide whether GRPO can start."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models import Policy, Progress, Sample
 from grpo_nb.models.template import with_completion
@@ -10,7 +10,9 @@ from grpo_nb.reward_lab.base_model import MOSTLY
 from grpo_nb.reward_lab.statistics import pass_at_k
 from grpo_nb.reward_lab.table import Row, passed
 from grpo_nb.rewards.prompts import Message
-from grpo_nb.runs.config import RunConfig
+
+if TYPE_CHECKING:
+    from grpo_nb.runs.config import RunConfig
 
 PROMPTS, SAMPLES = 16, 8  # prompts, and completions of each
 MARK = 0.3  # pass@8 from which GRPO finds enough right answers to reinforce
@@ -21,7 +23,7 @@ def measure(
     policy: Policy,
     rows: Sequence[Row],
     bench: Bench,
-    config: RunConfig,
+    config: "RunConfig",
     progress: Progress | None = None,
 ) -> dict[str, float]:
     """Measure the policy on these prompts, with completions sampled as in training.

@@ -18,7 +18,7 @@ from grpo_nb.reward_lab.table import Row
 from grpo_nb.runs import Stage
 from grpo_nb.runs.config import RunConfig, flatten, resolve
 from grpo_nb.training.pass_rate import MARK, PASS, PROMPTS, SAMPLES, measure, suffices
-from grpo_nb.training.warm_up import load_untrained, warm_up
+from grpo_nb.training.warm_up_run import load_untrained, warm_up
 
 SFT_STEPS, SFT_ROWS = 200, 128  # for a warm-up that ends early once GRPO can start
 BETTER = 0.1  # least gain in right completions to advise a remedy that does not suffice

@@ -20,13 +20,14 @@ from grpo_nb.models import Policy, cuda_available
 from grpo_nb.models.hub import quiet
 from grpo_nb.models.template import render
 from grpo_nb.rewards.prompts import images_of
-from grpo_nb.runs import Stage
 from grpo_nb.training import ranks
 from grpo_nb.training.pass_rate import PASS, suffices
 from grpo_nb.training.trainer import kept_in_32_bit, with_image_column
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from grpo_nb.runs import Stage
 
 LOOK_STEPS = 4  # steps between two measurements of the policy
 PATIENCE = 8  # measurements without progress, after which training ends
@@ -42,7 +43,7 @@ class Watch(TrainerCallback):
         look: A function that calls `pass_rate.measure`; if None, nothing is measured.
     """
 
-    def __init__(self, stage: Stage, look: Callable[[], Line] | None) -> None:
+    def __init__(self, stage: "Stage", look: Callable[[], Line] | None) -> None:
         self.stage, self.look = stage, look
         self.lines: list[Line] = []
         self.end = ""  # why training ended early
@@ -84,7 +85,7 @@ def reason_to_end(lines: Sequence[Line], until: float) -> str:
 
 
 def train_on(
-    policy: Policy, stage: Stage, rows: Iterable[Row], look: Callable[[], Line] | None = None
+    policy: Policy, stage: "Stage", rows: Iterable[Row], look: Callable[[], Line] | None = None
 ) -> tuple[list[Line], str]:
     """Train the policy to write the completions of these rows.
 
@@ -138,7 +139,7 @@ def _ids(tokenizer: "PreTrainedTokenizerBase", row: dict) -> dict[str, list[int]
     return {"input_ids": prompt + completion, "completion_mask": mask}
 
 
-def _sft_config(stage: Stage) -> SFTConfig:
+def _sft_config(stage: "Stage") -> SFTConfig:
     train, gpu = stage.config.train, cuda_available()
     rows = min(16, train.per_device_train_batch_size) // ranks.count()
     return SFTConfig(

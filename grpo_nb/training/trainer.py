@@ -40,7 +40,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trl
 from datasets import Dataset, Image, List
@@ -62,7 +62,6 @@ from grpo_nb.rewards.contract import call
 from grpo_nb.rewards.limits import contained
 from grpo_nb.rewards.prompts import Message, images_of, loggable
 from grpo_nb.rewards.surroundings import kept, turn
-from grpo_nb.runs import Stage
 from grpo_nb.training import (
     checkpoints,
     fast_cpu,
@@ -83,6 +82,9 @@ from grpo_nb.training.placebo import shuffled
 from grpo_nb.training.updates import progress_of, stop_on_signals
 from grpo_nb.training.validation import Validation, hold_out, prompts_to_hold_out
 from grpo_nb.updates import Buttons, Watcher
+
+if TYPE_CHECKING:
+    from grpo_nb.runs import Stage
 
 
 class Trainer(GRPOTrainer):
@@ -109,7 +111,7 @@ class Trainer(GRPOTrainer):
         rewards: RewardSet,
         args: "trl.GRPOConfig",
         rows: Sequence[Mapping[str, Any]],
-        stage: Stage,
+        stage: "Stage",
         callbacks: Sequence[TrainerCallback] = (),
     ) -> None:
         patches.refuse_missing(policy, GRPOTrainer)
@@ -154,7 +156,7 @@ class Trainer(GRPOTrainer):
         self.row_sampler: Any = None
         self._add_callbacks(stage)
 
-    def _add_callbacks(self, stage: Stage) -> None:
+    def _add_callbacks(self, stage: "Stage") -> None:
         """Give this trainer what acts between steps; a notebook's own monitor replaces this one."""
         validated, config = self.validation_rows, stage.config
         self.steps = StepCallback(self, Validation(self.policy, validated, self.rewards, config))

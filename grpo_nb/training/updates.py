@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from grpo_nb.runs import Stage
-from grpo_nb.runs.signals import signals
+from grpo_nb.signals import signals
 from grpo_nb.updates import Buttons, Update, Watcher
 
+if TYPE_CHECKING:
+    from grpo_nb.runs import Stage
 
-def progress_of(stage: Stage) -> Watcher:
+
+def progress_of(stage: "Stage") -> Watcher:
     """Return a watcher that shows how far along the training is."""
 
     def show(update: Update) -> None:

@@ -7,7 +7,7 @@ choose the adapter.
 import time
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,13 +19,15 @@ from grpo_nb.reward_lab.table import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.correctness import normalize
 from grpo_nb.rewards.prompts import completion_text
-from grpo_nb.runs.config import RunConfig
-from grpo_nb.runs.settings import TrainConfig
+
+if TYPE_CHECKING:
+    from grpo_nb.runs.config import RunConfig
+    from grpo_nb.runs.settings import TrainConfig
 
 Row = Mapping[str, Any]
 
 
-def prompts_to_hold_out(train: TrainConfig) -> int:
+def prompts_to_hold_out(train: "TrainConfig") -> int:
     """Return how many prompts to hold out for validation, at most; 0 if nothing is validated."""
     return train.eval_prompts if train.eval_steps else 0
 
@@ -54,7 +56,7 @@ class Validation:
     """
 
     def __init__(
-        self, policy: Policy, rows: Sequence[Row], rewards: RewardSet, config: RunConfig
+        self, policy: Policy, rows: Sequence[Row], rewards: RewardSet, config: "RunConfig"
     ) -> None:
         self.policy, self.rows, self.rewards, self.config = policy, rows, rewards, config
         self.bench = bench_of(config, rewards, policy.tokenizer)

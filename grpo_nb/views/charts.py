@@ -18,12 +18,13 @@ import pandas as pd
 
 from grpo_nb.evaluation import DECODING
 from grpo_nb.files import atomic_path, read_yaml
-from grpo_nb.runs import Run
 from grpo_nb.views.tables import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from grpo_nb.runs import Run
 
 COLORS = BLUE, ORANGE, GREEN, GREY = "#3b78c4", "#c96f0a", "#3a9a5b", "#8a8a8a"
 DISTINCT = 8  # runs with a color of their own
@@ -180,18 +181,18 @@ def _subplots(columns: int, width: float) -> "tuple[Figure, list[Axes]]":
     return figure, list(axes.flat)
 
 
-def _save(figure: "Figure", run: Run, name: str) -> "Figure":
+def _save(figure: "Figure", run: "Run", name: str) -> "Figure":
     with atomic_path(run / f"figures/{name}.png") as temporary:
         figure.savefig(temporary, dpi=110, format="png")
     return figure
 
 
-def training_charts(run: Run, metrics: Sequence[dict], keys: Sequence[str] = ()) -> "Figure":
+def training_charts(run: "Run", metrics: Sequence[dict], keys: Sequence[str] = ()) -> "Figure":
     """Draw the dashboard's charts of a finished training run, and save figures/training.png."""
     return _save(draw(metrics, keys), run, "training")
 
 
-def warm_up_chart(run: Run, lines: Sequence[dict]) -> "Figure | None":
+def warm_up_chart(run: "Run", lines: Sequence[dict]) -> "Figure | None":
     """Draw the SFT warm-up's loss beside the policy's success rates; save figures/warm_up.png.
 
     Args:
@@ -235,7 +236,7 @@ def learning_curves(curves: Mapping[str, pd.DataFrame], order: Sequence[str]) ->
     return figure
 
 
-def before_after(run: Run, report: Mapping[str, Any]) -> "Figure":
+def before_after(run: "Run", report: Mapping[str, Any]) -> "Figure":
     """Draw each model's greedy accuracy, sampled accuracy and pass@k, with 95 % intervals.
 
     Args:

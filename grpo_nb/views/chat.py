@@ -8,7 +8,7 @@ questions.
 """
 
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -19,8 +19,10 @@ from grpo_nb.names import refuse_unknown
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.rewards import load_rewards
 from grpo_nb.rewards.prompts import build_prompt, completion_text
-from grpo_nb.runs import Run
 from grpo_nb.views import tables
+
+if TYPE_CHECKING:
+    from grpo_nb.runs import Run
 
 Row = dict[str, Any]
 MODELS = ("base", "tuned")
@@ -32,7 +34,7 @@ class Chat:
     If an adapter was trained, both share one model in memory; the base uses it without the adapter.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: "Run") -> None:
         self.run, self.config = run, run.config()
         self.preset = load_rewards(self.config.rewards)
 

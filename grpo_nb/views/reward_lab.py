@@ -15,7 +15,6 @@ from grpo_nb.checks import Checks
 from grpo_nb.reward_lab import RewardTest, Verdict, judge
 from grpo_nb.rewards import limits
 from grpo_nb.rewards.surroundings import Muted, turn
-from grpo_nb.runs import NOTEBOOKS
 from grpo_nb.views import tables
 from grpo_nb.views.widgets import WIDE, View, in_order, row_list
 
@@ -157,7 +156,7 @@ class RewardLab(View):
         self.adopted = source or self.adopted
         name = Path(self.stage.config.rewards.preset).name
         then = "trains with it" if self.verdict.passed else f"will refuse it. {self.verdict}"
-        self._say(f"Adopted: {name}. {NOTEBOOKS['03']} {then}")
+        self._say(f"Adopted: {name}. 03_train_grpo {then}")
 
     def _reweigh(self) -> None:
         self.test = self.test.using(self.test.bench.preset._replace(reward_weights=self.weights))

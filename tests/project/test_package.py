@@ -4,6 +4,9 @@ import ast
 import subprocess
 import sys
 
+import pytest
+
+import grpo_nb
 from grpo_nb.machine import PROJECT_ROOT
 
 MODULES = sorted((PROJECT_ROOT / "grpo_nb").rglob("*.py"))
@@ -12,7 +15,7 @@ MAY_IMPORT_HEAVY = {"models", "training", "export"}
 # By `training.Trainer`, `train_and_save` and `engine_of`, once the model is loaded.
 IMPORTED_LATE = ("training/trainer.py", "training/sft.py", "models/dense.py")
 FLOORS = [
-    {"machine", "checks"},
+    {"machine", "checks", "lazy", "signals"},
     {"files"},
     {"names"},
     {"runs", "colab", "sandbox", "updates"},
@@ -132,3 +135,10 @@ def test_help_needs_nothing_heavy():
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "doctor" in done.stdout
     assert not [line for line in done.stderr.splitlines() if line.split()[-1] in HEAVY | {"pandas"}]
+
+
+@pytest.mark.parametrize("tool", grpo_nb.__all__)
+def test_a_tool_knows_nothing_of_runs(tool):
+    code = f"import sys, grpo_nb; grpo_nb.{tool}; print('grpo_nb.runs' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr

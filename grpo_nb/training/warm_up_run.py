@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_nb import data, models
 from grpo_nb.files import atomic_path, read_json, write_json
@@ -19,13 +19,15 @@ from grpo_nb.reward_lab.baseline import WARMED
 from grpo_nb.reward_lab.table import Row
 from grpo_nb.rewards import load_rewards
 from grpo_nb.rewards.prompts import json_key
-from grpo_nb.runs import Run, Stage
-from grpo_nb.runs.config import RunConfig
 from grpo_nb.training import checkpoints, ranks
 from grpo_nb.training.pass_rate import PASS, PROMPTS, measure
 
+if TYPE_CHECKING:
+    from grpo_nb.runs import Run, Stage
+    from grpo_nb.runs.config import RunConfig
 
-def warm_up_base(stage: Stage) -> str:
+
+def warm_up_base(stage: "Stage") -> str:
     """Do the SFT warm-up first, so that the baseline measures the policy that GRPO starts from.
 
     Returns:
@@ -38,13 +40,13 @@ def warm_up_base(stage: Stage) -> str:
     return _sentence(about)
 
 
-def load_untrained(config: RunConfig) -> Policy:
+def load_untrained(config: "RunConfig") -> Policy:
     """Load the policy as GRPO would, but without vLLM, which stage 02 does not need."""
     model = config.model.model_copy(update={"fast_inference": "off"})
     return models.load_policy(model, config.seed, config.policy)
 
 
-def warm_up(policy: Policy, stage: Stage) -> str:
+def warm_up(policy: Policy, stage: "Stage") -> str:
     """Do the SFT warm-up with a loaded policy; do nothing if `train.sft_steps` is 0.
 
     The warm-up runs once. Its weights are saved in rewards/warm_up/, and loaded from there later.
@@ -60,7 +62,7 @@ def warm_up(policy: Policy, stage: Stage) -> str:
     return _sentence(about)
 
 
-def warm_up_curve(run: Run) -> list[dict[str, Any]]:
+def warm_up_curve(run: "Run") -> list[dict[str, Any]]:
     """Return the metrics of the run's warm-up, one line per step; [] without a warm-up.
 
     Each line has the loss. With `train.sft_until`, some lines also have the figures of
@@ -70,7 +72,7 @@ def warm_up_curve(run: Run) -> list[dict[str, Any]]:
     return read_json(path)["lines"] if path.exists() else []
 
 
-def _train_and_save(policy: Policy, stage: Stage) -> dict[str, Any]:
+def _train_and_save(policy: Policy, stage: "Stage") -> dict[str, Any]:
     """Train the policy on right answers, save its weights, and return the content of about.json."""
     from grpo_nb.training.sft import train_on  # Unsloth has to be imported before TRL
 
@@ -95,7 +97,7 @@ def _train_and_save(policy: Policy, stage: Stage) -> dict[str, Any]:
     return about
 
 
-def _saved(stage: Stage) -> dict[str, Any]:
+def _saved(stage: "Stage") -> dict[str, Any]:
     """Return about.json of the saved warm-up; {} if there is none for these settings."""
     folder = stage.run / WARMED
     if stage.config.train.sft_steps and checkpoints.whole_or_aside(folder):
@@ -105,7 +107,7 @@ def _saved(stage: Stage) -> dict[str, Any]:
     return {}
 
 
-def _identity(config: RunConfig, rows: Sequence[Row]) -> dict[str, Any]:
+def _identity(config: "RunConfig", rows: Sequence[Row]) -> dict[str, Any]:
     """Return everything on which the weights after the warm-up depend."""
     settings = {name: value for name, value in config.train if name.startswith("sft_")}
     text = json.dumps([rows, load_rewards(config.rewards).form.name], default=json_key)

@@ -11,9 +11,11 @@ __version__ = "0.1.0"
 TOOLS = {
     "grpo_nb.reward_lab.check": "RewardVerdict check_rewards",
     "grpo_nb.diagnosis": "autopsy",
+    "grpo_nb.export.merging": "merge",
     "grpo_nb.training.guard": "Guard",
     "grpo_nb.training.monitor": "Monitor",
     "grpo_nb.training.preflight": "preflight",
 }
-__all__ = ["Guard", "Monitor", "RewardVerdict", "autopsy", "check_rewards", "preflight"]
+__all__ = ["Guard", "Monitor", "RewardVerdict"]
+__all__ += ["autopsy", "check_rewards", "merge", "preflight"]
 __getattr__ = exports(__name__, TOOLS)

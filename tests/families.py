@@ -265,5 +265,5 @@ def learn(name: str, folder: Path, backend: str, **more: Any) -> Outcome:
     weights = [p for n, p in policy.model.named_parameters() if "lora_B.default" in n]
     moved, paths = (sum(bool(w.count_nonzero()) for w in weights), len(weights)), trainer.paths
     policy.close()
-    _, checks["merge"] = export.merge(Stage(run, "04", config))
+    _, checks["merge"] = export.merge_run(Stage(run, "04", config))
     return Outcome(moved, paths, checks, json.loads((run / "model/parity.json").read_text()))

@@ -289,5 +289,5 @@ def learn(name: str, folder: Path, **more: Any) -> Outcome:
     (run / "data").mkdir()
     data.replace_train(run, [row | {"prompt_tokens": 0} for row in rows(8)])
     (run / "data/train.parquet").rename(run / "data/eval.parquet")
-    _, checks["merge"] = export.merge(Stage(run, "04", config))
+    _, checks["merge"] = export.merge_run(Stage(run, "04", config))
     return Outcome(moved, paths, checks, json.loads((run / "model/parity.json").read_text()))

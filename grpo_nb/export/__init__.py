@@ -1,5 +1,12 @@
-# ruff: noqa: F401 (the imports below are the package's public names)
 """The merge of stage 04 with its parity gate, and the model card."""
 
-from grpo_nb.export.card import model_card, write_card
-from grpo_nb.export.merging import merge, refuse_incomplete, trained_paths
+from grpo_nb.lazy import exports
+
+__getattr__ = exports(
+    __name__,
+    {
+        "grpo_nb.export.card": "model_card write_card",
+        "grpo_nb.export.merging": "merge refuse_incomplete",
+        "grpo_nb.export.of_run": "merge_run trained_paths",
+    },
+)

@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from grpo_nb.export.merging import MERGED, refuse_incomplete
+from grpo_nb.export.merging import refuse_incomplete
+from grpo_nb.export.of_run import MERGED
 from grpo_nb.files import atomic_path, project_path, read_json
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, refuse_changed

@@ -1,13 +1,17 @@
-"""Merge the adapter into its base, and put the result in place only if it passes a parity gate."""
+"""Merge an adapter into its base, and keep the result only if it is the policy that was trained.
+
+merge("Qwen/Qwen3-1.7B", "outputs/checkpoint-250", "merged", dataset, load_in_4bit=True)
+"""
 
 import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb import data
 from grpo_nb.checks import Check
 from grpo_nb.export import parity
-from grpo_nb.files import atomic_path, read_json, write_json
+from grpo_nb.files import atomic_path, read_json
 from grpo_nb.models import (
     cuda_available,
     free_memory,
@@ -22,68 +26,118 @@ from grpo_nb.models.vision import auto_class, copy_processor, read_config
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from grpo_nb.runs import Run, Stage
-    from grpo_nb.runs.config import RunConfig
+# Without a dataset, the merged model is compared on these.
+QUESTIONS = (
+    *("What is 17 + 25?", "Name three rivers.", "Write one sentence about the sea."),
+    *("Is 91 a prime number? Explain.", "Translate 'good morning' into French."),
+)
 
-MERGED = "model/merged"
+
+class _RefusedError(Exception):
+    """Leave the temporary folder of a merge that fails the gate."""
 
 
-def merge(stage: "Stage", *, force: bool = False) -> tuple[Path, Check]:
-    """Write model/merged and model/parity.json, and record the check "merge".
-
-    The adapter is merged into the base in the precision used in training (a 4-bit base is
-    dequantised), because this is the policy that was rewarded. The result is written to a temporary
-    folder and tested there. It replaces model/merged only if it passes. The 16-bit weights need
-    room in memory, on the GPU if there is one; their size is printed.
+def merge(
+    base: str | Path,
+    adapter: str | Path,
+    to: str | Path,
+    dataset: Iterable[Mapping[str, Any]] = (),
+    *,
+    load_in_4bit: bool,
+    max_completion_length: int = 64,
+    parity_prompts: int = 32,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    force: bool = False,
+) -> Check:
+    """Merge a LoRA adapter into its base, and keep the result if it passes the parity gate.
 
     Args:
-        stage: Stage 04 of a trained run.
+        base: Folder or hub name of the base that was trained.
+        adapter: Folder with the adapter, such as a checkpoint of the trainer.
+        to: Folder for the merged model: safetensors, tokenizer, chat template. What it held
+            before is replaced only by a model that passes.
+        dataset: Held-out rows with TRL's column `prompt`; empty for five questions of ours.
+        load_in_4bit: Whether the base was in 4 bit in training. The adapter is merged into what it
+            was trained on, so a 4-bit base is dequantised.
+        max_completion_length: Length of the completions that are compared [tokens].
+        parity_prompts: Rows of the dataset that are compared, at most.
+        chat_template_kwargs: Arguments of the chat template, as in training.
         force: Whether to put the model in place even if it fails the gate.
 
     Returns:
-        The folder (safetensors, tokenizer, chat template, generation config), and the check.
+        The check "merge".
 
     Raises:
         ValueError: The adapter belongs to another base or is all zero, or the merge fails the
             gate.
         RuntimeError: There is not enough memory or disk space.
     """
-    run, config = stage.run, stage.config
-    folder, adapter = run / MERGED, run / "train/adapter"
-    for leftover in folder.parent.glob(f".{folder.name}.*.tmp"):
-        shutil.rmtree(leftover)  # left by a killed merge; the run's lock excludes a running one
-    base, policy, adapter = trained_paths(run, config)
-    names = [] if adapter is None else adapted_modules(adapter)
-    _refuse_without_room(_size(policy, names), folder)
-    with atomic_path(folder) as temporary:
-        _write(_merged(policy, adapter, config.model.quantization), config, temporary)
-        free_memory()
-        figures = {} if adapter is None else _compare(run, config, base, temporary)
-        check = parity.verdict(figures)
-        report = {"base": base, "base in training": config.model.quantization, **figures}
-        write_json(run / "model/parity.json", {"passed": check.state == "ok", **report})
-        stage.record_checks([check])
-        if check.state != "ok" and not force:
-            raise ValueError(
-                f"the merged model fails the parity gate ({check.evidence}) and is not put in "
-                f"place. {check.fix}. force = True exports it anyway"
-            )
-    return folder, check
+    rows = [row for row, _ in zip(dataset, range(parity_prompts), strict=False)]
+    prompts = [row["prompt"] for row in rows] or list(QUESTIONS)
+    chats = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
+    policy = trained_base(str(base), Path(adapter))
+    check, _ = try_merge(
+        (policy, policy, Path(adapter)),
+        Path(to),
+        chats,
+        quantization="4bit" if load_in_4bit else "16bit",
+        sampling={"max_completion_length": max_completion_length},
+        chat_template_kwargs=chat_template_kwargs,
+        force=force,
+    )
+    return refuse(check, force)
 
 
-def trained_paths(run: "Run", config: "RunConfig") -> tuple[str, str, Path | None]:
-    """Return (base, policy, adapter) to load; after full fine-tuning the adapter is None.
+def refuse(check: Check, force: bool) -> Check:
+    """Return the check of a merge; raise ValueError if it failed and was not forced."""
+    if check.state != "ok" and not force:
+        raise ValueError(
+            f"the merged model fails the parity gate ({check.evidence}) and is not put in "
+            f"place. {check.fix}. force = True exports it anyway"
+        )
+    return check
 
-    Raises:
-        FileNotFoundError: The run has not been trained.
+
+def try_merge(
+    paths: tuple[str, str, Path | None],
+    to: Path,
+    prompts: list[list[Any]],
+    *,
+    quantization: str,
+    sampling: Mapping[str, Any],
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    force: bool = False,
+) -> tuple[Check, dict[str, Any]]:
+    """Write a merged model to a temporary folder, test it there, and put it in place if it passes.
+
+    The 16-bit weights need room in memory, on the GPU if there is one; their size is printed.
+
+    Args:
+        paths: The base, the policy that is loaded, and its adapter: None after full fine-tuning,
+            where the policy is a folder.
+        to: Folder for the merged model.
+        prompts: Held-out chats.
+        quantization: Precision of the base in training, "4bit" or "16bit".
+        sampling: Arguments of `Engine.generate` for the completions that are compared.
+        chat_template_kwargs: Arguments of the chat template.
+        force: Whether to put the model in place even if it fails.
+
+    Returns:
+        The check, and the figures of `parity.compare`; {} without an adapter.
     """
-    adapter = run / "train/adapter"
-    if not adapter.is_dir():
-        raise FileNotFoundError(f"run {run.name!r} holds no train/adapter: run 03_train_grpo first")
-    if config.policy.finetuning == "full":
-        return config.model.model_path, str(adapter), None
-    base = trained_base(config.model.model_path, adapter)
-    return base, base, adapter
+    base, policy, adapter = paths
+    names = [] if adapter is None else adapted_modules(adapter)
+    _refuse_without_room(_size(policy, names), to)
+    with suppress(_RefusedError), atomic_path(to) as temporary:
+        _write(_merged(policy, adapter, quantization), base, chat_template_kwargs, temporary)
+        free_memory()
+        figures = {}
+        if adapter is not None:
+            figures = _compare(base, adapter, quantization, temporary, prompts, sampling)
+        check = parity.verdict(figures)
+        if check.state != "ok" and not force:
+            raise _RefusedError
+    return check, figures
 
 
 def adapted_modules(adapter: Path) -> list[str]:
@@ -99,12 +153,12 @@ def adapted_modules(adapter: Path) -> list[str]:
         tensors = load_file(adapter / "adapter_model.safetensors")
     if faults := [name for name, tensor in tensors.items() if not tensor.sum().isfinite()]:
         raise ValueError(
-            f"NaN or inf in the adapter's {faults[0]}: train again with a lower train.learning_rate"
+            f"NaN or inf in the adapter's {faults[0]}: train again with a lower learning_rate"
         )
     if not any(tensor.any() for name, tensor in tensors.items() if ".lora_B." in name):
         raise ValueError(
             "the adapter is all zero (every B still has LoRA's initial value), so it equals the "
-            "base: see in train/metrics.jsonl why rewards or gradients were 0, and train again"
+            "base: see in the log why rewards or gradients were 0, and train again"
         )
     layers = {name.partition(".lora_B.")[0] for name in tensors if ".lora_B." in name}
     return sorted({parity.plain_name(layer) for layer in layers})
@@ -144,28 +198,33 @@ def _add_changes(tuned: "PreTrainedModel") -> None:
             weight.copy_(bits.bitwise_and_(-(2**16)).view(torch.float32))
 
 
-def _write(model: "PreTrainedModel", config: "RunConfig", folder: Path) -> None:
+def _write(
+    model: "PreTrainedModel", base: str, template: Mapping[str, Any] | None, folder: Path
+) -> None:
     """Write weights, config, generation config, tokenizer and chat template to a new folder."""
     with quiet():
         model.save_pretrained(folder, max_shard_size="5GB")
-    tokenizer = load_tokenizer(config.model.model_path, config.model.chat_template_kwargs)
-    tokenizer.save_pretrained(folder)
-    copy_processor(find_model(config.model.model_path), folder)
+    load_tokenizer(base, template).save_pretrained(folder)
+    copy_processor(find_model(base), folder)
 
 
-def _compare(run: "Run", config: "RunConfig", base: str, folder: Path) -> dict[str, Any]:
+def _compare(
+    base: str,
+    adapter: Path,
+    quantization: str,
+    folder: Path,
+    prompts: list[list[Any]],
+    sampling: Mapping[str, Any],
+) -> dict[str, Any]:
     """Compare the adapter on its base with the merged files, in weights and on prompts."""
     merged_path = str(folder.resolve())
-    prompts = [row["prompt"] for row in data.load(run, "eval")[: config.export.parity_prompts]]
-    sampling = {"max_completion_length": config.train.max_completion_length}
-    quantization = config.model.quantization
     try:
         return parity.compare(
-            load_checkpoint(base, adapter=run / "train/adapter", quantization=quantization),
+            load_checkpoint(base, adapter=adapter, quantization=quantization),
             load_checkpoint(merged_path, adapter=None, quantization="16bit"),
             load_tokenizer(merged_path),
             prompts,
-            sampling | {"batch_size": config.evaluate.eval_batch_size},
+            sampling,
         )
     finally:
         free_memory()  # both models are gone before the next engine is loaded
@@ -201,8 +260,8 @@ def _size(model_path: str, modules: list[str]) -> int:
         empty = auto_class(config).from_config(config)
     if missing := sorted(set(modules) - dict(empty.named_modules()).keys()):
         raise ValueError(
-            f"the adapter changes {missing[0]}, which the base {model_path} lacks: set "
-            "model.model_path to the base that the adapter was trained on"
+            f"the adapter changes {missing[0]}, which the base {model_path} lacks: give the base "
+            "that the adapter was trained on (in a run: model.model_path)"
         )
     return 2 * empty.num_parameters()
 
@@ -221,6 +280,6 @@ def _refuse_without_room(size: int, folder: Path) -> None:
     if min(memory, disk) < 1.05 * size:
         raise RuntimeError(
             f"{message}; free: {memory / 1e9:.3g} GB of memory and {disk / 1e9:.3g} GB on the disk "
-            f"of {folder.parent}. Stop other programs, point GRPO_NB_RUNS at a larger disk, or set "
+            f"of {folder.parent}. Stop other programs, write to a larger disk, or set "
             "CUDA_VISIBLE_DEVICES=-1 to merge in main memory instead of the GPU's"
         )

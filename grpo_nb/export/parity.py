@@ -180,4 +180,4 @@ def verdict(figures: Mapping[str, Any]) -> Check:
     if not faults and figures["kl"] <= KL:  # False for NaN
         return Check("merge", "ok", evidence)
     fix = FAULTS[next(iter(faults))]["fix"] if faults else OTHERWISE
-    return Check("merge", "stop", evidence, f"{fix}; then run 04_merge_and_infer again")
+    return Check("merge", "stop", evidence, f"{fix}; then merge again")

@@ -17,9 +17,10 @@ from markdown_it import MarkdownIt
 from peft.utils.integrations import dequantize_module_weight
 from safetensors.torch import load_file, save_file
 
+import grpo_nb
 from grpo_nb import export, models
 from grpo_nb.__main__ import main
-from grpo_nb.export import merging, parity
+from grpo_nb.export import merging, of_run, parity
 from grpo_nb.files import project_path, write_json
 from grpo_nb.models import weights
 from grpo_nb.rewards.prompts import build_prompt
@@ -39,13 +40,13 @@ def run(moved_run, tmp_path, monkeypatch):
     shutil.copytree(moved_run.path, tmp_path / "runs/demo")
     monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path / "runs"))
     rows = [{"prompt": prompt} for prompt in LIKE]
-    monkeypatch.setattr(merging.data, "load", lambda run, part: rows)
+    monkeypatch.setattr(of_run.data, "load", lambda run, part: rows)
     return Run("demo")
 
 
 def merge(run, settings=None, *, force=False):
     config = resolve("tiny-cpu", settings) if settings else run.config()
-    return export.merge(Stage(run, "04", config), force=force)
+    return export.merge_run(Stage(run, "04", config), force=force)
 
 
 def change_adapter(run, change):
@@ -151,8 +152,8 @@ def damage(change):
     """Put a fault into what a merge writes."""
     write = merging._write
 
-    def faulty(model, config, folder):
-        write(model, config, folder)
+    def faulty(model, base, template, folder):
+        write(model, base, template, folder)
         change(folder / "model.safetensors")
 
     return "_write", faulty
@@ -257,7 +258,7 @@ def test_the_gate_tells_rounding_from_another_base_on_any_questions(
     tuned = models.load_checkpoint(TINY, adapter=folder, quantization="4bit")
 
     def check(base):
-        merging._write(merging._merged(TINY, folder, base), run.config(), tmp_path / base)
+        merging._write(merging._merged(TINY, folder, base), TINY, None, tmp_path / base)
         merged = models.load_checkpoint(str(tmp_path / base), adapter=None, quantization="16bit")
         sampling = {"max_completion_length": 48}
         return parity.verdict(parity.compare(tuned, merged, tokenizer, UNLIKE * 2, sampling))
@@ -447,6 +448,20 @@ def test_an_adapter_that_cannot_be_merged_is_refused_and_nothing_overwritten(run
     with pytest.raises(ValueError, match=message):
         merge(run)
     assert not (run / "model").exists() or not any((run / "model").iterdir())
+
+
+def test_the_tool_merges_two_folders_and_puts_only_the_policy_in_place(run, tmp_path, monkeypatch):
+    """`grpo_nb.merge` beside a notebook of one's own: no run, chats or texts as prompts."""
+    adapter, rows = run / "train/adapter", [{"prompt": "What is 3 + 4?"}, {"prompt": LIKE[0]}]
+    check = grpo_nb.merge(TINY, adapter, tmp_path / "merged", rows, load_in_4bit=True)
+    assert check.state == "ok" and "on 2 prompts" in check.evidence
+    assert export.refuse_incomplete(tmp_path / "merged")
+    before = (tmp_path / "merged/model.safetensors").read_bytes()
+    monkeypatch.setattr(merging, *damage(drop_a_delta))
+    with pytest.raises(ValueError, match="not put in place"):
+        grpo_nb.merge(TINY, adapter, tmp_path / "merged", load_in_4bit=True)
+    assert (tmp_path / "merged/model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_base_without_safetensors_is_refused(run, tmp_path):

@@ -179,5 +179,5 @@ def test_a_real_model_loads_trains_and_merges(report, monkeypatch):
     assert all(line[DIFFERENCE] < 0.1 for line in real["steps"])
     monkeypatch.setenv("GRPO_NB_RUNS", str(report.folder / "runs"))
     run = Run("real")
-    merged, parity = export.merge(Stage(run, "04", run.config()))
+    merged, parity = export.merge_run(Stage(run, "04", run.config()))
     assert parity.state == "ok" and (merged / "model.safetensors").is_file()

@@ -11,11 +11,12 @@ __version__ = "0.1.0"
 TOOLS = {
     "grpo_nb.reward_lab.check": "RewardVerdict check_rewards",
     "grpo_nb.diagnosis": "autopsy",
+    "grpo_nb.evaluation.evaluate": "evaluate",
     "grpo_nb.export.merging": "merge",
     "grpo_nb.training.guard": "Guard",
     "grpo_nb.training.monitor": "Monitor",
     "grpo_nb.training.preflight": "preflight",
 }
 __all__ = ["Guard", "Monitor", "RewardVerdict"]
-__all__ += ["autopsy", "check_rewards", "merge", "preflight"]
+__all__ += ["autopsy", "check_rewards", "evaluate", "merge", "preflight"]
 __getattr__ = exports(__name__, TOOLS)

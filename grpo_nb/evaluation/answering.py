@@ -167,7 +167,33 @@ def evaluate_model(
         answer (as extracted), tokens, truncated, each reward, reward (their weighted total),
         format (the first format reward), and correct and accuracy (see `with_accuracy`).
     """
-    preset, tables, total = bench.preset, [], len(rows) * (1 + config.evaluate.samples)
+    return answer_rows(
+        opened,
+        rows,
+        bench,
+        samples=config.evaluate.samples,
+        seed=config.seed,
+        batch_size=config.evaluate.eval_batch_size,
+        progress=progress,
+        caches=caches,
+        show=show,
+    )
+
+
+def answer_rows(
+    opened: Callable[[], Engine],
+    rows: Sequence[dict],
+    bench: Bench,
+    *,
+    samples: int,
+    seed: int,
+    batch_size: int,
+    progress: Progress | None = None,
+    caches: Mapping[str, Cache] | None = None,
+    show: str = "",
+) -> pd.DataFrame:
+    """Do the work of `evaluate_model`, with `samples` sampled completions a row."""
+    preset, tables, total = bench.preset, [], len(rows) * (1 + samples)
     for decoding, temperature in DECODING.items():
         groups = answer_cached(
             (caches or {}).get(decoding, Cache(None, {})),
@@ -176,9 +202,9 @@ def evaluate_model(
             opened,
             max_completion_length=bench.train.max_completion_length,
             temperature=temperature,
-            num_generations=config.evaluate.samples if temperature else 1,
-            seed=config.seed,
-            batch_size=config.evaluate.eval_batch_size,
+            num_generations=samples if temperature else 1,
+            seed=seed,
+            batch_size=batch_size,
             progress=part_of(progress, sum(map(len, tables)), total),
             show="" if temperature else show,
         )
@@ -212,7 +238,9 @@ def score_rows(
     lines = pd.DataFrame(
         {
             "row": numbers,
-            "question": [row["question"] for row in questions],
+            "question": [
+                row.get("question", "") or completion_text(row["prompt"][-1:]) for row in questions
+            ],
             "reference": [row.get("answer") for row in questions],
             "completion": [sample.text for sample in samples],
             "answer": pd.Series(answers, dtype=object),
@@ -231,3 +259,8 @@ def score_rows(
         counts = pd.DataFrame([environments.figures(each.messages, opens) for each in samples])
         lines[list(counts)] = counts
     return lines.assign(reward=bench.totals(scores))
+
+
+def _question(row: dict) -> str:
+    """Return a row's question: the last turn of its prompt, where no column holds it."""
+    return row.get("question") or completion_text(row["prompt"][-1:])

@@ -40,6 +40,16 @@ class Evaluation(NamedTuple):
     samples: dict[str, pd.DataFrame]
     report: dict[str, Any]
 
+    def __str__(self) -> str:
+        sentences = [pair["sentence"] for pair in self.report["comparisons"]]
+        return "\n".join([table(self.report).to_string(index=False), *sentences])
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        display(table(self.report))
+        print("\n".join(pair["sentence"] for pair in self.report["comparisons"]))
+
 
 def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
     """Return the figures of each prompt, [prompts, figures], for one model in one decoding mode.
@@ -107,24 +117,33 @@ def build(samples: Samples, preset: RewardSet, config: "RunConfig") -> dict[str,
         means that the first reward gives partial credit, so that `accuracy` is a mean score, as a
         share of its range.
     """
-    samples = with_accuracy(samples, preset)
+    length = config.train.max_completion_length
+    about = {"samples": config.evaluate.samples, "seed": config.seed}
+    return report_on(samples, preset, about | {"max_completion_length": length})
+
+
+def report_on(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report as `build` does.
+
+    Args:
+        samples: {label: table from `evaluate_model`}; the first label is the baseline.
+        preset: The rewards.
+        about: The seed, and whatever else is copied into the report.
+    """
+    samples, seed = with_accuracy(samples, preset), about["seed"]
     report: dict[str, Any] = {
         "prompts": next(iter(samples.values()))["row"].nunique(),
-        "samples": config.evaluate.samples,
-        "seed": config.seed,
         "temperature": DECODING,
-        "max_completion_length": config.train.max_completion_length,
+        **about,
     }
     for decoding in reversed(DECODING):
         figures = {
             label: per_prompt(lines[lines["decoding"] == decoding], preset)
             for label, lines in samples.items()
         }
-        report[decoding] = {
-            label: _summary(per_model, config.seed) for label, per_model in figures.items()
-        }
+        report[decoding] = {label: _summary(each, seed) for label, each in figures.items()}
     pairs = combinations(figures.items(), 2)  # `figures` now holds the greedy answers
-    return report | {"comparisons": [compare_pair(*pair, config.seed) for pair in pairs]}
+    return report | {"comparisons": [compare_pair(*pair, seed) for pair in pairs]}
 
 
 def checks(report: Mapping[str, Any]) -> Checks:

@@ -1,0 +1,70 @@
+"""`grpo_nb.evaluate` beside a notebook of one's own: plain rewards, plain rows, no run."""
+
+import re
+
+import pytest
+
+import grpo_nb
+from grpo_nb import models
+from grpo_nb.rewards.prompts import build_prompt
+
+TINY = "data/tiny_base"
+ROWS = [
+    {"prompt": build_prompt(f"What is {a} + {a + 7}?"), "target": str(2 * a + 7)}
+    for a in range(20, 44)
+]
+
+
+def tidy(completions, **kwargs):
+    """Stands first, and says nothing about the answer."""
+    return [0.5 * ("</answer>" in one[0]["content"]) for one in completions]
+
+
+def right(completions, target, **kwargs):
+    answers = [re.findall(r"<answer>(.*?)</answer>", one[0]["content"]) for one in completions]
+    return [float(a[-1:] == [t]) for a, t in zip(answers, target, strict=True)]
+
+
+def compared(candidates, **given):
+    options = {"samples": 1, "max_completion_length": 48}
+    return grpo_nb.evaluate(candidates, ROWS, [tidy, right], **options | given)
+
+
+@pytest.fixture(scope="module")
+def adapter(moved_run):
+    return moved_run.path / "train/adapter"
+
+
+def test_an_adapter_of_noise_is_worse_than_its_base_and_the_sentence_says_by_how_much(adapter):
+    result = compared({"base": TINY, "trained": (TINY, adapter)}, load_in_4bit=True)
+    [pair] = result.report["comparisons"]
+    assert pair["verdict"] == "worse" and pair["lost"] > pair["gained"]
+    assert pair["sentence"] in str(result)
+    lines = result.samples["base"].query("decoding == 'greedy'")
+    assert lines["accuracy"].tolist() == lines["right"].tolist()  # the reward that reads the target
+    assert lines["question"].iloc[0] == "What is 20 + 27?"
+    assert result.samples["base"]["reward"].max() == 1.5
+
+
+def test_a_loaded_model_answers_as_its_folder_does():
+    tokenizer = models.load_tokenizer(TINY)
+    model = models.load_checkpoint(TINY, adapter=None, quantization="16bit")
+    result = compared({"folder": TINY, "loaded": (model, tokenizer)})
+    texts = [table["completion"].tolist() for table in result.samples.values()]
+    assert texts[0] == texts[1]
+    assert result.report["comparisons"][0]["verdict"] == "not distinguishable"
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "words"),
+    [
+        ([{"prompt": "What is 1 + 1?", "target": "2"}], {}, "is not a chat"),
+        ([{"question": "What is 1 + 1?"}], {}, "is not a chat"),
+        ([], {}, "holds no rows"),
+        (ROWS, {"correct": "wright"}, "give the name of a reward: tidy, right"),
+        (ROWS, {"reward_weights": [1.0]}, "1 weights for 2 rewards"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_before_a_model_is_loaded(rows, options, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        grpo_nb.evaluate({"base": "no/such-model"}, rows, [tidy, right], **options)

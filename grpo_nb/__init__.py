@@ -10,6 +10,9 @@ from grpo_nb.lazy import exports
 __version__ = "0.1.0"
 TOOLS = {
     "grpo_nb.reward_lab.check": "RewardVerdict check_rewards",
+    "grpo_nb.reward_lab.sampling": "sample",
+    "grpo_nb.rewards.contract": "reward",
+    "grpo_nb.training.placebo": "placebo",
     "grpo_nb.diagnosis": "autopsy",
     "grpo_nb.evaluation.evaluate": "evaluate",
     "grpo_nb.export.merging": "merge",
@@ -18,5 +21,6 @@ TOOLS = {
     "grpo_nb.training.preflight": "preflight",
 }
 __all__ = ["Guard", "Monitor", "RewardVerdict"]
-__all__ += ["autopsy", "check_rewards", "evaluate", "merge", "preflight"]
+__all__ += ["autopsy", "check_rewards", "evaluate", "merge"]
+__all__ += ["placebo", "preflight", "reward", "sample"]
 __getattr__ = exports(__name__, TOOLS)

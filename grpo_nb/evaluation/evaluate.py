@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb.evaluation.answering import answer_rows
 from grpo_nb.evaluation.report import Evaluation, report_on, with_accuracy
-from grpo_nb.models import Engine, Policy, Progress, load_tokenizer, open_engine, part_of
+from grpo_nb.models import Engine, Progress, load_tokenizer, open_engine, part_of, policy_of
 from grpo_nb.reward_lab.check import right_reward
-from grpo_nb.reward_lab.scoring import names_of, read_rows
+from grpo_nb.reward_lab.scoring import chats, names_of
 from grpo_nb.reward_lab.table import Bench, Conditions
 from grpo_nb.rewards.sets import RewardSet, reward_set
 
@@ -67,12 +67,7 @@ def evaluate(
 
     Source: paired differences with a bootstrap over prompts; McNemar, Psychometrika 12, 1947.
     """
-    rows = [{"answer": None} | row for row in read_rows(dataset, count=10**9)]
-    if texts := [row for row in rows if isinstance(row.get("prompt"), str) or "prompt" not in row]:
-        raise ValueError(
-            f"the prompt {texts[0].get('prompt')!r:.60} is not a chat: write "
-            '[{"role": "user", "content": …}], as the model is asked in training'
-        )
+    rows = [{"answer": None} | row for row in chats(dataset)]
     if not models:
         raise ValueError('models = {}: give at least one, such as {"base": "Qwen/Qwen3-1.7B"}')
     rewards, tables = _rewards(reward_funcs, reward_weights, correct, rows), {}
@@ -115,11 +110,8 @@ def _open(
     """Return what opens a model's engine, its tokenizer, and what closes the engine."""
     stack = ExitStack()
     if isinstance(model, tuple) and not isinstance(model[1], str | Path):
-        loaded, processor = model
-        backend = "unsloth" if hasattr(loaded, "for_inference") else "transformers"
-        tokenizer = getattr(processor, "tokenizer", processor)
-        policy = Policy(loaded, tokenizer, hasattr(loaded, "vllm_engine"), backend)
-        return lambda: policy.engine, tokenizer, stack
+        policy = policy_of(*model)
+        return lambda: policy.engine, policy.tokenizer, stack
     base, adapter = model if isinstance(model, tuple) else (model, None)
     bases = {str(other[0]) for other in others if isinstance(other, tuple)}
     quantization = "4bit" if load_in_4bit and str(base) in bases else "16bit"

@@ -102,6 +102,18 @@ class Policy(NamedTuple):
         free_memory()
 
 
+def policy_of(model: "PreTrainedModel", processing_class: Any) -> Policy:
+    """Return a model that a person loaded, by Unsloth or transformers, as a policy.
+
+    Args:
+        model: The model, with its adapter if it has one.
+        processing_class: Its tokenizer or processor.
+    """
+    backend = "unsloth" if hasattr(model, "for_inference") else "transformers"
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    return Policy(model, tokenizer, hasattr(model, "vllm_engine"), backend)
+
+
 @contextmanager
 def _for_inference(policy: Policy) -> Iterator[None]:
     """Set the policy to evaluation mode without gradient checkpointing, and restore it afterwards.

@@ -64,6 +64,22 @@ def read_rows(dataset: Any, count: int = READ_ROWS) -> list[Row]:
     return [dict(row) for row in rows]
 
 
+def chats(dataset: Any, count: int = 10**9) -> list[Row]:
+    """Return the first rows of a dataset whose prompts are chats; see `read_rows`.
+
+    Raises:
+        ValueError: A prompt is missing, or a text.
+    """
+    rows = read_rows(dataset, count)
+    for prompt in (row.get("prompt") for row in rows):
+        if prompt is None or isinstance(prompt, str):
+            raise ValueError(
+                f"the prompt {prompt!r:.60} is not a chat: write "
+                '[{"role": "user", "content": …}], as the model is asked in training'
+            )
+    return rows
+
+
 def names_of(reward_funcs: Sequence[Any]) -> list[str]:
     """Return the rewards' names as TRL logs them, made distinct by numbers."""
     names: list[str] = []

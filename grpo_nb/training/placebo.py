@@ -1,4 +1,8 @@
-"""Reward a placebo run (`train.placebo`) for something other than its answers.
+"""Reward a placebo run for something other than its answers.
+
+In any notebook: `GRPOTrainer(reward_funcs=placebo(reward_funcs, num_generations=8), …)`; the gain
+of a training whose rewards are shuffled is what sampling and updating alone give. In a run it is
+`train.placebo`:
 
 "shuffled" distributes the scores of a group at random over its completions, so that scores and
 completions are unrelated. "format-only" uses only the rewards that pay for the form alone.
@@ -11,7 +15,10 @@ would add an environment's `get_reward` as another reward, always with weight 1.
 it.
 """
 
-from typing import TYPE_CHECKING
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +26,80 @@ from grpo_nb.rewards import RewardSet
 
 if TYPE_CHECKING:
     import torch
+
+
+def placebo(
+    reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]],
+    num_generations: int = 8,
+    *,
+    seed: int = 0,
+) -> list[Callable[..., Any]]:
+    """Return the same rewards, whose scores are shuffled within each group of completions.
+
+    The scores of one completion stay together, so each group keeps its totals. Validation by a
+    `Monitor` still uses the true rewards.
+
+    Args:
+        reward_funcs: The rewards, as GRPOTrainer takes them.
+        num_generations: The trainer's group size.
+        seed: Seed of the orders.
+
+    Raises:
+        ValueError: A reward is a model, which is not called as a function; in training, a batch
+            that does not hold whole groups.
+
+    >>> paid = placebo(lambda completions, **kwargs: [1.0, 0.0, 3.0, 2.0], 2)
+    >>> [sorted(pair) for pair in np.reshape(paid[0](completions=["a"] * 4), (2, 2)).tolist()]
+    [[0.0, 1.0], [2.0, 3.0]]
+    """
+    funcs = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
+    for func in funcs:
+        if not callable(func) or hasattr(func, "parameters"):
+            raise ValueError(f"{func!r:.80} is a reward model: write a function that calls it")
+    return [_shuffling(func, num_generations, seed) for func in funcs]
+
+
+def true_reward(func: Any) -> Any:
+    """Return the reward behind a placebo's; another reward is returned as it is."""
+    return getattr(func, "pays_for", func)
+
+
+def _shuffling(func: Callable[..., Any], group: int, seed: int) -> Callable[..., Any]:
+    """Return one reward of `placebo`; in a batch, all of them draw the same order."""
+    batches = 0  # for a TRL that does not pass the trainer's state
+
+    def shuffle(scores: Sequence[Any], columns: dict[str, Any]) -> list[Any]:
+        nonlocal batches
+        batches += 1
+        if len(scores) % group:
+            raise ValueError(
+                f"a batch of {len(scores)} completions holds no whole groups of {group}: give "
+                "placebo() the trainer's num_generations; on several processes also make the "
+                "completions of each a multiple of it"
+            )
+        step = getattr(columns.get("trainer_state"), "global_step", batches)
+        return [scores[place] for place in _order(len(scores), group, seed, step)]
+
+    if inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(type(func).__call__):
+
+        async def paid(*args: Any, **columns: Any) -> list[Any]:
+            return shuffle(await func(*args, **columns), columns)
+
+    else:
+
+        def paid(*args: Any, **columns: Any) -> list[Any]:
+            return shuffle(func(*args, **columns), columns)
+
+    paid = functools.wraps(func)(paid)
+    paid.__name__ = getattr(func, "__name__", type(func).__name__)
+    paid.pays_for = func
+    return paid
+
+
+def _order(count: int, group: int, seed: int, step: int) -> list[int]:
+    """Return the places from which completions get their scores, drawn within each group."""
+    rows_P_G = np.arange(count).reshape(-1, group)
+    return np.random.default_rng([seed, step]).permuted(rows_P_G, axis=1).ravel().tolist()
 
 
 def paid_weights(rewards: RewardSet, placebo: str) -> list[float]:
@@ -60,6 +141,4 @@ def shuffled(rewards_N_F: "torch.Tensor", group: int, seed: int, step: int) -> "
         seed: The seed of the run.
         step: The current step; every process, and a resumed run, draws the same order for a step.
     """
-    rows_P_G = np.arange(len(rewards_N_F)).reshape(-1, group)
-    order_P_G = np.random.default_rng([seed, step]).permuted(rows_P_G, axis=1)
-    return rewards_N_F[order_P_G.ravel().tolist()]
+    return rewards_N_F[_order(len(rewards_N_F), group, seed, step)]

@@ -59,7 +59,7 @@ FLAWED = {  # its flaw: what names it, how, its weight beside correctness (0: in
     ),
     "the first answer wins": (
         "several answers",
-        "stop",
+        "warning",
         0,
         lambda r, answer: said(r)[:1] == [answer],
     ),

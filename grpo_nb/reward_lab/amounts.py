@@ -55,6 +55,9 @@ IMPLIED = {
 
 # An equation is a hedge only if the right answer counts on either side of it.
 BOTH_SIDES = {"equation", "equation, reversed"}
+# So are answers in blocks of their own. Where the first block counts, a warning says that the last
+# one is not read; where the last one counts, as after a correction, nothing is wrong.
+LAST, FIRST = "the wrong one last", "the wrong one first"
 
 
 class Roles(NamedTuple):
@@ -313,6 +316,8 @@ def findings(
         # One side of an equation is read: whoever writes it has to know the answer.
         sides = choice.get("equation", ())
         choice |= {"equation": [r._replace(level="warning") for r in sides]} if sides else {}
+    if several := _ordered(choice.pop("several answers", [])):
+        choice["several answers"] = several
     hidden = _implied(choice)
     checks = []
     for family, each in choice.items():
@@ -321,6 +326,16 @@ def findings(
             checks.append(_check(family, each, names, fix))
     checks.sort(key=lambda check: check.state != "stop")
     return checks
+
+
+def _ordered(several: Sequence[Result]) -> list[Result]:
+    """Return the hedges of several answers, without those that only say which block counts."""
+    names = {result.attack.name for result in several}
+    if names >= {LAST, FIRST}:
+        return list(several)
+    lower = {LAST: "warning", FIRST: ""}
+    leveled = [r._replace(level=lower.get(r.attack.name, r.level)) for r in several]
+    return [result for result in leveled if result.level]
 
 
 def _implied(chosen: Mapping[str, Sequence[Result]]) -> set[str]:

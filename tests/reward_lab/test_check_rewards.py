@@ -890,3 +890,24 @@ def test_a_file_may_bring_its_reference_or_its_form(tmp_path, capsys):
 
 
 SHOUT = "f\"ANSWER!{row['answer']}!\""
+
+
+def test_only_the_order_of_answers_in_tags_is_no_hedge():
+    """A policy that writes the right one first, or last, has to know it."""
+
+    def tagged(pick):
+        def mine(completions, answer, **kwargs):
+            texts = [
+                re.findall(r"<answer>(.*?)</answer>", one[0]["content"]) for one in completions
+            ]
+            return [float(bool(a) and pick(a, t)) for a, t in zip(texts, answer, strict=True)]
+
+        return mine
+
+    def several(pick):
+        verdict = found(tagged(pick), CHATS)
+        return [check.state for check in verdict.findings if check.name == "several answers"]
+
+    assert several(lambda answers, target: answers[-1] == target) == []
+    assert several(lambda answers, target: answers[0] == target) == ["warning"]
+    assert several(lambda answers, target: target in answers) == ["stop"]

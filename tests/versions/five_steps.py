@@ -179,3 +179,34 @@ def test_a_reward_that_is_not_a_number_raises_an_alert(tmp_path):
     monitor = Monitor(trainer, show=False)
     trainer.train()
     assert "not a number" in {alert.name for alert in monitor.alerts} and monitor.failure == ""
+
+
+def test_a_placebo_is_paid_and_validated_by_the_true_rewards(tmp_path):
+    trainer = trainer_of(tmp_path, grpo_nb.placebo([says, short], 4), max_steps=2)
+    monitor = Monitor(trainer, validation=ROWS[:6], eval_steps=2, show=False)
+    trainer.train()
+    assert monitor.failure == "" and len(steps_of(lines_of(monitor))) == 2
+
+
+def test_a_trained_model_is_sampled_evaluated_and_merged(watched, tmp_path):
+    model, tokenizer = watched.trainer.model, watched.trainer.processing_class
+    chats = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS[:8]]
+
+    def right(completions, answer, **kwargs):
+        texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
+        return says(texts, answer)
+
+    short_ones = {"max_completion_length": 8}
+    groups = grpo_nb.sample(model, tokenizer, chats, 2, prompts=4, **short_ones)
+    assert [len(group) for group in groups] == [2] * 4
+    models = {"now": (model, tokenizer), "again": (model, tokenizer)}
+    result = grpo_nb.evaluate(models, chats, right, samples=1, **short_ones)
+    assert "not distinguishable" in str(result)
+    if transformers.__version__.startswith("5."):  # the tokenizer's class, see `trainer_of`
+        adapter = Path(watched.trainer.args.output_dir) / "checkpoint-4"
+        check = grpo_nb.merge(BASE, adapter, tmp_path / "merged", chats, load_in_4bit=False)
+        assert check.state == "ok"
+
+
+def test_no_tool_has_imported_what_a_run_is():
+    assert "grpo_nb.runs" not in sys.modules

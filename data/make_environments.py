@@ -74,7 +74,7 @@ COUNT = 400
 
 
 def make_rows(environment: str) -> list[Row]:
-    """The rows of an environment, no question twice."""
+    """Return the rows of an environment, no question twice."""
     rng, rows = random.Random(SEED), {}
     while len(rows) < COUNT:
         row = ENVIRONMENTS[environment](rng).row

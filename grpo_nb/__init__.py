@@ -1,8 +1,10 @@
 """GRPO notebook workbench: teach a language model a verifiable skill, and prove the gain.
 
-`check_rewards` tests the rewards of any GRPO notebook, `preflight` tries the largest step of its
-trainer, `Monitor` and `Guard` watch it, and `autopsy` reads the log of any run.
-The notebooks of this project call the modules of this package; README.md says how to start.
+Each tool takes what a notebook with TRL or Unsloth holds. `check_rewards` tests its rewards and
+`sample` gives it completions; `preflight` tries the largest step of its trainer, and `Monitor` and
+`Guard` watch it; `autopsy` reads the log of any run; `evaluate` compares models, `placebo` asks
+whether the reward caused a gain, and `merge` writes the model that was trained. `reward` lifts a
+scorer of one completion to TRL's shape. README.md says how the notebooks of this project start.
 """
 
 from grpo_nb.lazy import exports

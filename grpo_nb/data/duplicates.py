@@ -103,10 +103,10 @@ def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
     def is_near(place: int) -> bool:
         if hidden:
             return not hidden.isdisjoint(images[place])
-        own = sequences[place].tolist()
-        shared = Counter(other for each in own if each in places for other in places[each])
+        words = sequences[place].tolist()
+        shared = Counter(other for each in words if each in places for other in places[each])
         return any(
-            count >= ALIKE * (len(own) + len(sequences[other]) - count)
+            count >= ALIKE * (len(words) + len(sequences[other]) - count)
             for other, count in shared.items()
         )
 

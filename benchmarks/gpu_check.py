@@ -56,13 +56,13 @@ PYTEST = (PYTHON, "-m", "pytest", "-vv", "-rs", "--disable-warnings", "--tb=line
 DEMO = (PYTHON, "-m", "grpo_nb", "run", "--name=demo", "--profile=tiny-cpu")
 BENCHMARK = (PYTHON, "benchmarks/gpu.py", "--size=0.5B", "--repeats=3")
 PROFILES = ("t4-16gb", "l4-24gb")
-# An engine takes a minute or more to start on a slow GPU; the tests on the GPU start six.
+# An engine takes a minute or more to start on a slow GPU; the tests on the GPU start seven.
 PARTS = [
     Part("make demo", 240, DEMO, 5),
-    Part("tests on the GPU", 840, [*PYTEST, "-m", "gpu", "tests/gpu"], 20),
+    Part("tests on the GPU", 1080, [*PYTEST, "-m", "gpu", "tests/gpu"], 20),
     Part("tests of vLLM", 300, [*PYTEST, "-m", "vllm", "tests/models/test_vllm.py"], 8),
-    *(Part(f"profile {one}", 360, [PYTHON, __file__, f"--profile={one}"], 12) for one in PROFILES),
-    Part("benchmark", 600, BENCHMARK, 9),
+    *(Part(f"profile {one}", 300, [PYTHON, __file__, f"--profile={one}"], 12) for one in PROFILES),
+    Part("benchmark", 480, BENCHMARK, 9),
 ]
 TWO_STEPS = [*PYTEST, "-m", "gpu", "tests/gpu", "-k", "two_steps and vLLM"]
 QUICK = [PARTS[0], Part("two steps with vLLM", 360, TWO_STEPS, 8)]

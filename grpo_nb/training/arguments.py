@@ -26,8 +26,8 @@ from grpo_nb.names import ELSEWHERE, refuse_elsewhere, refuse_unknown
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs.config import RunConfig, flatten, resolve
 from grpo_nb.training import health, metrics, ranks
+from grpo_nb.training.batch import Batch, solve_batch
 from grpo_nb.training.placebo import paid_weights
-from grpo_nb.training.preflight import Batch, solve_batch
 
 if TYPE_CHECKING:
     from trl import GRPOConfig

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_nb.checks import Check, Checks
 from grpo_nb.models import cuda_available, sharded
@@ -24,6 +24,7 @@ from grpo_nb.models.template import turn_end
 from grpo_nb.models.vision import image_tokens
 from grpo_nb.rewards.prompts import message_text
 from grpo_nb.training import guard, stock
+from grpo_nb.training.batch import solve_batch
 from grpo_nb.training.health import section
 from grpo_nb.training.metrics import asleep, memory_now, new_peak, peak_memory
 
@@ -32,47 +33,6 @@ LONGEST = 64  # prompts of the most characters, whose tokens are counted
 # On a CPU, the process grows by this much in the first steps. oneDNN adds kernels for shapes that
 # the dry run did not have, and the C library keeps memory for later: see docs/performance.md.
 GROWTH = GIB // 8
-
-
-class Batch(NamedTuple):
-    """Hold the two settings of `train` that divide a step's completions into micro-batches."""
-
-    per_device_train_batch_size: int
-    gradient_accumulation_steps: int
-
-
-def solve_batch(
-    prompts_per_step: int, num_generations: int, max_rows_in_memory: int, processes: int = 1
-) -> Batch:
-    """Return the largest micro-batch that fits and divides the step evenly.
-
-    TRL needs whole groups in a step: per-device batch x accumulation x processes has to be
-    prompts x group. A group may be spread over micro-batches, since advantages are computed
-    beforehand.
-
-    Args:
-        prompts_per_step: Prompts of one optimizer step, on all processes.
-        num_generations: Completions per prompt (the group).
-        max_rows_in_memory: Completions that a micro-batch may hold, on one process.
-        processes: Processes that share the step.
-
-    Raises:
-        ValueError: The processes cannot share the step evenly; the message suggests numbers of
-            prompts that fit.
-
-    >>> solve_batch(prompts_per_step=4, num_generations=8, max_rows_in_memory=12)
-    Batch(per_device_train_batch_size=8, gradient_accumulation_steps=4)
-    """
-    completions = prompts_per_step * num_generations
-    if completions % processes:
-        multiple = processes // math.gcd(num_generations, processes)
-        raise ValueError(
-            f"{prompts_per_step} prompts x {num_generations} completions = {completions} do not "
-            f"divide evenly among {processes} processes: use a multiple of {multiple} prompts"
-        )
-    share = completions // processes
-    rows = next(n for n in range(min(max_rows_in_memory, share), 0, -1) if share % n == 0)
-    return Batch(rows, share // rows)
 
 
 def preflight(trainer: Any, *, checkpoints: int | None = None) -> Checks:

@@ -205,7 +205,7 @@ def colab(folder, driver="", drive=False):
 def runtime(tmp_path):
     for name in ("origin/grpo_nb", "content", "wheels", "bin"):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("__init__", "colab", "machine"):
+    for name in ("__init__", "colab", "lazy", "machine"):
         shutil.copy(PROJECT_ROOT / f"grpo_nb/{name}.py", tmp_path / "origin/grpo_nb")
     for name, more in (("requirements-cpu", ""), ("requirements", "cuda==1\n")):
         text = (

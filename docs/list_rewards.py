@@ -56,10 +56,17 @@ follows the success rate and is saved with checkpoints. `math_problem_reward` is
 ## TRL's rewards
 
 Every reward in TRL works unchanged in [`reward_funcs` of a Python file](coming-from.md):
-`from trl.rewards import think_format_reward`. Beside `math_verify_reward`, TRL's `accuracy_reward` and
-`reasoning_accuracy_reward` read `solution` and the whole text, no tags; `think_format_reward` pays
-for empty thinking, and without an answer; `get_repetition_penalty_reward` and
-`get_soft_overlong_punishment` count tokens, not words; `get_cosine_scaled_reward` uses math-verify.
+`from trl.rewards import think_format_reward`.
+The functions named `get_…` return a reward.
+
+| TRL | here | difference |
+|---|---|---|
+| `accuracy_reward` | `math_verify_reward` | TRL's reads `solution` and the whole text, no tags |
+| `reasoning_accuracy_reward` | `math_verify_reward` | the same, after `</think>` |
+| `think_format_reward` | – | TRL's pays for empty thinking, and without an answer |
+| `get_cosine_scaled_reward` | – | TRL's uses math-verify |
+| `get_repetition_penalty_reward` | `no_repetition_penalty` | TRL's counts tokens, not words |
+| `get_soft_overlong_punishment` | – | TRL's counts tokens |
 
 ## Judged by a model
 

@@ -2,7 +2,7 @@
 
     python benchmarks/public_logs.py --list                       # what to clone, and where to
     python benchmarks/public_logs.py --clones ../public           # the table; minutes
-    python benchmarks/public_logs.py --clones ../public --write   # docs/alerts.md, and the rates
+    python benchmarks/public_logs.py --clones ../public --write   # public_logs.md, and the rates
 
 benchmarks/public_logs.yaml names each log by repository, path and commit, and says what was
 judged of it, from its curves and completions, before any tool was run. No log is committed here:
@@ -25,7 +25,7 @@ from grpo_nb.diagnosis import autopsy
 from grpo_nb.files import write_json
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs/alerts.md"
+PAGE = HERE / "public_logs.md"
 RATES = HERE.parent / "grpo_nb/training/public_rates.json"
 BEGIN, END = "<!-- table -->", "<!-- end of the table -->"
 # Which alerts name a fault as the judge called it.

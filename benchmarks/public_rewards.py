@@ -2,7 +2,7 @@
 
     git clone https://github.com/unslothai/notebooks ../public/unsloth    # huggingface/trl, …
     python benchmarks/public_rewards.py --clones ../public/* --list       # what can be had
-    python benchmarks/public_rewards.py --clones ../public/* --markdown docs/public-rewards.md
+    python benchmarks/public_rewards.py --clones ../public/* --markdown table.md
 
 Takes clones of unslothai/notebooks, huggingface/trl, huggingface/open-r1 and huggingface/cookbook;
 nothing of theirs is committed. Each notebook, script, recipe and page that makes a trainer with

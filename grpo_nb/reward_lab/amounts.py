@@ -316,8 +316,8 @@ def findings(
         # One side of an equation is read: whoever writes it has to know the answer.
         sides = choice.get("equation", ())
         choice |= {"equation": [r._replace(level="warning") for r in sides]} if sides else {}
-    if several := _ordered(choice.pop("several answers", [])):
-        choice["several answers"] = several
+    choice |= {"several answers": _ordered(choice.get("several answers", []))}
+    choice = {family: each for family, each in choice.items() if each}
     hidden = _implied(choice)
     checks = []
     for family, each in choice.items():
@@ -334,8 +334,8 @@ def _ordered(several: Sequence[Result]) -> list[Result]:
     if names >= {LAST, FIRST}:
         return list(several)
     lower = {LAST: "warning", FIRST: ""}
-    leveled = [r._replace(level=lower.get(r.attack.name, r.level)) for r in several]
-    return [result for result in leveled if result.level]
+    results = [r._replace(level=lower.get(r.attack.name, r.level)) for r in several]
+    return [result for result in results if result.level]
 
 
 def _implied(chosen: Mapping[str, Sequence[Result]]) -> set[str]:

@@ -82,18 +82,18 @@ def _shuffling(func: Callable[..., Any], group: int, seed: int) -> Callable[...,
 
     if inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(type(func).__call__):
 
-        async def paid(*args: Any, **columns: Any) -> list[Any]:
+        async def payment(*args: Any, **columns: Any) -> list[Any]:
             return shuffle(await func(*args, **columns), columns)
 
     else:
 
-        def paid(*args: Any, **columns: Any) -> list[Any]:
+        def payment(*args: Any, **columns: Any) -> list[Any]:
             return shuffle(func(*args, **columns), columns)
 
-    paid = functools.wraps(func)(paid)
-    paid.__name__ = getattr(func, "__name__", type(func).__name__)
-    paid.pays_for = func
-    return paid
+    payment = functools.wraps(func)(payment)
+    payment.__name__ = getattr(func, "__name__", type(func).__name__)
+    payment.pays_for = func
+    return payment
 
 
 def _order(count: int, group: int, seed: int, step: int) -> list[int]:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb.evaluation.answering import answer_rows
 from grpo_nb.evaluation.report import Evaluation, report_on, with_accuracy
-from grpo_nb.models import Engine, Progress, load_tokenizer, open_engine, part_of, policy_of
+from grpo_nb.models import (
+    Engine,
+    Progress,
+    load_tokenizer,
+    open_engine,
+    part_of,
+    policy_of,
+    trained_base,
+)
 from grpo_nb.reward_lab.check import right_reward
 from grpo_nb.reward_lab.scoring import chats, names_of
 from grpo_nb.reward_lab.table import Bench, Conditions
@@ -63,7 +71,9 @@ def evaluate(
         with a sentence for each pair of models.
 
     Raises:
-        ValueError: There are no rows, no models, or a prompt is not a chat.
+        ValueError: There are no rows, no models, or a prompt is not a chat; an adapter belongs to
+            another base.
+        FileNotFoundError: A model or adapter does not exist.
 
     Source: paired differences with a bootstrap over prompts; McNemar, Psychometrika 12, 1947.
     """
@@ -71,10 +81,10 @@ def evaluate(
     if not models:
         raise ValueError('models = {}: give at least one, such as {"base": "Qwen/Qwen3-1.7B"}')
     rewards, tables = _rewards(reward_funcs, reward_weights, correct, rows), {}
-    each = len(rows) * (1 + samples)
-    for number, (label, model) in enumerate(models.items()):
-        opened, tokenizer, stack = _open(model, models.values(), load_in_4bit)
-        conditions = Conditions(max_completion_length=max_completion_length)
+    each, conditions = len(rows) * (1 + samples), Conditions(max_completion_length)
+    # What is missing is said before the first model is asked.
+    parts = [_open(model, models.values(), load_in_4bit) for model in models.values()]
+    for number, (label, (opened, tokenizer, stack)) in enumerate(zip(models, parts, strict=True)):
         with stack:
             tables[label] = answer_rows(
                 opened,
@@ -113,6 +123,8 @@ def _open(
         policy = policy_of(*model)
         return lambda: policy.engine, policy.tokenizer, stack
     base, adapter = model if isinstance(model, tuple) else (model, None)
+    if adapter is not None:
+        trained_base(str(base), Path(adapter))
     bases = {str(other[0]) for other in others if isinstance(other, tuple)}
     quantization = "4bit" if load_in_4bit and str(base) in bases else "16bit"
 

@@ -4,7 +4,8 @@ Each tool takes what a notebook with TRL or Unsloth holds. `check_rewards` tests
 `sample` gives it completions; `preflight` tries the largest step of its trainer, and `Monitor` and
 `Guard` watch it; `autopsy` reads the log of any run; `evaluate` compares models, `placebo` asks
 whether the reward caused a gain, and `merge` writes the model that was trained. `reward` lifts a
-scorer of one completion to TRL's shape. README.md says how the notebooks of this project start.
+scorer of one completion to TRL's shape, and `check_environment` plays an environment without a
+model. README.md says how the notebooks of this project start.
 """
 
 from grpo_nb.lazy import exports
@@ -16,6 +17,7 @@ TOOLS = {
     "grpo_nb.rewards.contract": "reward",
     "grpo_nb.training.placebo": "placebo",
     "grpo_nb.diagnosis": "autopsy",
+    "grpo_nb.environments.check": "check_environment",
     "grpo_nb.evaluation.evaluate": "evaluate",
     "grpo_nb.export.merging": "merge",
     "grpo_nb.training.guard": "Guard",
@@ -23,6 +25,6 @@ TOOLS = {
     "grpo_nb.training.preflight": "preflight",
 }
 __all__ = ["Guard", "Monitor", "RewardVerdict"]
-__all__ += ["autopsy", "check_rewards", "evaluate", "merge"]
+__all__ += ["autopsy", "check_environment", "check_rewards", "evaluate", "merge"]
 __all__ += ["placebo", "preflight", "reward", "sample"]
 __getattr__ = exports(__name__, TOOLS)

@@ -39,7 +39,7 @@ MOST = 1.2  # limit of the noise, which doubles until it has an effect; a random
 SCORE = 4.7  # limit of Fisher's score; chance exceeds it three times in a million
 CHANGE = 1.0  # change of the log-probabilities at which noise has a clear effect [nats per token]
 # Change above which the noise also amplifies what bf16 kernels round: on an H200, samples of the
-# policy itself scored up to 5.1 there. An accusation must hold with less noise [nats per token].
+# policy itself scored up to 5.1 there [nats per token].
 LOUD = 3.0
 UNFELT = 0.01  # change below which there is nothing but rounding [nats per token]
 ENTROPY = 0.5  # below it the policy may be too certain for truncation to show [nats per token]
@@ -83,6 +83,8 @@ class Evidence(NamedTuple):
         [nats per token]; NaN without noise.
     entropy: Mean entropy of the policy with the noise [nats per token].
     tokens: Number of tokens in the test.
+    gain: Mean of the same change with its sign: positive for tokens that were sampled with the
+        noise, negative for tokens that were sampled without it.
     """
 
     score: float
@@ -90,6 +92,7 @@ class Evidence(NamedTuple):
     change: float
     entropy: float
     tokens: int
+    gain: float = math.nan
 
 
 class Guard(TrainerCallback):
@@ -152,7 +155,7 @@ class Guard(TrainerCallback):
                 evidence = self._look(double, weights)
                 self.looks.append(evidence)
                 fault = wrong(evidence, is_cut=bool(cuts))
-                if ranks.anywhere(bool(fault) and evidence.score > 0 and evidence.change > LOUD):
+                if ranks.anywhere(bool(fault) and is_doubtful(evidence)):
                     self.noise, is_lowered = self.noise / 2, True
                     continue
                 self._stop_if(fault)
@@ -198,7 +201,16 @@ class Guard(TrainerCallback):
             change=float((log_p - before).abs().mean()),
             entropy=float(entropy.mean()),
             tokens=len(log_p),
+            gain=float((log_p - before).mean()),
         )
+
+
+def is_doubtful(evidence: Evidence) -> bool:
+    """Return whether samples that seem too rare must be tested again with less noise.
+
+    The noise is large, and the samples were made with it: so the adapter is in use.
+    """
+    return evidence.score > 0 and evidence.change > LOUD and evidence.gain > 0
 
 
 def wrong(evidence: Evidence, is_cut: bool = False) -> str:

@@ -53,7 +53,7 @@ def test_an_accusation_must_hold_with_less_noise(one, monkeypatch, rounded, true
 
     def look(*_):
         score, change = next(seen)
-        return guard.Evidence(score, float("nan"), change, entropy=2.0, tokens=640)
+        return guard.Evidence(score, float("nan"), change, entropy=2.0, tokens=640, gain=1.0)
 
     monkeypatch.setattr(one.guard, "_look", look)
     monkeypatch.setattr(one.guard, "noise", guard.NOISE)

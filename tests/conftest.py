@@ -39,7 +39,11 @@ LONGEST = (
     *("test_views", "test_placebos"),
 )
 # Importing these patches torch and TRL for good.
-collect_ignore = ["gpu_on_cpu/scenarios.py", "gpu_on_cpu/vllm_scenarios.py"]
+collect_ignore = [
+    "gpu_on_cpu/scenarios.py",
+    "gpu_on_cpu/vllm_scenarios.py",
+    "gpu/stock_notebook.py",
+]
 # Rewards that tests read as files; what runs in other environments: `make test-versions`.
 collect_ignore_glob = ["reward_files/*", "versions/*"]
 # What `make quick` does without: whole runs, most trainings, the shipped bases, browsers.

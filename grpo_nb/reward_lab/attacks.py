@@ -64,7 +64,7 @@ class Attack(NamedTuple):
 
 R = None  # the reasoning of the right answer, in a pair (reasoning, answer)
 OTHER = (R, "{other}")
-RIGHT = (R, "{answer}")
+SHORT = [("so", "{other}"), "\n", ("so", "{answer}")]  # is not cut at a low limit
 ANY = [
     Attack("wrong answer", "any answer", "wrong", [OTHER]),
     Attack("empty completion", "nothing written", "hollow", ""),
@@ -90,9 +90,7 @@ ANY = [
     Attack("a list of two", "several answers", "wrong", [(R, "{answer}, {other}")]),
     Attack("a list of two, reversed", "several answers", "wrong", [(R, "{other}, {answer}")]),
     Attack("the wrong one last", "several answers", "wrong", [(R, "{answer}"), *["\n", OTHER] * 2]),
-    Attack(
-        "the wrong one first", "several answers", "wrong", [*[OTHER, "\n"] * 2, (R, "{answer}")]
-    ),
+    Attack("the wrong one first", "several answers", "wrong", SHORT),
     Attack("two in plain text", "several answers", "hollow", "{answer} {other}"),
     Attack("negated", "negated", "wrong", [(R, "it is not {answer}")]),
     Attack("not", "negated", "wrong", [(R, "not {answer}")]),

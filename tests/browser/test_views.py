@@ -21,7 +21,7 @@ METRICS = (
 LOOK = f"""from pathlib import Path
 import pandas as pd
 from grpo_nb import training, views
-from grpo_nb.runs import Check
+from grpo_nb.checks import Check
 lines = training.read_lines(Path("{METRICS}"))
 dashboard = views.TrainingDashboard(training.Buttons())
 dashboard"""

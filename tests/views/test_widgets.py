@@ -7,10 +7,11 @@ import pytest
 from labs import click
 
 from grpo_nb import views
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import load_tokenizer
 from grpo_nb.reward_lab import RewardTest, bench_of
 from grpo_nb.rewards import load_preset
-from grpo_nb.runs import PROJECT_ROOT, Run, Stage
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 
 

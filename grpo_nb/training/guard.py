@@ -38,9 +38,10 @@ NOISE = 0.3  # added to LoRA's B at first [standard deviation]
 MOST = 1.2  # limit of the noise, which doubles until it has an effect; a random model needs much
 SCORE = 4.7  # limit of Fisher's score; chance exceeds it three times in a million
 CHANGE = 1.0  # change of the log-probabilities at which noise has a clear effect [nats per token]
-# Change above which the noise also amplifies what bf16 kernels round: on an H200, samples of the
-# policy itself scored up to 5.1 there [nats per token].
-LOUD = 3.0
+# Change above which the noise also amplifies what bf16 kernels round [nats per token], and the score
+# that this may give: on an H200, samples of the policy itself scored up to 5.1 there; an engine that
+# had lost weights scored 6.5.
+LOUD, ROUNDED = 3.0, 6.0
 UNFELT = 0.01  # change below which there is nothing but rounding [nats per token]
 ENTROPY = 0.5  # below it the policy may be too certain for truncation to show [nats per token]
 # Limit of the difference between the engine's and the trainer's log-probabilities without noise
@@ -208,9 +209,10 @@ class Guard(TrainerCallback):
 def is_doubtful(evidence: Evidence) -> bool:
     """Return whether samples that seem too rare must be tested again with less noise.
 
-    The noise is large, and the samples were made with it: so the adapter is in use.
+    The score is a little too high, the noise is large, and the samples were made with it: so the
+    adapter is in use.
     """
-    return evidence.score > 0 and evidence.change > LOUD and evidence.gain > 0
+    return 0 < evidence.score < ROUNDED and evidence.change > LOUD and evidence.gain > 0
 
 
 def wrong(evidence: Evidence, is_cut: bool = False) -> str:

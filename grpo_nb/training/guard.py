@@ -38,9 +38,9 @@ NOISE = 0.3  # added to LoRA's B at first [standard deviation]
 MOST = 1.2  # limit of the noise, which doubles until it has an effect; a random model needs much
 SCORE = 4.7  # limit of Fisher's score; chance exceeds it three times in a million
 CHANGE = 1.0  # change of the log-probabilities at which noise has a clear effect [nats per token]
-# Change above which the noise also amplifies what bf16 kernels round [nats per token], and the score
-# that this may give: on an H200, samples of the policy itself scored up to 5.1 there; an engine that
-# had lost weights scored 6.5.
+# Change above which the noise also amplifies what bf16 kernels round [nats per token], and the
+# score that this may give: on an H200, samples of the policy itself scored up to 5.1 there; those
+# of an engine that had lost weights scored 6.5.
 LOUD, ROUNDED = 3.0, 6.0
 UNFELT = 0.01  # change below which there is nothing but rounding [nats per token]
 ENTROPY = 0.5  # below it the policy may be too certain for truncation to show [nats per token]

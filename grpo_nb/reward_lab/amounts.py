@@ -304,6 +304,18 @@ def correctness(scores: np.ndarray, part: Roles) -> np.ndarray:
     return scores[:, part.right].sum(axis=1)
 
 
+def which_counts(results: Sequence[Result]) -> list[Result]:
+    """Return the results, in which the order of answers in blocks of their own is no hedge.
+
+    If only the first block counts, that is a warning, and if only the last one does, no finding.
+    """
+    names = {result.attack.name for result in results if result.level}
+    if names >= {LAST, FIRST}:
+        return list(results)
+    changes = {LAST: {"level": "warning"}, FIRST: {"level": "", "because": ""}}
+    return [r._replace(**(changes.get(r.attack.name, {}) if r.level else {})) for r in results]
+
+
 def findings(
     results: Sequence[Result], names: Sequence[str], fix: Callable[[str], str], most: int = 6
 ) -> list[Check]:
@@ -316,8 +328,6 @@ def findings(
         # One side of an equation is read: whoever writes it has to know the answer.
         sides = choice.get("equation", ())
         choice |= {"equation": [r._replace(level="warning") for r in sides]} if sides else {}
-    choice |= {"several answers": _ordered(choice.get("several answers", []))}
-    choice = {family: each for family, each in choice.items() if each}
     hidden = _implied(choice)
     checks = []
     for family, each in choice.items():
@@ -326,16 +336,6 @@ def findings(
             checks.append(_check(family, each, names, fix))
     checks.sort(key=lambda check: check.state != "stop")
     return checks
-
-
-def _ordered(several: Sequence[Result]) -> list[Result]:
-    """Return the hedges of several answers, without those that only say which block counts."""
-    names = {result.attack.name for result in several}
-    if names >= {LAST, FIRST}:
-        return list(several)
-    lower = {LAST: "warning", FIRST: ""}
-    results = [r._replace(level=lower.get(r.attack.name, r.level)) for r in several]
-    return [result for result in results if result.level]
 
 
 def _implied(chosen: Mapping[str, Sequence[Result]]) -> set[str]:

@@ -32,6 +32,7 @@ from grpo_nb.reward_lab.amounts import (
     runs_here,
     table,
     weighted,
+    which_counts,
 )
 from grpo_nb.reward_lab.attacks import Attack, verified
 from grpo_nb.reward_lab.mentions import columns_of, missing_columns, reads_environments, strings_of
@@ -487,6 +488,7 @@ class _Test:
         self.results = attack_all(
             scorer, weights, style, earnings, part, self.longest, self.attacks, executed
         )
+        self.results = which_counts(self.results)
         self.checks += findings(self.results, scorer.names, lambda name: FIXES.get(name, ""))
         if not scorer.rows[rows[0]].get("tests"):
             self._endless(style.write, rows[0], programs.asked([style.answers[rows[0]]]))

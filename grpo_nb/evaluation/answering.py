@@ -238,9 +238,7 @@ def score_rows(
     lines = pd.DataFrame(
         {
             "row": numbers,
-            "question": [
-                row.get("question", "") or completion_text(row["prompt"][-1:]) for row in questions
-            ],
+            "question": list(map(_question, questions)),
             "reference": [row.get("answer") for row in questions],
             "completion": [sample.text for sample in samples],
             "answer": pd.Series(answers, dtype=object),

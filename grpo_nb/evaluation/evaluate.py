@@ -96,7 +96,8 @@ def evaluate(
                 progress=part_of(progress, number * each, len(models) * each, label),
             )
     about = {"samples": samples, "seed": seed, "max_completion_length": max_completion_length}
-    return Evaluation(with_accuracy(tables, rewards), report_on(tables, rewards, about))
+    tables = with_accuracy(tables, rewards)
+    return Evaluation(tables, report_on(tables, rewards, about))
 
 
 def _rewards(

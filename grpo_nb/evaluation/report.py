@@ -119,18 +119,19 @@ def build(samples: Samples, preset: RewardSet, config: "RunConfig") -> dict[str,
     """
     length = config.train.max_completion_length
     about = {"samples": config.evaluate.samples, "seed": config.seed}
-    return report_on(samples, preset, about | {"max_completion_length": length})
+    about |= {"max_completion_length": length}
+    return report_on(with_accuracy(samples, preset), preset, about)
 
 
 def report_on(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the report as `build` does.
 
     Args:
-        samples: {label: table from `evaluate_model`}; the first label is the baseline.
+        samples: {label: table of `with_accuracy`}; the first label is the baseline.
         preset: The rewards.
         about: The seed, and whatever else is copied into the report.
     """
-    samples, seed = with_accuracy(samples, preset), about["seed"]
+    seed = about["seed"]
     report: dict[str, Any] = {
         "prompts": next(iter(samples.values()))["row"].nunique(),
         "temperature": DECODING,

@@ -6,6 +6,7 @@ merge("Qwen/Qwen3-1.7B", "outputs/checkpoint-250", "merged", dataset, load_in_4b
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +73,7 @@ def merge(
             gate.
         RuntimeError: There is not enough memory or disk space.
     """
-    rows = [row for row, _ in zip(dataset, range(parity_prompts), strict=False)]
-    prompts = [row["prompt"] for row in rows] or list(QUESTIONS)
+    prompts = [row["prompt"] for row in islice(dataset, parity_prompts)] or list(QUESTIONS)
     chats = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
     policy = trained_base(str(base), Path(adapter))
     check, _ = try_merge(

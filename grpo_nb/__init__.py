@@ -1,11 +1,12 @@
 """GRPO notebook workbench: teach a language model a verifiable skill, and prove the gain.
 
-Each tool takes what a notebook with TRL or Unsloth holds. `check_rewards` tests its rewards and
-`sample` gives it completions; `preflight` tries the largest step of its trainer, and `Monitor` and
-`Guard` watch it; `autopsy` reads the log of any run; `evaluate` compares models, `placebo` asks
-whether the reward caused a gain, and `merge` writes the model that was trained. `reward` lifts a
-scorer of one completion to TRL's shape, and `check_environment` plays an environment without a
-model. README.md says how the notebooks of this project start.
+Each tool takes what a notebook with TRL or Unsloth holds. `check_rewards` tests its rewards,
+`RewardLab` shows what they pay, and `sample` gives both completions; `preflight` tries the largest
+step of its trainer, and `Monitor` and `Guard` watch it; `autopsy` reads the log of any run;
+`evaluate` compares models, `placebo` asks whether the reward caused a gain, and `merge` writes the
+model that was trained. `reward` lifts a scorer of one completion to TRL's shape, and
+`check_environment` plays an environment without a model. README.md says how the notebooks of this
+project start.
 """
 
 from grpo_nb.lazy import exports
@@ -23,8 +24,9 @@ TOOLS = {
     "grpo_nb.training.guard": "Guard",
     "grpo_nb.training.monitor": "Monitor",
     "grpo_nb.training.preflight": "preflight",
+    "grpo_nb.views.reward_lab": "RewardLab",
 }
-__all__ = ["Guard", "Monitor", "RewardVerdict"]
+__all__ = ["Guard", "Monitor", "RewardLab", "RewardVerdict"]
 __all__ += ["autopsy", "check_environment", "check_rewards", "evaluate", "merge"]
 __all__ += ["placebo", "preflight", "reward", "sample"]
 __getattr__ = exports(__name__, TOOLS)

@@ -7,21 +7,17 @@ such as the place where a photograph was taken, is not kept.
 
 import math
 import warnings
-from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.data.faults import Fault
-from grpo_nb.rewards.prompts import as_text, question_key, with_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Row = dict[str, Any]
 FORMATS = ("PNG", "JPEG", "WEBP")  # PIL reads many more, with code that is rarely used
 LONGEST = 200  # largest ratio of an image's sides; image processors refuse more
-SWAPPED, BLANK = "swapped", "blank"
 NO_IMAGE, OUTSIDE, UNREADABLE = "image missing", "image outside the data's folder", "image unfit"
 
 
@@ -115,34 +111,3 @@ def decode(file: bytes) -> "Image":
     from PIL import Image
 
     return Image.open(BytesIO(file), formats=["PNG"]).convert("RGB")
-
-
-def variants(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the rows with swapped images, and the rows with grey images of the same size.
-
-    For the swap, each row gets the images of the row that is a fixed number of rows further on. The
-    number is chosen so that most rows get different images, from a row with a different answer.
-
-    Returns:
-        {SWAPPED: rows, BLANK: rows}; {} if there are no images, or fewer than two rows.
-    """
-    if len(rows) < 2 or "images" not in rows[0]:
-        return {}
-    from PIL import Image
-
-    keys = [question_key(row | {"question": ""}) for row in rows]
-    answers, count = [str(row["answer"]) for row in rows], len(rows)
-
-    def differing(shift: int) -> int:
-        others = [(place + shift) % count for place in range(count)]
-        return sum(keys[i] != keys[j] and answers[i] != answers[j] for i, j in enumerate(others))
-
-    shift = max(range(1, count), key=differing)
-    swapped = [rows[(place + shift) % count]["images"] for place in range(count)]
-    blank = [[Image.new("RGB", each.size, "grey") for each in row["images"]] for row in rows]
-    return {SWAPPED: list(map(_shown, rows, swapped)), BLANK: list(map(_shown, rows, blank))}
-
-
-def _shown(row: Row, images: list[Any]) -> Row:
-    """Return the row with these images in place of its own, in its prompt too."""
-    return row | {"images": images, "prompt": with_images(as_text(row["prompt"]), images)}

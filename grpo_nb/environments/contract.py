@@ -44,9 +44,8 @@ from pydantic import ValidationError, validate_call
 
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.names import refuse_unknown
-from grpo_nb.rewards.identity import describe
-from grpo_nb.rewards.load import load_source
-from grpo_nb.rewards.surroundings import kept
+from grpo_nb.rewards.calls import kept
+from grpo_nb.rewards.load import load_source, source_digest
 
 if TYPE_CHECKING:
     from grpo_nb.runs.config import RunConfig
@@ -249,7 +248,7 @@ def of(config: "RunConfig") -> Environment | None:
 
 def identity(environment: Environment | None) -> str:
     """Return the class name with the SHA-256 of its file, or "" without an environment."""
-    return " ".join(describe(environment.kind)) if environment else ""
+    return source_digest(environment.kind) if environment else ""
 
 
 def load(name: str) -> Environment:

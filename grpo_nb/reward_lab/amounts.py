@@ -184,20 +184,10 @@ def attack_all(
     one. Slow rewards get one attack of each family.
     """
     others = others_of(written.answers)
-    is_slow = any(scorer.is_slow(number) for number in range(len(scorer.funcs)))
     texts: dict[str, tuple[Attack, list[tuple[int, str]]]] = {}
     for place, row in enumerate(paid.rows):
         answer, question = written.answers[row], prompt_text(scorer.rows[row])
-        tests = scorer.rows[row].get("tests")
-        extra = code_attacks(answer, tests, executed) if tests else None
-        extra = program_attacks(answer, question) if extra is None else extra
-        choice = [*attacks_on(answer, users), *extra]
-        if extra and not tests:  # which of several programs is read is for its author to say
-            choice = [a for a in choice if a.kind not in HACKS or not KNOWING.search(str(a[3]))]
-        if is_slow:  # programs differ more than other attacks of one family do
-            keys = [a.name if a in extra else a.family for a in choice]
-            choice = [a for place, a in enumerate(choice) if keys.index(keys[place]) == place]
-        for attack in choice:
+        for attack in attacks_for(scorer, written, row, users, executed):
             text = written_out(attack, written, answer, others[row], question, longest)
             if text is not None and (
                 attack.kind == "honest" or text != right_text(written, scorer, row)
@@ -218,6 +208,23 @@ def attack_all(
             own, beside = _in_groups(scorer, weights, written, paid, each)
         results.append(_judge(attack, each[0][1], own, beside, part))
     return results
+
+
+def attacks_for(
+    scorer: Scorer, written: Written, row: int, users: Sequence[Attack], executed: bool
+) -> list[Attack]:
+    """Return the attacks on a row, the user's own included; see `attack_all`."""
+    answer, tests = written.answers[row], scorer.rows[row].get("tests")
+    extra = code_attacks(answer, tests, executed) if tests else None
+    extra = program_attacks(answer, prompt_text(scorer.rows[row])) if extra is None else extra
+    choice = [*attacks_on(answer, users), *extra]
+    if extra and not tests:  # which of several programs is read is for its author to say
+        choice = [a for a in choice if a.kind not in HACKS or not KNOWING.search(str(a[3]))]
+    if any(scorer.is_slow(number) for number in range(len(scorer.funcs))):
+        # Programs differ more than other attacks of one family do.
+        keys = [a.name if a in extra else a.family for a in choice]
+        choice = [a for place, a in enumerate(choice) if keys.index(keys[place]) == place]
+    return choice
 
 
 def _part_of(paid: Amounts, places: Sequence[int]) -> Amounts:

@@ -9,14 +9,12 @@ with the same settings reads this file, and samples only for prompts that are no
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
 from grpo_nb import data, environments, models
-from grpo_nb.data.images import variants
 from grpo_nb.environments.cache import Cache, answer_cached
 from grpo_nb.files import digests, read_json
 from grpo_nb.models import hub
@@ -38,12 +36,10 @@ class Baseline(NamedTuple):
 
     rows: Dataset rows, [prompts].
     samples_P_G: Samples, [prompts][group].
-    unseen: Samples with swapped and with blank images, {kind of image: samples}; {} without images.
     """
 
     rows: list[Row]
     samples_P_G: list[list[models.Sample]]
-    unseen: dict[str, list[list[models.Sample]]] = {}  # noqa: RUF012 (never changed)
 
     @property
     def completions_P_G(self) -> list[list[Completion]]:
@@ -92,7 +88,6 @@ def sample(
     engine: models.Engine | None = None,
     progress: models.Progress | None = None,
     warmed: bool = True,
-    unseen: bool = True,
 ) -> Baseline:
     """Return completions of the model that training starts with, from the cache if possible.
 
@@ -106,14 +101,12 @@ def sample(
             an SFT warm-up; None loads the model.
         progress: A function of the number of completions done, their total, and a note.
         warmed: Whether to use the weights after the SFT warm-up, if there was one.
-        unseen: Whether to sample again with swapped and with blank images, if the rows have any.
     """
-    others, count = variants(rows) if unseen else {}, len(rows)
     folder = warm_folder(run, config) if warmed else None
     with ExitStack() as stack:
         groups = answer_cached(
             Cache(run / KEPT_AT, _settings(config, folder)),
-            list(chain(rows, *others.values())),
+            rows,
             environments.of(config),
             lambda: engine or stack.enter_context(closing(open_base(config, folder))),
             max_completion_length=config.train.max_completion_length,
@@ -125,8 +118,7 @@ def sample(
             progress=progress,
             show="the first completion" if progress else "",
         )
-    parts = {way: groups[n * count :][:count] for n, way in enumerate(others, start=1)}
-    return Baseline(list(rows), groups[:count], parts)
+    return Baseline(list(rows), groups)
 
 
 def warm_folder(run: "Run", config: "RunConfig") -> Path | None:

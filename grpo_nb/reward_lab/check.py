@@ -26,6 +26,7 @@ from grpo_nb.reward_lab.amounts import (
     affordable_rows,
     amounts,
     attack_all,
+    attacks_for,
     findings,
     right_text,
     roles,
@@ -34,9 +35,18 @@ from grpo_nb.reward_lab.amounts import (
     weighted,
     which_counts,
 )
-from grpo_nb.reward_lab.attacks import Attack, verified
+from grpo_nb.reward_lab.attacks import Attack, verified, written_out
 from grpo_nb.reward_lab.mentions import columns_of, missing_columns, reads_environments, strings_of
-from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, accepted, cut, prompt_text, read_rows
+from grpo_nb.reward_lab.scoring import (
+    Fault,
+    Pair,
+    Row,
+    Scorer,
+    accepted,
+    cut,
+    prompt_text,
+    read_rows,
+)
 from grpo_nb.reward_lab.written import (
     LONG_STEPS,
     Written,
@@ -49,6 +59,7 @@ from grpo_nb.reward_lab.written import (
     find,
     others_of,
 )
+from grpo_nb.rewards import Reward
 from grpo_nb.rewards.contract import TRLS_OWN
 
 FIXES = read_yaml(Path(__file__).with_name("fixes.yaml"))  # {finding: what to do}
@@ -173,16 +184,19 @@ def check_rewards(
     >>> [check.name for check in check_rewards(right, rows).findings if check.state == "stop"][:1]
     ['mentioned']
     """
-    start = time.perf_counter()
-    funcs, rows = _functions(reward_funcs), read_rows(dataset)
-    weights = _weights(reward_weights, args, len(funcs))
-    scorer = Scorer(funcs, rows, processing_class)
-    test = _Test(scorer, weights, _longest(args), verified(attacks))
-    test.static()
-    if not test.unusable:
-        test.behavior(_numbers(correct, scorer), reference, form, _texts(completions))
-    seconds = time.perf_counter() - start
-    return test.verdict(seconds)
+    check = RewardCheck(
+        reward_funcs,
+        dataset,
+        completions,
+        reward_weights=reward_weights,
+        correct=correct,
+        reference=reference,
+        form=form,
+        args=args,
+        processing_class=processing_class,
+        attacks=attacks,
+    )
+    return check.run()
 
 
 def right_reward(
@@ -211,20 +225,95 @@ def right_reward(
     return scorer.names[order[0]] if order else ""
 
 
-class _Test:
-    """Carry one check from step to step."""
+class RewardCheck:
+    """Carry one check from step to step; the arguments are those of `check_rewards`."""
+
+    ROLES = ("right", "form", "shaping")
 
     def __init__(
-        self, scorer: Scorer, weights: np.ndarray, longest: int, attacks: list[Attack]
+        self,
+        reward_funcs: Any,
+        dataset: Any,
+        completions: Sequence[Any] | None = None,
+        *,
+        reward_weights: Sequence[float] | None = None,
+        correct: Any = None,
+        reference: Callable[[Row], str] | None = None,
+        form: str = "",
+        args: Any = None,
+        processing_class: Any = None,
+        attacks: Sequence[Attack] = (),
     ) -> None:
-        self.scorer, self.weights, self.longest, self.attacks = scorer, weights, longest, attacks
+        self.start = time.perf_counter()
+        funcs = _functions(reward_funcs)
+        self.scorer = Scorer(funcs, read_rows(dataset), processing_class)
+        self.weights = _weights(reward_weights, args, len(funcs))
+        self.correct, self.reference, self.form = _numbers(correct, self.scorer), reference, form
+        self.sampled, self.longest = _texts(completions), _longest(args)
+        self.attacks = verified(attacks)
         self.checks: list[Check] = []
         self.written: Written | None = None
         self.paid: Amounts | None = None
         self.roles: Roles | None = None
         self.results: list[Result] = []
-        self.unusable = False
+        self.unusable = self.executed = False
         self.unsteady: set[int] = set()
+
+    def run(self) -> RewardVerdict:
+        """Test the rewards, and return the verdict."""
+        self.static()
+        if not self.unusable:
+            self.behavior()
+        return self.verdict(time.perf_counter() - self.start)
+
+    def completions(self, row: int) -> dict[str, str]:
+        """Return {name: text} of the right, the sampled and the attacking completions of a row."""
+        scorer, style, texts = self.scorer, self.written, {}
+        if style and row in style.answers:
+            other = others_of(style.answers)[row]
+            texts["the right answer"] = right_text(style, scorer, row)
+            texts["another row's answer"] = style.write(other)
+            for attack in attacks_for(scorer, style, row, self.attacks, self.executed):
+                question = prompt_text(scorer.rows[row])
+                text = written_out(attack, style, style.answers[row], other, question, self.longest)
+                texts |= {attack.name: text} if text is not None else {}
+        own = [text for number, text in self.sampled if number % len(scorer.rows) == row]
+        texts |= {f"sampled completion {n}": text for n, text in enumerate(own, start=1)}
+        return {**texts, "an empty completion": ""}
+
+    def answer(self, text: str) -> str:
+        """Return what stands in a completion where the form has the answer; "" if nothing does."""
+        before, _, after = (self.written.form if self.written else "").partition("{answer}")
+        before, after = before.rpartition("{reasoning}")[2].strip(), after.strip()
+        start = text.rfind(before) + len(before) if before in text else len(text)
+        start = start if before else 0
+        end = text.find(after, start) if after else len(text)
+        return text[start:end].strip()
+
+    def totals(self, pairs: Sequence[Pair]) -> np.ndarray:
+        """Return the weighted totals of completions, [pairs]."""
+        return weighted(self.scorer, self.weights, pairs).sum(axis=1)
+
+    def explain(self, row: int, text: str) -> list[dict[str, Any]]:
+        """Return what each reward pays for a completion: score, weight, part of the total, reason.
+
+        Only rewards of this package's shape give reasons; of others, the error is the reason.
+        """
+        scorer, lines = self.scorer, []
+        roles = {n: role for role in self.ROLES for n in getattr(self.roles, role, ())}
+        for number, score in enumerate(scorer.scores([(row, text)])[0]):
+            func, weight, reason = scorer.funcs[number], float(self.weights[number]), ""
+            try:
+                if isinstance(func, Reward):
+                    reason = func.explain(**scorer.arguments(number, [(row, text)]))[0].reason
+                elif np.isnan(score):
+                    scorer.call(number, [(row, text)])
+            except Exception as error:  # a user's reward may raise anything
+                reason = f"{type(error).__name__}: {error}"
+            line = {"reward": scorer.names[number], "pays for": roles.get(number, "")}
+            line |= {"score": float(score), "weight": weight, "adds": 0.0, "reason": reason}
+            lines.append(line | {"adds": float(np.nan_to_num(score * weight))})
+        return lines
 
     def add(self, name: str, state: str, evidence: str, reward: int | None = None) -> None:
         """Add a finding, unless the same one was added for this reward."""
@@ -268,20 +357,14 @@ class _Test:
                 result |= fault.rule == "hangs"
         return result
 
-    def behavior(
-        self,
-        correct: Sequence[int],
-        reference: Callable[[Row], str] | None,
-        form: str,
-        completions: list[tuple[int, str]],
-    ) -> None:
+    def behavior(self) -> None:
         """Find out what is right, then test what the rewards depend on, and attack them."""
         scorer, weights = self.scorer, self.weights
-        texts = [text for _, text in completions]
+        texts = [text for _, text in self.sampled]
         scorer.begin()
         if self._hangs():
             return
-        self.written, attempts = find(scorer, weights, form, reference, texts)
+        self.written, attempts = find(scorer, weights, self.form, self.reference, texts)
         if self._faults():
             return
         if self.written and self.written.answers:
@@ -295,8 +378,8 @@ class _Test:
         if self.written is None or not self.written.answers:
             self._without_reference(attempts, batch)
         else:
-            self._with_reference(correct)
-        self._sampled(completions)
+            self._with_reference()
+        self._score_sampled()
         self._faults()
 
     def _faults(self) -> bool:
@@ -463,7 +546,7 @@ class _Test:
         if answers and not is_named and not differ and not np.ptp(totals):
             self.add("constant", "stop", f"every text that was tried earns {totals[0]:.3g}")
 
-    def _with_reference(self, correct: Sequence[int]) -> None:
+    def _with_reference(self) -> None:
         """Find the rewards' roles, score all references, and attack."""
         scorer, weights, style = self.scorer, self.weights, self.written
         rows = affordable_rows(scorer, style)
@@ -471,7 +554,7 @@ class _Test:
         if not earnings.rows:  # no right answer could be scored; the fault says why
             return None
         self.paid = earnings
-        self.roles = part = roles(scorer, weights, style, earnings, correct)
+        self.roles = part = roles(scorer, weights, style, earnings, self.correct)
         gap = earnings.gap
         if not (gap > 1e-6).any():
             total = earnings.right.sum(axis=1).mean()
@@ -482,11 +565,11 @@ class _Test:
             more = (earnings.wrong - earnings.right)[:, number].mean()
             evidence = f"a wrong answer earns {more:.3g} more"
             self.add("sign", "stop", evidence, number)
-        executed = runs_here(scorer, style, rows[0])
-        if executed:
+        self.executed = runs_here(scorer, style, rows[0])
+        if self.executed:
             self.add("runs here", "warning", "a completion's code ran in this process")
         self.results = attack_all(
-            scorer, weights, style, earnings, part, self.longest, self.attacks, executed
+            scorer, weights, style, earnings, part, self.longest, self.attacks, self.executed
         )
         self.results = which_counts(self.results)
         self.checks += findings(self.results, scorer.names, lambda name: FIXES.get(name, ""))
@@ -587,12 +670,12 @@ class _Test:
                 evidence = f"{scores[0]:.3g} for all {len(scores)} completions that were tried"
                 self.add("constant", "warning", evidence, number)
 
-    def _sampled(self, completions: list[tuple[int, str]]) -> None:
+    def _score_sampled(self) -> None:
         """Score sampled completions, and say on how many prompts they differ."""
-        if not completions:
+        if not self.sampled:
             return
         rows = len(self.scorer.rows)
-        pairs = [(number % rows, text) for number, text in completions]
+        pairs = [(number % rows, text) for number, text in self.sampled]
         totals = weighted(self.scorer, self.weights, pairs).sum(axis=1)
         groups: dict[int, list[float]] = {}
         for (number, _), total in zip(pairs, totals, strict=True):
@@ -611,7 +694,7 @@ class _Test:
         checks = sorted(self.checks, key=lambda check: order.index(check.state))
         names, part, earned, style = self.scorer.names, {}, {}, self.written
         if self.roles:
-            for role in ("right", "form", "shaping"):
+            for role in self.ROLES:
                 part |= {names[number]: role for number in getattr(self.roles, role)}
             means = [
                 getattr(self.paid, kind).sum(axis=1).mean() for kind in ("right", "wrong", "empty")

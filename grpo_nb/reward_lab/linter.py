@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from copy import deepcopy
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from grpo_nb.reward_lab.mentions import names_used
 from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer, clock
-from grpo_nb.rewards.surroundings import Muted, kept
+from grpo_nb.rewards.calls import kept
 
 ALONE = 5  # completions that are scored alone as well as in a batch
 NOISE = 1e-6  # largest difference between scores that count as equal
@@ -133,13 +134,13 @@ def side_effects(scorer: Scorer, number: int, batch: Sequence[Pair]) -> list[str
     """Return what a reward changes in the process and in its arguments, as phrases."""
     func, effects = scorer.funcs[number], []
     states: dict[str, list[Any]] = {}
-    with kept(), redirect_stdout(Muted()):
+    with kept(), redirect_stdout(StringIO()):
         for seed in (1, 2):
             _seed(seed)
             arguments = scorer.arguments(number, batch)
             original = {name: deepcopy(v) for name, v in arguments.items() if isinstance(v, list)}
             folder = Path.cwd()
-            with redirect_stdout(Muted()):
+            with redirect_stdout(StringIO()):
                 _without_restoring(func, arguments)
             if Path.cwd() != folder:
                 effects.append("it changes the working directory")

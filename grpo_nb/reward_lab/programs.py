@@ -17,7 +17,7 @@ import numpy as np
 from grpo_nb.reward_lab.advantages import weighted
 from grpo_nb.reward_lab.mentions import names_used
 from grpo_nb.reward_lab.scoring import Pair, Scorer, clock, cut
-from grpo_nb.rewards.limits import TookTooLong
+from grpo_nb.rewards.calls import TookTooLong
 
 HEAD = re.compile(r"def (\w+)\(([^()]*)\)(?: *-> *[^\n:]+)?:")
 RETURN = re.compile(r"^ +return (.+?) *(?:#.*)?$", re.MULTILINE)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
 from functools import partial
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +15,9 @@ import numpy as np
 
 from grpo_nb.reward_lab.mentions import mentions, missing_columns
 from grpo_nb.rewards import Reward
-from grpo_nb.rewards.contract import run
+from grpo_nb.rewards.calls import TookTooLong, run
 from grpo_nb.rewards.judge import LLMJudge
-from grpo_nb.rewards.limits import TookTooLong
 from grpo_nb.rewards.prompts import completion_text
-from grpo_nb.rewards.surroundings import Muted
 
 TRLS_ROW = ("prompt", "completion", "completion_ids")  # columns that TRL does not pass to rewards
 READ_ROWS = 256  # rows of the dataset that are looked at
@@ -263,7 +262,7 @@ class Scorer:
         """
         arguments = self.arguments(number, pairs, other_type)
         limit, start = self.limit + SECONDS_EACH * len(pairs), clock()
-        with redirect_stdout(Muted()), redirect_stderr(Muted()):
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             try:
                 scores = run(self.funcs[number], limit, arguments, seed)
             except TookTooLong:

@@ -2,9 +2,10 @@
 """Rewards in TRL's shape: they take a batch of completions and return a `float | None` for each."""
 
 from grpo_nb.answers.forms import FORMS, TAGS, Form
+from grpo_nb.rewards.calls import call
 from grpo_nb.rewards.code import code_execution_reward, code_generation_reward
 from grpo_nb.rewards.combine import Adaptive, gated
-from grpo_nb.rewards.contract import Reward, Scored, call, declared_range, reward
+from grpo_nb.rewards.contract import Reward, Scored, declared_range, reward
 from grpo_nb.rewards.correctness import (
     environment_reward,
     exact_match_reward,

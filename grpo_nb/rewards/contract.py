@@ -11,7 +11,6 @@ is None instead. NaN and infinity are never returned: the score is None, and the
 reward raises an error with the first reason.
 """
 
-import asyncio
 import functools
 import inspect
 import math
@@ -19,13 +18,11 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from grpo_nb.rewards.limits import LIMIT, contained, limited
+from grpo_nb.rewards.calls import contained
 from grpo_nb.rewards.prompts import Completion, as_text, completion_text
-from grpo_nb.rewards.surroundings import kept
 
 Scores = list[float | None]
 THREADS = "grpo_nb_rewards"
@@ -97,9 +94,7 @@ class Reward:
         # If several processes train, each may use only its share of the cores.
         countable = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if countable else os.cpu_count() or 1
-        context = copy_context()  # passes this thread's `limits.stop` to the pool's threads
-        threads = _pool(cores, os.getpid())
-        return list(threads.map(lambda row: context.copy().run(self._scored, row), rows))
+        return list(_pool(cores, os.getpid()).map(self._scored, rows))
 
     def _rows(self, completions, prompts, columns) -> list[tuple[int, str, dict]]:
         """Check all columns, then return (number, response, {column: value}) per completion."""
@@ -132,9 +127,7 @@ class Reward:
         number, response, columns = row
         try:
             with contained(self.__name__):
-                limit, options = getattr(self, LIMIT, 0.0), {**columns, **self.options}
-                score = limited(self.__name__, limit, self.score, response, **options)
-                return self._checked(score)
+                return self._checked(self.score(response, **columns, **self.options))
         except Exception as error:
             if self.settings.on_error == "skip":
                 return Scored(None, f"{type(error).__name__}: {error}")
@@ -236,46 +229,3 @@ def columns_read(reward_func: Callable[..., Any], required: bool = False) -> lis
         names = [p.name for p in parameters if not required or p.default is p.empty]
         names = [name for name in names if name not in getattr(reward_func, "keywords", {})]
     return [name for name in names if name not in (*TRLS_OWN, "environments")]
-
-
-def call(reward_func: Callable[..., Any], /, **columns: Any) -> Scores:
-    """Return the scores of any reward in TRL's shape, even of an async one in a notebook.
-
-    Random states and other shared state are restored afterwards (`kept`). A user's reward has a
-    time limit per completion (`rewards.seconds`), which is multiplied by the size of the batch.
-    """
-    func = getattr(reward_func, "__self__", reward_func)  # it may be a Reward's method `explain`
-    # A Reward limits each completion itself.
-    limit = 0.0 if isinstance(func, Reward) else getattr(func, LIMIT, 0.0)
-    return run(reward_func, limit * len(columns.get("completions", [None])), columns)
-
-
-def run(
-    reward_func: Callable[..., Any], seconds: float, columns: dict[str, Any], seed: str = ""
-) -> Scores:
-    """Return the scores of any reward in TRL's shape, with a time limit for the whole call.
-
-    Args:
-        reward_func: The reward.
-        seconds: The limit; 0 for none.
-        columns: The keyword arguments.
-        seed: The seed of the call's random numbers; by default each call gets different ones.
-
-    Raises:
-        ValueError: The reward did not return a list.
-    """
-    func = getattr(reward_func, "__self__", reward_func)
-    name = getattr(func, "__name__", type(func).__name__)
-    with kept(seed), contained(name):
-        scores = limited(name, seconds, reward_func, **columns)
-        if inspect.isawaitable(scores):
-            # A notebook's event loop is already running, so another thread runs a loop of its own.
-            with ThreadPoolExecutor(1) as pool:
-                awaited = (limited, name, math.inf, asyncio.run, scores)
-                scores = pool.submit(copy_context().run, *awaited).result()
-        if hasattr(scores, "__iter__"):
-            return list(scores)
-    raise ValueError(
-        f"reward {name} returned {scores!r}, not a list of scores: return a list with one score "
-        "or None for each completion"
-    )

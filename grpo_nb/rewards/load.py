@@ -8,6 +8,7 @@ defines is used, with weight 1. In the file, `rewards` means `grpo_nb.rewards` a
 import hashlib
 import inspect
 import math
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,12 +17,11 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb import rewards
-from grpo_nb.files import read_json
+from grpo_nb.files import read_json, sha256
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.names import refuse_unknown
 from grpo_nb.rewards.combine import Adaptive, gated
 from grpo_nb.rewards.contract import Reward, columns_read
-from grpo_nb.rewards.limits import limited
 from grpo_nb.rewards.sets import PRESETS, RewardSet, give_name, reward_set
 
 if TYPE_CHECKING:
@@ -31,12 +31,8 @@ HINT = "; what the rewards need (imports, constants, helpers) must be in the sam
 
 
 def load_rewards(config: "RewardsConfig") -> RewardSet:
-    """Return the rewards of a run, in the run's form; the errors are those of `load_preset`.
-
-    Rewards from a file get the time limit `rewards.seconds`.
-    """
-    preset = load_preset(config.preset, config.reward_weights, config.form, config.opened)
-    return preset.limited(config.seconds)
+    """Return the rewards of a run, in the run's form; the errors are those of `load_preset`."""
+    return load_preset(config.preset, config.reward_weights, config.form, config.opened)
 
 
 def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str = "") -> RewardSet:
@@ -161,7 +157,7 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
     module.rewards = rewards
     sys.modules[name] = module  # where dataclasses look up the module
     try:
-        limited(path.name, math.inf, exec, compile(text, str(path), "exec"), vars(module))
+        exec(compile(text, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:  # a user's file may raise anything
         raise ValueError(f"{path} cannot be loaded: {explained(error, path, text)}") from error
     return module
@@ -224,6 +220,24 @@ def rewards_of(
             f"which are {', '.join(func.__name__ for func in funcs)}: give one for each"
         )
     return list(zip(funcs, weights, strict=True))
+
+
+def source_digest(value: Any) -> str:
+    """Return the name of a function or class, and the digest of the file that defines it.
+
+    If there is no file, it is the source, or the bytecode, that tells it from others.
+    """
+    code = inspect.unwrap(value)
+    code = code if hasattr(code, "__qualname__") else type(code)
+    try:
+        path = Path(inspect.getfile(code))
+        source = sha256(path) if path.is_file() else inspect.getsource(code)
+    except (OSError, TypeError):  # made by exec
+        code = getattr(code, "__code__", None)
+        source = (
+            code.co_code.hex() + re.sub(" at 0x[0-9a-f]+", "", repr(code.co_consts)) if code else ""
+        )
+    return f"{getattr(value, '__qualname__', type(value).__qualname__)} {source}"
 
 
 def names_in(func: Callable[..., Any]) -> set[str]:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from grpo_nb.answers import TAGS, Form, find_form
 from grpo_nb.files import read_yaml
 from grpo_nb.rewards import code, correctness, format, length, style
+from grpo_nb.rewards.calls import call
 from grpo_nb.rewards.combine import Adaptive, gated, is_async
-from grpo_nb.rewards.contract import Reward, call, columns_read, declared_range
-from grpo_nb.rewards.limits import LIMIT
+from grpo_nb.rewards.contract import Reward, columns_read, declared_range
 
 WORDS = "I think about it. "  # no equation, no connective, no answer
 ANSWERS = ("so it is", '{"a": 1}')  # two forms of answers, neither of which is right
@@ -68,14 +68,6 @@ class RewardSet(NamedTuple):
             if not isinstance(func, Reward) or form.has(func.settings.needs)
         ]
         return reward_set(pairs, self._replace(form=form))
-
-    def limited(self, seconds: float) -> "RewardSet":
-        """Limit the user's synchronous rewards to this many seconds per completion."""
-        for func in self.reward_funcs:
-            ours = isinstance(func, Reward) and func.__module__.startswith("grpo_nb.")
-            if not ours and not is_async(func):
-                setattr(func, LIMIT, seconds)
-        return self
 
     def adding(self, func: Callable[..., Any], weight: float) -> "RewardSet":
         """Return this set with one more reward, which replaces a reward of the same name."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models import cuda_available
 from grpo_nb.models.template import image_inputs
+from grpo_nb.rewards.calls import kept
 from grpo_nb.rewards.prompts import images_of, with_images
-from grpo_nb.rewards.surroundings import kept
 from grpo_nb.training.metrics import new_peak
 from grpo_nb.training.placebo import true_reward
 

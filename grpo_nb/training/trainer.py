@@ -57,11 +57,9 @@ from grpo_nb.models.tool_calls import with_tools
 from grpo_nb.models.vision import image_tokens
 from grpo_nb.models.vllm import without
 from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.calls import call, contained, kept
 from grpo_nb.rewards.combine import in_thread, is_async, waits
-from grpo_nb.rewards.contract import call
-from grpo_nb.rewards.limits import contained
 from grpo_nb.rewards.prompts import Message, images_of, loggable
-from grpo_nb.rewards.surroundings import kept, turn
 from grpo_nb.training import (
     checkpoints,
     fast_cpu,
@@ -188,7 +186,7 @@ class Trainer(GRPOTrainer):
             RuntimeError, MemoryError, …: An error ended training; a checkpoint is kept.
         """
         self.buttons.stop.clear()
-        with turn, stop_on_signals(self.buttons) as signals:
+        with stop_on_signals(self.buttons) as signals:
             checkpoint = ranks.from_main(self._begin)
             begun = checkpoints.step_of(checkpoint)
             # Set before anything is restored, so that a failure while restoring saves nothing.

@@ -1,14 +1,20 @@
-# ruff: noqa: F401 (the imports below are the package's public names)
 """Show tables and charts, and give the notebooks their widgets.
 
 `show_tables` makes a notebook display DataFrames in full; `score_sheet` and `completions` render
 tables; `charts` draws a run's training, many runs, and an evaluation. `TrainingDashboard` shows
-training as it runs, `Chat` asks a run's models, and `lab` opens the interactive `RewardLab`. The
+training as it runs, `Chat` asks a run's models, and `RewardLab` shows what rewards pay. The
 widgets are optional: a notebook that is run from top to bottom gives the same results without them.
 """
 
-from grpo_nb.views.charts import before_after, learning_curves, training_charts, warm_up_chart
-from grpo_nb.views.chat import Chat
-from grpo_nb.views.dashboard import TrainingDashboard
-from grpo_nb.views.reward_lab import RewardLab, lab
-from grpo_nb.views.tables import completions, score_sheet, show_tables
+from grpo_nb.lazy import exports
+
+__getattr__ = exports(
+    __name__,
+    {
+        "grpo_nb.views.charts": "before_after learning_curves training_charts warm_up_chart",
+        "grpo_nb.views.chat": "Chat",
+        "grpo_nb.views.dashboard": "TrainingDashboard",
+        "grpo_nb.views.reward_lab": "RewardLab lab",
+        "grpo_nb.views.tables": "completions score_sheet show_tables",
+    },
+)

@@ -1,0 +1,211 @@
+"""Take a run's own rewards from the cell `%%rewards` of a notebook.
+
+rewards/mine.py contains the cell's text unchanged, so that an error names the line that the user
+sees. A second file contains notes: the preset whose form the rewards use, the score ranges measured
+in stage 02, and digests of what the cell wrote. A text that the cell did not write is not replaced.
+"""
+
+import hashlib
+import io
+import math
+import re
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_nb import environments
+from grpo_nb.files import atomic_path, write_json
+from grpo_nb.models import template
+from grpo_nb.reward_lab.baseline import RewardTest
+from grpo_nb.reward_lab.certificate import judges
+from grpo_nb.reward_lab.check import right_reward
+from grpo_nb.reward_lab.table import explain
+from grpo_nb.rewards import RewardSet, load_rewards
+from grpo_nb.rewards.load import about_path, explained, is_own_reward, load_python, read_about
+from grpo_nb.runs.config import SET
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from grpo_nb.runs import Stage
+
+OWN = "rewards/mine.py"
+
+
+class RewardsCell:
+    """Define the cell magic `%%rewards`, which runs a cell and keeps its text for `adopt`."""
+
+    def __init__(self) -> None:
+        self.text, self.values = "", []
+
+    def register(self) -> None:
+        """Register `%%rewards` in this notebook; outside a notebook, do nothing."""
+        if shell := _shell():
+            shell.register_magic_function(self.run, "cell", "rewards")
+
+    def run(self, _: str, text: str) -> None:
+        """Run the cell in the notebook's namespace, so that later cells can call its functions."""
+        shell = _shell()
+        self.text = f"# %%rewards\n{text}"  # the added line keeps the cell's line numbers
+        before = dict(shell.user_ns)
+        file = shell.compile.cache(self.text, shell.execution_count)  # for tracebacks
+        try:
+            exec(compile(self.text, file, "exec"), shell.user_ns)
+        finally:
+            after = shell.user_ns.items()
+            self.values += [value for name, value in after if before.get(name) is not value]
+
+    def adopted_text(self) -> str:
+        """Return the text of the last `%%rewards` cell that was run; "" if there is none.
+
+        Raises:
+            ValueError: Another cell defines rewards, which would not be used in training.
+        """
+        shell = _shell()
+        outside = [
+            name
+            for name, value in (shell.user_ns.items() if shell else ())
+            if (name == "reward_funcs" or is_own_reward(value, "__main__"))
+            and not (name.startswith("_") or any(value is each for each in self.values))
+        ]
+        if outside:
+            raise ValueError(
+                f"{', '.join(outside)}: defined in a cell that does not begin with %%rewards. "
+                "Write that line above the rewards to train with, and run the cell again; "
+                f"otherwise: del {', '.join(outside)}"
+            )
+        return self.text
+
+
+rewards_cell = RewardsCell()
+
+
+def _shell() -> Any:
+    from IPython import get_ipython
+
+    return get_ipython()
+
+
+def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
+    """Return the test with the rewards of the notebook's `%%rewards` cell.
+
+    The cell is written to the run's rewards/mine.py and loaded from there, so that notebook 3
+    trains with exactly the same rewards. If the cell defines nothing, the test keeps the preset.
+    Rewards that were adopted earlier are used only if `rewards.preset` names their file.
+
+    Args:
+        test: The test. The setting `rewards.preset` of its stage is set to the path of that file.
+        source: Python source to use instead of the cell's.
+
+    Raises:
+        ValueError: The cell does not run on its own, its list of rewards or weights is wrong, the
+            cell is empty and rewards were adopted earlier, or the file holds rewards that the cell
+            did not write.
+    """
+    text = rewards_cell.adopted_text() if source is None else source
+    stage, config, path = test.stage, test.stage.config.rewards, test.stage.run / OWN
+    if all(line.lstrip()[:1] in ("", "#") for line in text.splitlines()):  # it defines nothing
+        by_hand = not stage.run.in_use(".pipeline.lock")
+        if by_hand and path.exists() and stage.config.sources["rewards.preset"] != SET:
+            raise ValueError(
+                "the %%rewards cell is empty, but this run has adopted rewards: set "
+                f'{{"rewards.preset": "{path}"}} in `settings` to keep them, or '
+                f'{{"rewards.preset": "{config.preset}"}} to use the preset'
+            )
+        return test.using(load_rewards(config))
+    digests = _cells(path, text)
+    try:
+        notes = _measured(test, text) | {"cell": digests}
+    except ValueError as error:
+        raise ValueError(_fault(error, text)) from error
+    write_json(about_path(path), notes)
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    rewards = load_rewards(config.model_copy(update={"preset": str(path)}))
+    stage.change({"rewards.preset": str(path)})
+    return test.using(rewards)
+
+
+def in_template(stage: "Stage", tokenizer: "PreTrainedTokenizerBase") -> RewardSet:
+    """Return the run's rewards for stage 01, and store the settings on which the prompts depend.
+
+    These settings are the tag that the chat template opens, and the environment's system prompt.
+    """
+    environment = environments.of(stage.config)
+    if environment and stage.config.data.system_prompt == "preset":
+        stage.change({"data.system_prompt": environment.system_prompt})
+    opened = template.opens_thinking(tokenizer)
+    if opened != stage.config.rewards.opened:
+        stage.change({"rewards.opened": opened})
+    return load_rewards(stage.config.rewards)
+
+
+def _cells(path: Path, text: str) -> list[str]:
+    """Return the digests of this text and of the one before, if both are of the cell.
+
+    Raises:
+        ValueError: The file has another text, which would be lost.
+    """
+    earlier, digest = read_about(path).get("cell", []), _digest(text)
+    if path.is_file() and _digest(path.read_text(encoding="utf-8")) not in [*earlier, digest]:
+        raise ValueError(
+            f"there are two texts of rewards: {path.name} in {path.parent}, and the %%rewards "
+            "cell, which did not write what is in the file. To train with the file's, comment the cell "
+            f'out and set {{"rewards.preset": "{path}"}} in `settings`; to train with those of the '
+            "cell, rename the file first"
+        )
+    # The earlier text stays until the new one is in place.
+    return list(dict.fromkeys([digest, *earlier]))[:2]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _fault(error: Exception, source: str) -> str:
+    """Return a message that explains an error in the rewards' source and names the line."""
+    cause = error.__cause__ or error  # the exception in the source, if ours wraps one
+    message = explained(cause, OWN, source)
+    return re.sub(rf"\S*{OWN}\b(: )?", lambda path: "" if path[1] else "the text", message)
+
+
+def _measured(test: RewardTest, source: str) -> dict[str, Any]:
+    """Return the notes on a source of rewards: the form's preset, ranges, and which says right."""
+    stage, config = test.stage, test.stage.config.rewards
+    path = stage.run / OWN
+    form = config.preset if config.preset != str(path) else read_about(path)["form"]
+    with redirect_stdout(io.StringIO()):
+        rewards = load_python(path, source, {"form": form}).in_form(config.form, config.opened)
+        notes = {"form": form, "ranges": _ranges(test.using(rewards)), "correct": rewards.correct}
+        if not judges(rewards):  # each call of a judge costs money
+            right = right_reward(rewards.reward_funcs, test.rows, rewards.reward_weights)
+            notes["correct"] = right or rewards.correct
+    return notes
+
+
+def _ranges(test: RewardTest) -> dict[str, tuple[float, float]]:
+    """Return {reward: range} of rewards that declare none and score outside [0, 1].
+
+    The first reward gets a range even within [0, 1], because its highest score means "correct".
+    """
+    _, rows, baseline, bench = test
+    texts = [sample.text for sample in baseline.samples]
+    texts += [bench.preset.reference(row) for row in rows[:64]]
+    arguments, ranges = bench.arguments([*baseline.repeated_rows, *rows[:64]], texts), {}
+    for number, func in enumerate(bench.preset.reward_funcs):
+        if not hasattr(func, "range"):
+            scores = _scores(func, arguments)
+            low, high = min([0.0, *scores]), max([0.0, *scores])
+            if low < 0 or high > 1 or (number == 0 and high > 0):
+                ranges[func.__name__] = (low, high or 1.0)
+    return ranges
+
+
+def _scores(func: Callable[..., Any], arguments: dict[str, Any]) -> list[float]:
+    """Return the finite scores of a reward; [] if it raises, which the verdict reports."""
+    try:
+        scores = [each.score for each in explain(func, arguments)]
+    except Exception:  # a user's reward may raise anything
+        return []
+    return [float(score) for score in scores if score is not None and math.isfinite(score)]

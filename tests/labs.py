@@ -2,31 +2,17 @@
 
 from hackable import ROWS
 
-from grpo_nb.models import Sample
-from grpo_nb.reward_lab import Bench, RewardTest
-from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_preset
-from grpo_nb.runs import Run, Stage
-from grpo_nb.runs.config import resolve
 from grpo_nb.views import RewardLab
 
+MATH = load_preset("math")
 RIGHT = "<reasoning>1+1=2</reasoning><answer>{}</answer>"
 
 
-def open_lab():
-    """Three prompts with four completions each, one of them right."""
-    tried = Baseline(ROWS[:3], [samples_of(row) for row in ROWS[:3]])
-    stage = Stage(Run("lab"), "02", resolve("tiny-cpu", {}))
-    opened = RewardLab(RewardTest(stage, ROWS, tried, Bench(load_preset("math"))))
-    assert opened.errors.value == ""
-    return opened
-
-
-def samples_of(row):
-    wrong = Sample(RIGHT.format("-1"), 20, False)
-    return [Sample(RIGHT.format(row["answer"]), 20, False), wrong, wrong, Sample("7", 2, True)]
-
-
-def click(lab, button):
-    button.click()
-    lab.actions.join()
+def open_lab(reward_funcs=None, rows=ROWS, **options):
+    """The preset's rewards, with two completions of the first row: right, and cut off."""
+    sampled = [[RIGHT.format(ROWS[0]["answer"]), "7"]]
+    options = {"reward_weights": None if reward_funcs else MATH.reward_weights, **options}
+    lab = RewardLab(reward_funcs or MATH.reward_funcs, rows, sampled, **options)
+    assert lab.errors.value == ""
+    return lab

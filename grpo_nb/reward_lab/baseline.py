@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from grpo_nb import data, environments, models
+from grpo_nb.data.images import swapped
 from grpo_nb.environments.cache import Cache, answer_cached
 from grpo_nb.files import digests, read_json
 from grpo_nb.models import hub
@@ -36,10 +37,12 @@ class Baseline(NamedTuple):
 
     rows: Dataset rows, [prompts].
     samples_P_G: Samples, [prompts][group].
+    swapped_P_G: Samples with another row's images; [] without images.
     """
 
     rows: list[Row]
     samples_P_G: list[list[models.Sample]]
+    swapped_P_G: Sequence[list[models.Sample]] = ()
 
     @property
     def completions_P_G(self) -> list[list[Completion]]:
@@ -88,6 +91,7 @@ def sample(
     engine: models.Engine | None = None,
     progress: models.Progress | None = None,
     warmed: bool = True,
+    swap: bool = True,
 ) -> Baseline:
     """Return completions of the model that training starts with, from the cache if possible.
 
@@ -101,12 +105,13 @@ def sample(
             an SFT warm-up; None loads the model.
         progress: A function of the number of completions done, their total, and a note.
         warmed: Whether to use the weights after the SFT warm-up, if there was one.
+        swap: Whether to sample again with other rows' images, if the rows have any.
     """
     folder = warm_folder(run, config) if warmed else None
     with ExitStack() as stack:
         groups = answer_cached(
             Cache(run / KEPT_AT, _settings(config, folder)),
-            rows,
+            [*rows, *(swapped(rows) if swap else ())],
             environments.of(config),
             lambda: engine or stack.enter_context(closing(open_base(config, folder))),
             max_completion_length=config.train.max_completion_length,
@@ -118,7 +123,7 @@ def sample(
             progress=progress,
             show="the first completion" if progress else "",
         )
-    return Baseline(list(rows), groups)
+    return Baseline(list(rows), groups[: len(rows)], groups[len(rows) :])
 
 
 def warm_folder(run: "Run", config: "RunConfig") -> Path | None:

@@ -151,9 +151,9 @@ def _cells(path: Path, text: str) -> list[str]:
     if path.is_file() and _digest(path.read_text(encoding="utf-8")) not in [*earlier, digest]:
         raise ValueError(
             f"there are two texts of rewards: {path.name} in {path.parent}, and the %%rewards "
-            "cell, which did not write what is in the file. To train with the file's, comment the cell "
-            f'out and set {{"rewards.preset": "{path}"}} in `settings`; to train with those of the '
-            "cell, rename the file first"
+            "cell, which did not write what is in the file. To train with the file's, comment the "
+            f'cell out and set {{"rewards.preset": "{path}"}} in `settings`; to train with those '
+            "of the cell, rename the file first"
         )
     # The earlier text stays until the new one is in place.
     return list(dict.fromkeys([digest, *earlier]))[:2]

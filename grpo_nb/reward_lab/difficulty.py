@@ -56,7 +56,9 @@ def by_difficulty(
         return report
     rows = data.load(stage.run, "train")
     first_rows = rows[: config.difficulty_prompts]
-    baseline = sample(stage.run, first_rows, stage.config, engine, stage.progress, warmed=False)
+    baseline = sample(
+        stage.run, first_rows, stage.config, engine, stage.progress, warmed=False, swap=False
+    )
     table = reward_test(stage, preset, rows, baseline).table()
     rates = pass_rates(baseline, table, preset).set_index("question")["pass_rate"].to_dict()
     band, counts = keep_band(rows, rates, config)

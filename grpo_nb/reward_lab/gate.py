@@ -48,7 +48,8 @@ class Verdict(NamedTuple):
     """Hold the result of stage 02 for a reward set.
 
     checks: "rewards" first, then the findings of `check_rewards` or of the environment's tests, and
-        of judges; then "base model" and "completion length".
+        of judges; then "base model", "completion length", and whether images are needed (if there
+        are any).
     probes: What each attack earns, as in `RewardVerdict.table`; None for an environment.
     baseline: Figures of the baseline rollouts.
     signal: The `signal_table`, one line per reward.
@@ -92,7 +93,8 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         if self.passed:
-            return f"PASSED, train: {self.checks[0].evidence}"
+            lines = [f"{c.name}: {c.evidence}" for c in self.checks if c.name == base_model.WITHOUT]
+            return "\n  ".join([f"PASSED, train: {self.checks[0].evidence}", *lines])
         outcome = "train after a remedy" if self.only_the_base_fails else "do not train"
         first = f"FAILED, {outcome}: {_reason(self.checks[1:])}"
         return "\n  ".join([first, *self.failures[1:]])
@@ -127,7 +129,8 @@ def judge(test: RewardTest) -> Verdict:
             return Verdict(Checks([_summary(problems), *problems]), probes, {}, pd.DataFrame())
     figures = base_model.summary(baseline, table, bench.preset, config)
     last = base_model.checks(figures, warm_folder(stage.run, config) is not None)
-    checks = Checks([_summary(problems), *problems, *last])
+    guesses, looks = base_model.without_looking(baseline, bench)
+    checks, figures = Checks([_summary(problems), *problems, *last, *looks]), figures | guesses
     return Verdict(checks, probes, figures, signal_table(bench.preset, table), scores)
 
 

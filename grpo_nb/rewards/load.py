@@ -234,9 +234,8 @@ def source_digest(value: Any) -> str:
         source = sha256(path) if path.is_file() else inspect.getsource(code)
     except (OSError, TypeError):  # made by exec
         code = getattr(code, "__code__", None)
-        source = (
-            code.co_code.hex() + re.sub(" at 0x[0-9a-f]+", "", repr(code.co_consts)) if code else ""
-        )
+        source = repr(code and (code.co_code, code.co_consts))
+        source = re.sub(" at 0x[0-9a-f]+", "", source)
     return f"{getattr(value, '__qualname__', type(value).__qualname__)} {source}"
 
 

@@ -55,18 +55,19 @@ class RewardLab(View):
         self.on(self._take, self.name)
         self.on(self._show, self.text)
         both = w.HBox([self.name, self.text])
-        report = w.HTML(_report(self.verdict))
-        self.children = [self.status, self.row, both, self.errors, self.view, report]
+        self.report = w.HTML(_report(self.verdict))
+        self.children = [self.status, self.row, both, self.errors, self.view, self.report]
         self.guard(self._list)
 
     def _list(self) -> None:
-        """List the completions of the row with what they earn, and keep the choice."""
+        """List the completions of the row by what they earn, and keep the choice."""
         name, self.texts = self.name.value, self.check.completions(self.row.value)
-        labels = dict.fromkeys(self.texts, "")
+        labels = {each: each for each in self.texts}
         if not any(map(self.scorer.is_slow, range(len(self.scorer.funcs)))):
             totals = self.check.totals([(self.row.value, text) for text in self.texts.values()])
-            labels = {n: f"{total:.3g} · " for n, total in zip(labels, totals, strict=True)}
-        self.name.options = [(f"{label}{each}", each) for each, label in labels.items()]
+            order = sorted(zip(totals, labels, strict=True), key=lambda pair: -round(pair[0], 6))
+            labels = {each: f"{total:.3g} · {each}" for total, each in order}
+        self.name.options = [(label, each) for each, label in labels.items()]
         self.name.value = name if name in self.texts else next(iter(self.texts))
         self._take()
 

@@ -1,11 +1,11 @@
-"""Provide the parts that the notebooks' widgets share: error messages, buttons and text boxes.
+"""Provide the parts that the notebooks' widgets share: error messages and buttons.
 
 Widgets contain no logic, and nothing that a later cell needs, so a notebook works without them.
 """
 
 import html
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,6 @@ ALERT = "border-left: 4px solid #d33; padding-left: 8px; white-space: pre-wrap; 
 
 class View(w.VBox):
     """Show the callbacks' exceptions in `errors`, with a collapsed traceback."""
-
-    shown_errors: type[BaseException] = Exception
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +30,7 @@ class View(w.VBox):
         self.errors.value = ""
         try:
             action()
-        except self.shown_errors as error:
+        except Exception as error:
             message, trace = map(html.escape, (self.sentence(error), traceback.format_exc()))
             self.errors.value = (
                 f"<div style='{ALERT}'><span role='alert'>{message}</span>"
@@ -55,24 +53,6 @@ class View(w.VBox):
         button.on_click(partial(self.guard, action))
         in_order(button)
         return button
-
-    def code_box(self, label: str, hint: str, rows: int) -> w.Textarea:
-        """Return a text box that sends its whole text when it loses focus.
-
-        Single keystrokes would be queued for a busy kernel and arrive after a later click. The
-        click would then act on old text.
-        """
-        look = {"rows": rows, "placeholder": hint, "layout": WIDE, "continuous_update": False}
-        box = w.Textarea(description=label, **look)
-        box.add_class("code-box")
-        in_order(box)
-        return box
-
-
-def row_list(rows: Sequence[Mapping[str, Any]], label: str) -> w.Dropdown:
-    """Return a dropdown that lists the rows by the beginning of their questions."""
-    questions = [(f"{i + 1}. {row['question'][:90]}", i) for i, row in enumerate(rows)]
-    return w.Dropdown(options=questions, description=label, layout=WIDE)
 
 
 def in_order(element: w.Widget) -> None:

@@ -18,7 +18,7 @@ from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import Buttons, Update
-from grpo_nb.views import RewardLab, completions, score_sheet
+from grpo_nb.views import completions, score_sheet
 from grpo_nb.views.dashboard import TrainingDashboard
 from grpo_nb.views.tables import IMAGE_SIDE, SHOWN_IMAGES
 
@@ -59,19 +59,6 @@ def test_the_score_sheet_and_the_table_show_the_image_of_the_prompt(tried):
     assert [seen(image) for image in shown(page)] == [row["answer"] for row in ROWS[:3]]
     assert "PIL" not in page and "PIL" not in repr(page)
     assert "images" in page
-
-
-def test_the_lab_shows_the_image_of_the_chosen_prompt(tried):
-    lab = RewardLab(tried)
-    lab.actions.join()
-    for place in (0, 2, 1):
-        lab.prompt.value = place
-        lab.actions.join()
-        assert lab.errors.value == ""
-        assert [seen(image) for image in shown(lab.view.value)] == [ROWS[place]["answer"]]
-    lab.text.value = FORM.format("green")
-    lab.actions.join()
-    assert lab.errors.value == "" and len(shown(lab.view.value)) == 1
 
 
 def test_the_dashboard_shows_the_images_of_its_three_completions():

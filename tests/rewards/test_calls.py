@@ -1,7 +1,10 @@
-"""What a reward or a tool changes in the process is put back."""
+"""A call of a reward leaves the process as it was, ends it never, and can be limited."""
 
+import contextlib
 import os
 import random
+import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +12,11 @@ import pytest
 import torch
 from hackable import lifted
 from trainings import MATH, comparable, make_run, trainer_of
-from transformers import TrainerState  # noqa: F401 (its import sets variables)
 
 from grpo_nb.environments.contract import Environment, tool
 from grpo_nb.environments.play import Episode
 from grpo_nb.rewards import call
+from grpo_nb.rewards.calls import TookTooLong, contained, limited
 
 ROW = {"question": "2+2?", "prompt": [{"role": "user", "content": "2+2?"}], "answer": "4"}
 CHANGES = {
@@ -21,14 +24,13 @@ CHANGES = {
     "the random numbers of `random`": lambda: random.seed(0),
     "the random numbers of numpy": lambda: np.random.seed(0),
     "the working directory": lambda: os.chdir("/"),
-    "torch's default dtype": lambda: torch.set_default_dtype(torch.float64),
     "torch's grad mode": lambda: torch.set_grad_enabled(False),
 }
 
 
 def state():
     numbers = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
-    return [*numbers, torch.get_default_dtype(), torch.is_grad_enabled(), Path.cwd()]
+    return [*numbers, torch.is_grad_enabled(), Path.cwd()]
 
 
 def scorer(change):
@@ -50,15 +52,6 @@ def test_what_a_reward_changes_is_put_back(what):
     for _ in range(2):
         assert call(func, completions=["<answer>4</answer>"], answer=["4"]) == [1.0]
         assert state() == before
-
-
-def test_a_training_outlives_the_folder_that_it_was_started_in(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tmp_path.rmdir()
-    func = scorer(CHANGES["the working directory"])
-    assert call(func, completions=["<answer>4</answer>"], answer=["4"]) == [1.0]
-    with pytest.raises(FileNotFoundError):
-        Path.cwd()
 
 
 def test_an_async_reward_and_one_that_raises_change_nothing_either():
@@ -123,3 +116,39 @@ def test_a_training_whose_reward_seeds_torch_samples_as_any_other(runs_dir):
         trainer.train()
         lines.append(comparable(trainer.stage.run))
     assert lines[0] == lines[1]
+
+
+def loop():
+    while True:
+        pass
+
+
+def stubborn():
+    for _ in range(2):
+        with contextlib.suppress(BaseException):
+            loop()
+
+
+@pytest.mark.parametrize("block", [loop, stubborn, lambda: re.match(r"(a+)+!", "a" * 50)])
+def test_a_loop_and_a_regular_expression_end_at_the_limit_and_name_the_reward(block):
+    start = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        if block is not stubborn:  # it returns after its second interruption
+            stack.enter_context(pytest.raises(TookTooLong, match=r"mine took more than 0\.2 s"))
+        with limited("mine", 0.2):
+            block()
+    assert time.monotonic() - start < 5
+
+
+def test_a_call_that_ends_at_its_limit_is_left_alone_afterwards():
+    for _ in range(500):
+        end = time.perf_counter() + 0.001
+        with contextlib.suppress(TookTooLong), limited("mine", 0.001):
+            while time.perf_counter() < end:
+                pass
+    assert sum(range(1000)) == 499500
+
+
+def test_ctrl_c_is_no_fault_of_the_reward():
+    with pytest.raises(KeyboardInterrupt), contained("mine"):
+        raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grpo_nb.checks import Check
-from grpo_nb.reward_lab import advantages
+from grpo_nb.reward_lab.advantages import weighted
 from grpo_nb.reward_lab.attacks import (
     Attack,
     attacks_on,
@@ -22,7 +22,7 @@ from grpo_nb.reward_lab.attacks import (
     written_out,
 )
 from grpo_nb.reward_lab.programs import BODIES, HEAD
-from grpo_nb.reward_lab.scoring import Pair, Scorer, cut, prompt_text
+from grpo_nb.reward_lab.scoring import Scorer, cut, prompt_text
 from grpo_nb.reward_lab.written import Written, distinct_rows, others_of
 from grpo_nb.rewards.judge import LLMJudge
 
@@ -89,11 +89,6 @@ class Amounts(NamedTuple):
         return self.right.sum(axis=1) - self.wrong.sum(axis=1)
 
 
-def weighted(scorer: Scorer, weights: np.ndarray, pairs: Sequence[Pair]) -> np.ndarray:
-    """Return what each reward adds to the total, [pairs, rewards]."""
-    return advantages.weighted(scorer.scores(pairs), weights)
-
-
 def right_text(written: Written, scorer: Scorer, row: int) -> str:
     """Return the right completion of a row."""
     if written.own is not None:
@@ -101,7 +96,7 @@ def right_text(written: Written, scorer: Scorer, row: int) -> str:
     return written.write(written.answers[row])
 
 
-def amounts(scorer: Scorer, weights: np.ndarray, written: Written, rows: Sequence[int]) -> Amounts:
+def amounts(scorer: Scorer, written: Written, rows: Sequence[int]) -> Amounts:
     """Return what right, wrong and empty completions earn on these rows.
 
     Rows are left out where the rewards fail on a right or a wrong answer. An empty completion on
@@ -116,19 +111,17 @@ def amounts(scorer: Scorer, weights: np.ndarray, written: Written, rows: Sequenc
     ]
     each = [list(zip(rows, column, strict=True)) for column in texts]
     scorer.beside = {row: [c[place][1] for c in each] for place, row in enumerate(rows)}
-    whole = Amounts(list(rows), *(weighted(scorer, weights, pairs) for pairs in each))
+    whole = Amounts(list(rows), *(scorer.payments(pairs) for pairs in each))
     has_failed = np.array([[pair in scorer.failed for pair in pairs] for pairs in each])
     for kind in (2, 3):
         whole[kind + 1][has_failed[kind]] = whole.wrong[has_failed[kind]]
     return _part_of(whole, list(np.flatnonzero(~has_failed[:2].any(axis=0))))
 
 
-def roles(
-    scorer: Scorer, weights: np.ndarray, written: Written, paid: Amounts, correct: Sequence[int]
-) -> Roles:
+def roles(scorer: Scorer, written: Written, paid: Amounts, correct: Sequence[int]) -> Roles:
     """Return what each reward pays for, by what it does; `correct` overrules for "right"."""
     bare = [(row, f"{written.answers[row]}") for row in paid.rows if row in written.answers]
-    plain = weighted(scorer, weights, bare) if bare else paid.empty
+    plain = scorer.payments(bare) if bare else paid.empty
     more = paid.right - paid.wrong  # weighted, so that a penalty for wrong answers says "right"
     right, form, shaping, backwards = [], [], [], []
     for number in range(len(scorer.funcs)):
@@ -170,7 +163,6 @@ def affordable_rows(scorer: Scorer, written: Written, most: int = MOST_ROWS) -> 
 
 def attack_all(
     scorer: Scorer,
-    weights: np.ndarray,
     written: Written,
     paid: Amounts,
     part: Roles,
@@ -194,7 +186,7 @@ def attack_all(
             ):
                 texts.setdefault(attack.name, (attack, []))[1].append((place, text))
     everything = [(paid.rows[place], text) for _, each in texts.values() for place, text in each]
-    scores, start, results = weighted(scorer, weights, everything), 0, []
+    scores, start, results = scorer.payments(everything), 0, []
     failed = scorer.failed
     for attack, each in texts.values():
         own = scores[start : start + len(each)]
@@ -205,7 +197,7 @@ def attack_all(
         own, each = own[fair], [each[n] for n in fair]
         beside = _part_of(paid, [place for place, _ in each])
         if scorer.grouped:
-            own, beside = _in_groups(scorer, weights, written, paid, each)
+            own, beside = _in_groups(scorer, paid, each)
         results.append(_judge(attack, each[0][1], own, beside, part))
     return results
 
@@ -232,18 +224,14 @@ def _part_of(paid: Amounts, places: Sequence[int]) -> Amounts:
 
 
 def _in_groups(
-    scorer: Scorer,
-    weights: np.ndarray,
-    written: Written,
-    paid: Amounts,
-    each: Sequence[tuple[int, str]],
+    scorer: Scorer, paid: Amounts, each: Sequence[tuple[int, str]]
 ) -> tuple[np.ndarray, Amounts]:
     """Return what an attack and honest completions earn in one group, for each row."""
     groups = []
     for place, text in each:
         row = paid.rows[place]
         beside = [text, *scorer.beside[row]]
-        groups.append(advantages.weighted(scorer.together(row, beside), weights))
+        groups.append(weighted(scorer.together(row, beside), scorer.weights))
     stacked = np.stack(groups, axis=1)  # [attack and honest ones, rows, rewards]
     return stacked[0], Amounts([paid.rows[place] for place, _ in each], *stacked[1:])
 

@@ -11,6 +11,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,14 +33,12 @@ from grpo_nb.reward_lab.amounts import (
     roles,
     runs_here,
     table,
-    weighted,
     which_counts,
 )
 from grpo_nb.reward_lab.attacks import Attack, verified, written_out
 from grpo_nb.reward_lab.mentions import columns_of, missing_columns, reads_environments, strings_of
 from grpo_nb.reward_lab.scoring import (
     Fault,
-    Pair,
     Row,
     Scorer,
     accepted,
@@ -209,17 +208,17 @@ def right_reward(
         rows: Dataset rows.
         weights: One weight for each reward.
     """
-    scorer, array = Scorer(reward_funcs, read_rows(rows)), np.array(weights, dtype=float)
-    style, _ = find(scorer, array)
+    scorer = Scorer(reward_funcs, read_rows(rows), weights=weights)
+    style, _ = find(scorer)
     if style is None or not style.answers:
         return ""
-    earnings = amounts(scorer, array, style, affordable_rows(scorer, style))
+    earnings = amounts(scorer, style, affordable_rows(scorer, style))
     if not earnings.rows:
         return ""
     gains = np.abs(earnings.right - earnings.wrong).mean(axis=0)
-    right = roles(scorer, array, style, earnings, []).right
+    right = roles(scorer, style, earnings, []).right
     longer = [(row, style.write(style.answers[row], LONG_STEPS)) for row in earnings.rows]
-    both = np.concatenate([earnings.right, weighted(scorer, array, longer)])
+    both = np.concatenate([earnings.right, scorer.payments(longer)])
     steady = np.ptp(both, axis=0) < 1e-6  # one that depends on the length says less
     order = sorted(right, key=lambda number: (not steady[number], -gains[number]))
     return scorer.names[order[0]] if order else ""
@@ -246,8 +245,8 @@ class RewardCheck:
     ) -> None:
         self.start = time.perf_counter()
         funcs = _functions(reward_funcs)
-        self.scorer = Scorer(funcs, read_rows(dataset), processing_class)
-        self.weights = _weights(reward_weights, args, len(funcs))
+        weights = _weights(reward_weights, args, len(funcs))
+        self.scorer = Scorer(funcs, read_rows(dataset), processing_class, weights)
         self.correct, self.reference, self.form = _numbers(correct, self.scorer), reference, form
         self.sampled, self.longest = _texts(completions), _longest(args)
         self.attacks = verified(attacks)
@@ -290,10 +289,6 @@ class RewardCheck:
         end = text.find(after, start) if after else len(text)
         return text[start:end].strip()
 
-    def totals(self, pairs: Sequence[Pair]) -> np.ndarray:
-        """Return the weighted totals of completions, [pairs]."""
-        return weighted(self.scorer, self.weights, pairs).sum(axis=1)
-
     def explain(self, row: int, text: str) -> list[dict[str, Any]]:
         """Return what each reward pays for a completion: score, weight, part of the total, reason.
 
@@ -302,7 +297,7 @@ class RewardCheck:
         scorer, lines = self.scorer, []
         roles = {n: role for role in self.ROLES for n in getattr(self.roles, role, ())}
         for number, score in enumerate(scorer.scores([(row, text)])[0]):
-            func, weight, reason = scorer.funcs[number], float(self.weights[number]), ""
+            func, weight, reason = scorer.funcs[number], float(scorer.weights[number]), ""
             try:
                 if isinstance(func, Reward):
                     reason = func.explain(**scorer.arguments(number, [(row, text)]))[0].reason
@@ -359,12 +354,12 @@ class RewardCheck:
 
     def behavior(self) -> None:
         """Find out what is right, then test what the rewards depend on, and attack them."""
-        scorer, weights = self.scorer, self.weights
+        scorer = self.scorer
         texts = [text for _, text in self.sampled]
         scorer.begin()
         if self._hangs():
             return
-        self.written, attempts = find(scorer, weights, self.form, self.reference, texts)
+        self.written, attempts = find(scorer, self.form, self.reference, texts)
         if self._faults():
             return
         if self.written and self.written.answers:
@@ -501,7 +496,7 @@ class RewardCheck:
         strings = [text for func in self.scorer.funcs for text in strings_of(func)]
         strings = [text for text in strings if programs.HEAD.fullmatch(text.strip())]
         task = programs.asked([prompt_text(self.scorer.rows[0]), *strings])
-        trials = programs.trials(self.scorer, self.weights, task) if task else []
+        trials = programs.trials(self.scorer, task) if task else []
         for finding in trials[known:]:
             self.add(*finding)
         if trials:
@@ -518,11 +513,12 @@ class RewardCheck:
 
     def _reversed(self) -> bool:
         """Say so if the total tells right from wrong, and pays the wrong answer more."""
-        scorer, weights = self.scorer, -self.weights
-        style, _ = find(scorer, weights)
+        scorer = copy(self.scorer)  # with the same scores
+        scorer.weights = -scorer.weights
+        style, _ = find(scorer)
         if style is None or not style.answers:
             return False
-        earnings = amounts(scorer, weights, style, affordable_rows(scorer, style))
+        earnings = amounts(scorer, style, affordable_rows(scorer, style))
         if len(earnings.rows) < 4 or not (earnings.gap > 1e-6).all():
             return False
         evidence = (
@@ -538,7 +534,7 @@ class RewardCheck:
         texts = ["", "so it is " * 3, ("so it is " * self.longest)[: self.longest], "1", "<a></a>"]
         requests = asked_forms([prompt_text(row) for row in self.scorer.rows[:3]])
         texts += [fill(form, "1", "so it is") for form in requests[:3]]
-        totals = weighted(self.scorer, self.weights, [(0, text) for text in texts]).sum(axis=1)
+        totals = self.scorer.totals([(0, text) for text in texts])
         if np.ptp(totals) > 1e-6 and totals.argmax() == 2:
             evidence = f"{cut(texts[2])} earns {totals[2]:.3g}, shorter text {totals[1]:.3g}"
             self.add("length", "warning", evidence)
@@ -548,13 +544,13 @@ class RewardCheck:
 
     def _with_reference(self) -> None:
         """Find the rewards' roles, score all references, and attack."""
-        scorer, weights, style = self.scorer, self.weights, self.written
+        scorer, style = self.scorer, self.written
         rows = affordable_rows(scorer, style)
-        earnings = amounts(scorer, weights, style, rows)
+        earnings = amounts(scorer, style, rows)
         if not earnings.rows:  # no right answer could be scored; the fault says why
             return None
         self.paid = earnings
-        self.roles = part = roles(scorer, weights, style, earnings, self.correct)
+        self.roles = part = roles(scorer, style, earnings, self.correct)
         gap = earnings.gap
         if not (gap > 1e-6).any():
             total = earnings.right.sum(axis=1).mean()
@@ -569,7 +565,7 @@ class RewardCheck:
         if self.executed:
             self.add("runs here", "warning", "a completion's code ran in this process")
         self.results = attack_all(
-            scorer, weights, style, earnings, part, self.longest, self.attacks, self.executed
+            scorer, style, earnings, part, self.longest, self.attacks, self.executed
         )
         self.results = which_counts(self.results)
         self.checks += findings(self.results, scorer.names, lambda name: FIXES.get(name, ""))
@@ -606,7 +602,7 @@ class RewardCheck:
         pairs = [pair for pair in pairs if pair not in scorer.failed]
         if not pairs:
             return
-        earnings = weighted(scorer, self.weights, pairs)[:, self.roles.right].sum(axis=1)
+        earnings = scorer.payments(pairs)[:, self.roles.right].sum(axis=1)
         wrong = self.paid.wrong[:, self.roles.right].sum(axis=1)[0]
         if earnings.max() <= wrong + 1e-6:
             evidence = (
@@ -624,7 +620,7 @@ class RewardCheck:
         numbers, others = list(style.answers)[:count], others_of(style.answers)
         own = [(n, right_text(style, scorer, n)) for n in numbers]
         other = [(n, style.write(others[n])) for n in numbers]
-        both = weighted(scorer, self.weights, [*own, *other]).sum(axis=1)
+        both = scorer.totals([*own, *other])
         losers = [
             pairs[0][0]
             for *pairs, a, b in zip(own, other, both[: len(own)], both[len(own) :], strict=True)
@@ -653,7 +649,7 @@ class RewardCheck:
             return
         wrong = next(iter(style.answers.values()))
         pairs = [(empty[0], text) for text in (style.write(wrong), wrong, "")]
-        earnings = weighted(scorer, self.weights, pairs)[:, self.roles.right].sum(axis=1)
+        earnings = scorer.payments(pairs)[:, self.roles.right].sum(axis=1)
         full = self.paid.right[:, self.roles.right].sum(axis=1).mean()
         if (best := int(earnings.argmax())) >= 0 and earnings[best] >= 0.99 * full > 0:
             rows = _count(len(empty), "row")
@@ -676,7 +672,7 @@ class RewardCheck:
             return
         rows = len(self.scorer.rows)
         pairs = [(number % rows, text) for number, text in self.sampled]
-        totals = weighted(self.scorer, self.weights, pairs).sum(axis=1)
+        totals = self.scorer.totals(pairs)
         groups: dict[int, list[float]] = {}
         for (number, _), total in zip(pairs, totals, strict=True):
             groups.setdefault(number, []).append(total)

@@ -129,17 +129,16 @@ def spoiled(program: str) -> str:
     return f"{task.head}\n{indent(body, '    ')}"
 
 
-def trials(scorer: Scorer, weights: np.ndarray, task: Task) -> list[tuple[str, str, str]]:
+def trials(scorer: Scorer, task: Task) -> list[tuple[str, str, str]]:
     """Return (name, state, evidence) of what shows without a right program; [] if none is run.
 
     Args:
         scorer: The rewards.
-        weights: One weight for each reward.
         task: The program that the first row asks for.
     """
     texts = {name: fenced(task.program(body)) for name, (_, body) in BODIES.items()}
     scores = scorer.scores([(0, text) for text in texts.values()])
-    totals = dict(zip(texts, weighted(scores, weights).sum(axis=1), strict=True))
+    totals = dict(zip(texts, weighted(scores, scorer.weights).sum(axis=1), strict=True))
     families = {name: family for name, (family, _) in BODIES.items()}
     plain = {name: total for name, total in totals.items() if families[name] == "empty program"}
     running = [n for n in range(len(scorer.funcs)) if np.ptp(np.nan_to_num(scores[:, n])) > TIE]
@@ -154,7 +153,7 @@ def trials(scorer: Scorer, weights: np.ndarray, task: Task) -> list[tuple[str, s
 
     def bare() -> float:
         text = fenced(task.program("return {example}"))
-        return float(weighted(scorer.scores([(0, text)]), weights).sum())
+        return float(scorer.totals([(0, text)])[0])
 
     for name, total in totals.items():
         if name not in plain and total > plain[best] + TIE and _is_wrong(name, total, task, bare):

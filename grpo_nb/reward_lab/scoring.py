@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from grpo_nb.reward_lab.advantages import weighted
 from grpo_nb.reward_lab.mentions import mentions, missing_columns
 from grpo_nb.rewards import Reward
 from grpo_nb.rewards.calls import TookTooLong, run
@@ -99,6 +100,7 @@ class Scorer:
         rows: Dataset rows.
         tokenizer: The tokenizer for `completion_ids`, which are made only for rewards that read
             them; if it is None, each word is a token.
+        weights: One weight for each reward; None for 1.
 
     Attributes:
         faults: {number of a reward: its first fault}.
@@ -110,10 +112,15 @@ class Scorer:
     """
 
     def __init__(
-        self, reward_funcs: Sequence[Callable[..., Any]], rows: Sequence[Row], tokenizer: Any = None
+        self,
+        reward_funcs: Sequence[Callable[..., Any]],
+        rows: Sequence[Row],
+        tokenizer: Any = None,
+        weights: Sequence[float] | None = None,
     ) -> None:
         self.funcs, self.names = list(reward_funcs), names_of(reward_funcs)
         self.rows, self.tokenizer = list(rows), tokenizer
+        self.weights = np.ones(len(self.funcs)) if weights is None else np.array(weights, float)
         self.columns = [name for name in rows[0] if name not in TRLS_ROW]
         self.faults: dict[int, Fault] = {}
         self.failed: set[Pair] = set()
@@ -143,6 +150,14 @@ class Scorer:
             elif fresh:
                 memory.update(zip(fresh, self._safe(number, fresh), strict=True))
         return np.array([[memory[pair] for memory in self._kept] for pair in pairs], dtype=float)
+
+    def payments(self, pairs: Sequence[Pair]) -> np.ndarray:
+        """Return what each reward adds to the total, [pairs, rewards]; None counts as 0."""
+        return weighted(self.scores(pairs), self.weights)
+
+    def totals(self, pairs: Sequence[Pair]) -> np.ndarray:
+        """Return the weighted totals, [pairs]."""
+        return self.payments(pairs).sum(axis=1)
 
     def begin(self) -> None:
         """Make the first call of each reward: how long it takes, to import and compile, is no sign.

@@ -17,7 +17,6 @@ import numpy as np
 
 from grpo_nb.answers.find import extract_boxed, extract_hash_answer
 from grpo_nb.answers.forms import FORMS, STEP, find_form
-from grpo_nb.reward_lab.advantages import weighted
 from grpo_nb.reward_lab.mentions import columns_of
 from grpo_nb.reward_lab.programs import HEAD, program_in, spoiled
 from grpo_nb.reward_lab.scoring import Row, Scorer, prompt_text
@@ -356,7 +355,6 @@ def _marks(text: str) -> list[str]:
 
 def find(
     scorer: Scorer,
-    weights: np.ndarray,
     form: str = "",
     reference: Callable[[Row], str] | None = None,
     completions: Sequence[str] = (),
@@ -364,8 +362,7 @@ def find(
     """Return how right answers are written, and how many ways were tried; None if none is right.
 
     Args:
-        scorer: The rewards with rows.
-        weights: One weight for each reward.
+        scorer: The rewards with rows and weights.
         form: The form to use, a text with {answer} or a name in FORMS; "" to find it.
         reference: A function that writes a row's right completion; None to find the form.
         completions: Sampled completions, whose tags are tried too.
@@ -392,7 +389,7 @@ def find(
     attempts = 0
     for reasoning in (STEP, WORDS):
         for ways in levels:
-            search = _Search(scorer, weights, ways, reasoning)
+            search = _Search(scorer, ways, reasoning)
             candidates = [(way, each) for each in forms for way in ways]
             attempts += len(candidates)
             if result := search.best(candidates):
@@ -477,14 +474,8 @@ def distinct_rows(answers: Mapping[int, str], count: int) -> list[int]:
 class _Search:
     """Try candidates, (way to read answers, form), and find the one that earns most."""
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        weights: np.ndarray,
-        ways: Mapping[str, dict[int, str]],
-        reasoning: str,
-    ) -> None:
-        self.scorer, self.weights, self.ways, self.reasoning = scorer, weights, ways, reasoning
+    def __init__(self, scorer: Scorer, ways: Mapping[str, dict[int, str]], reasoning: str) -> None:
+        self.scorer, self.ways, self.reasoning = scorer, ways, reasoning
         self.others = {way: others_of(answers) for way, answers in ways.items()}
 
     def best(self, candidates: Sequence[tuple[str, str]]) -> Written | None:
@@ -559,7 +550,7 @@ class _Search:
             places.append(len(numbers))
         if not pairs:
             return []
-        totals = weighted(self.scorer.scores(pairs), self.weights).sum(axis=1).reshape(-1, 2)
+        totals = self.scorer.totals(pairs).reshape(-1, 2)
         gains, start = [], 0
         for count in places:
             own, other = totals[start : start + count].mean(axis=0)
@@ -575,7 +566,7 @@ class _Search:
         reasonings = (self.reasoning, *REASONINGS)
         for reasoning in reasonings:
             pairs = [(n, found.write(found.answers[n], reasoning)) for n in numbers]
-            totals.append(weighted(self.scorer.scores(pairs), self.weights).sum(axis=1).mean())
+            totals.append(self.scorer.totals(pairs).mean())
         best = next(i for i, total in enumerate(totals) if total > max(totals) - TIE)
         return found._replace(longer=reasonings[best])
 

@@ -36,7 +36,7 @@ MARGIN = 0.02  # share of the way from wrong to right that a difference has to e
 WON, GUESSED = 0.3, 0.6  # an attack wins on more than this share of rows; by luck it wins on some
 GUESSES = ("copied from the prompt", "every number", "any answer")
 LEAST_ROWS, MOST_ROWS = 1, 8
-FAMILIES, JUDGED_ROWS = 16, 2  # attacks on judges, and the rows on which they are scored
+JUDGED_ROWS = 2  # on which attacks on judges are scored
 SECONDS = 0.4  # for scoring attacks: slow rewards get fewer rows
 # Placeholders that say something of the right answer.
 KNOWING = re.compile(r"\{(answer|near|nearer|decimal|longer|comma|half|letter|altered|result)\}")

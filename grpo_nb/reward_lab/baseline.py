@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 KEPT_AT = "rewards/baseline.parquet"
 WARMED = "rewards/warm_up"  # folder of the weights after the SFT warm-up, from which GRPO starts
-REFERENCE_ROWS = 512  # rows whose reference answers are scored
 
 
 class Baseline(NamedTuple):

@@ -14,16 +14,14 @@ from typing import Any, NamedTuple
 
 from grpo_nb.checks import Check
 from grpo_nb.files import read_yaml
-from grpo_nb.reward_lab.amounts import FAMILIES, JUDGED_ROWS
-from grpo_nb.reward_lab.baseline import REFERENCE_ROWS, RewardTest
+from grpo_nb.reward_lab.baseline import RewardTest
 from grpo_nb.reward_lab.statistics import wilson
-from grpo_nb.reward_lab.table import Row
 from grpo_nb.rewards import GroupJudge, LLMJudge, RewardSet, call
 from grpo_nb.rewards.prompts import completion_text
 
 GROUPS = 16  # one per prompt
 COMPLETIONS = 6  # of a prompt, at most
-CALLS = 6  # per group
+OTHERS = 512  # rows whose answers are inserted into groups of other prompts
 MARGIN = 0.15  # grades that differ by less count as equal
 MARK = 0.9
 TESTS = read_yaml(Path(__file__).with_name("certificate.yaml"))
@@ -38,7 +36,7 @@ class Group(NamedTuple):
         for none.
     """
 
-    row: Row
+    row: dict[str, Any]
     completions: list[str]
     reference: str
     other: str
@@ -53,21 +51,6 @@ def judges(preset: RewardSet) -> list[LLMJudge]:
     return [func for func in preset.reward_funcs if isinstance(func, LLMJudge)]
 
 
-def cost(judge: LLMJudge, test: RewardTest) -> str:
-    """Estimate the calls and tokens of the tests and of training; send no request."""
-    config, groups, rows = test.stage.config, _groups(test), test.rows[:REFERENCE_ROWS]
-    calls, items = config.train.max_steps * config.step_completions, test.baseline.samples
-    if isinstance(judge, GroupJudge):
-        calls, items = calls // config.train.num_generations, test.baseline.rows
-    estimate = judge.changed(cache=False).estimate(**_columns(groups))
-    tests = CALLS * estimate["calls"] + 3 * len(items) + len(rows) + FAMILIES * JUDGED_ROWS
-    parts = []
-    for name, count in {"these tests": tests, "the training": calls}.items():
-        tokens = estimate["tokens"] * count / estimate["calls"]
-        parts.append(f"{name} about {count:,} calls, {tokens:,.0f} tokens")
-    return f"judge {judge.name}: {'; '.join(parts)}"
-
-
 def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
     """Test a judge on up to GROUPS groups; test position bias only for a `GroupJudge`.
 
@@ -76,34 +59,36 @@ def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
         test: The test with the rows and baseline rollouts of the run.
     """
     groups = _groups(test)
-    pairs = list(zip(groups, _grades(judge, groups), strict=True))
-    pairs = [
-        (group, grades) for group, grades in pairs if not any(map(math.isnan, grades.values()))
-    ]
-    if not pairs:
+    first = _grades(judge, groups)
+    places = [n for n, grades in enumerate(first) if not any(map(math.isnan, grades.values()))]
+    if not places:
         return [check_share(judge, "verdicts", [False] * len(groups))]
-    groups, grades = [group for group, _ in pairs], [grades for _, grades in pairs]
-    repetition = _grades(judge.changed(cache=False), groups)
-    results = {"repeatability": list(map(_is_repeated, grades, repetition))}
+    groups, grades = [groups[n] for n in places], [first[n] for n in places]
+
+    def again(altered: LLMJudge) -> list[tuple[Grades, Grades]]:
+        return list(zip(grades, _grades(altered, groups), strict=True))
+
+    results = {"repeatability": [_repeats(*pair) for pair in again(judge.changed(cache=False))]}
     if isinstance(judge, GroupJudge):
-        mirror = _grades(judge.changed(reverse=not judge.reverse), groups)
-        results["position"] = list(map(_is_in_order, grades, mirror))
-    texts = [min(group.completions, key=marks.get) for group, marks in pairs]  # the worst
-    for name, suffix in TESTS["copies"].items():
-        copies = [text + suffix for text in texts]
-        trials = [g._replace(reference="", other=c) for g, c in zip(groups, copies, strict=True)]
-        results[name] = list(map(_earns_no_more, _grades(judge, trials), texts, copies))
-    results["reference"] = list(map(_reference_wins, groups, grades))
-    results["another answer"] = list(map(_other_loses, groups, grades))
+        mirror = judge.changed(reverse=not judge.reverse)
+        results["position"] = [_keeps_order(*pair) for pair in again(mirror)]
+    texts = [min(g.completions, key=marks.get) for g, marks in zip(groups, grades, strict=True)]
+    for name, suffix in TESTS["copies"].items():  # of the worst completion
+        trials = zip(groups, texts, strict=True)
+        trials = [group._replace(reference="", other=text + suffix) for group, text in trials]
+        marks = zip(_grades(judge, trials), texts, strict=True)
+        results[name] = [_earns_no_more(each, text, text + suffix) for each, text in marks]
+    pairs = list(zip(groups, grades, strict=True))
+    results["reference"] = [_reference_wins(*pair) for pair in pairs]
+    results["another answer"] = [_other_loses(*pair) for pair in pairs]
     return [check_share(judge, name, result) for name, result in results.items()]
 
 
 def _groups(test: RewardTest) -> list[Group]:
     """Return a group for each of the first prompts of the baseline."""
     reference, groups = test.bench.preset.reference, {}
-    rows = test.rows[:REFERENCE_ROWS]
     for row, completions in zip(test.baseline.rows, test.baseline.completions_P_G, strict=True):
-        others = [each for each in rows if str(each["answer"]) != str(row["answer"])]
+        others = [each for each in test.rows[:OTHERS] if str(each["answer"]) != str(row["answer"])]
         right = reference(row) if str(row["answer"]).strip() else ""
         other = reference(others[len(groups) % len(others)]) if others else ""
         texts = dict.fromkeys(map(completion_text, completions))
@@ -112,29 +97,25 @@ def _groups(test: RewardTest) -> list[Group]:
     return list(groups.values())[:GROUPS]
 
 
-def _columns(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """Return the arguments for calling the judge on these groups."""
-    pairs = [(group.row, text) for group in groups for text in group.texts]
-    return {
-        "prompts": [row["prompt"] for row, _ in pairs],
-        "completions": [text for _, text in pairs],
-        "answer": [row["answer"] for row, _ in pairs],
-    }
-
-
 def _grades(judge: LLMJudge, groups: Sequence[Group]) -> list[Grades]:
     """Return the grades of each group, all from one call to the judge."""
-    scores = call(judge, **_columns(groups))
+    pairs = [(group.row, text) for group in groups for text in group.texts]
+    scores = call(
+        judge,
+        prompts=[row["prompt"] for row, _ in pairs],
+        completions=[text for _, text in pairs],
+        answer=[row["answer"] for row, _ in pairs],
+    )
     remaining = (math.nan if score is None else score for score in scores)
     return [{text: next(remaining) for text in group.texts} for group in groups]
 
 
 # Each of these functions returns whether the judge is right about a group; None if inconclusive.
-def _is_repeated(before: Grades, after: Grades) -> bool:
+def _repeats(before: Grades, after: Grades) -> bool:
     return sum(abs(before[text] - after[text]) for text in before) <= MARGIN * len(before)
 
 
-def _is_in_order(grades: Grades, mirror: Grades) -> bool | None:
+def _keeps_order(grades: Grades, mirror: Grades) -> bool | None:
     best, worst = max(grades, key=grades.get), min(grades, key=grades.get)
     apart = grades[best] - grades[worst] > MARGIN
     return mirror[best] > mirror[worst] if apart else None

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -60,22 +59,6 @@ def wilson(right: int, count: int) -> tuple[float, float]:
     middle = (right + square / 2) / (count + square)
     half = 1.96 * math.sqrt(right * (count - right) / count + square / 4) / (count + square)
     return middle - half, middle + half
-
-
-def agreement(judge: Sequence[float], person: Sequence[float]) -> tuple[float, float, float]:
-    """Return the share of pairs in which a judge prefers what a person does, and its 95 % interval.
-
-    Each number belongs to two completions of a prompt: it is above 0 if the first is better, below
-    0 if the second is, and 0 if they are equal. What the person calls equal is left out. Two people
-    agree on about 80 % of such pairs (Zheng et al. 2023, https://arxiv.org/abs/2306.05685).
-
-    >>> agreement([0.4, -0.1, 0.2, 0.3], [1, -1, -1, 0])[0]
-    0.6666666666666666
-    """
-    agrees = [a * b > 0 for a, b in zip(judge, person, strict=True) if b]
-    if not agrees:
-        raise ValueError("the person prefers none of the completions: answer more pairs")
-    return sum(agrees) / len(agrees), *wilson(sum(agrees), len(agrees))
 
 
 def pass_at_k(passed_P_G: np.ndarray, k: int) -> np.ndarray:

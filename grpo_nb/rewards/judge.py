@@ -101,13 +101,6 @@ class LLMJudge:
         parts = [self.base_url, self.model, self.rubric, self.criteria, self.options]
         return runs_root() / ".judges" / f"{self.name}-{_sha256(parts)[:12]}.jsonl"
 
-    def estimate(self, **columns: Any) -> dict[str, int]:
-        """Estimate the requests and tokens of a call; cached verdicts cost nothing."""
-        keys = self.keys(columns["prompts"], columns["completions"], columns)
-        requests = [self._request(*part) for part in self._parts(keys)]
-        tokens = [_tokens(each) for each in requests if _sha256(each) not in self.replies]
-        return {"calls": len(tokens), "tokens": sum(tokens)}
-
     def keys(
         self, prompts: Sequence, completions: Sequence, columns: dict[str, Any]
     ) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 
 import pytest
 import scripted_judges as scripts
@@ -10,11 +9,9 @@ from judge_server import serving, verdict
 from scripted_judges import MATH, ROWS, a_test
 
 from grpo_nb import data, reward_lab
-from grpo_nb.reward_lab.certificate import certify, cost
-from grpo_nb.reward_lab.statistics import agreement, wilson
+from grpo_nb.reward_lab.certificate import certify
 from grpo_nb.rewards import GroupJudge, LLMJudge, reward_set
 from grpo_nb.runs import start_stage
-from grpo_nb.runs.config import RunConfig
 
 TESTS = [
     *("repeatability", "position", "length", "praise", "markup"),
@@ -108,29 +105,6 @@ def test_without_references_the_best_completion_must_beat_another_answer(server)
     assert "none of 4 groups was conclusive" in str(checks)
 
 
-def test_the_cost_is_said_before_the_first_request(server):
-    judge = GroupJudge("m", server.url)
-    sentence = cost(judge, a_test())
-    assert not server.seen
-    assert "these tests about 196 calls" in sentence
-    config = RunConfig()
-    steps = config.train.max_steps * config.step_completions
-    assert f"the training about {steps // config.train.num_generations:,} calls" in sentence
-    assert f"{steps:,} calls" in cost(LLMJudge("m", server.url), a_test())
-
-
-def test_the_interval_is_wilsons():
-    assert wilson(0, 10) == pytest.approx((0, 0.2775), abs=1e-4)
-    assert wilson(16, 16) == pytest.approx((0.8064, 1), abs=1e-4)
-
-
-def test_agreement_with_a_person_is_the_share_of_pairs_that_both_order_alike():
-    judge, person = [0.3, -0.2, 0.0, 0.1, 0.4], [1, -1, 1, 0, -1]
-    assert agreement(judge, person) == (0.5, *wilson(2, 4)), "a tie of the judge is no agreement"
-    with pytest.raises(ValueError, match="answer more pairs"):
-        agreement([0.1], [0])
-
-
 @pytest.fixture
 def run_test(server):
     """The test of a run whose data stage 01 really prepared."""
@@ -143,13 +117,11 @@ def run_test(server):
     return tested._replace(stage=stage)
 
 
-def test_the_gate_certifies_the_judge_and_reports_it(run_test, server, capsys):
+def test_the_gate_certifies_the_judge_and_reports_it(run_test, server):
     judge = GroupJudge("m", server.url)
     test = run_test.using(reward_set([*MATH.pairs, (judge, 0.25)], MATH))
     server.script = [scripts.honest]
     verdict = reward_lab.judge(test)
-    (calls,) = re.findall(r"judge group_judge: these tests about (\d+) ", capsys.readouterr().out)
-    assert int(calls) == pytest.approx(len(server.seen), rel=0.25)
     assert verdict.passed, verdict
     warnings = [check for check in verdict.checks[1:-2] if check.state == "warning"]
     assert verdict.checks[0].evidence.endswith(f"attacks lose; {len(warnings)} warnings")

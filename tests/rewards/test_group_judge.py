@@ -186,18 +186,6 @@ def test_beyond_its_budget_the_judge_raises_before_it_asks(server, judge, budget
     assert len(server.seen) == 2
 
 
-def test_the_estimate_is_free_and_what_is_cached_costs_nothing(server, judge):
-    made = judge()
-    prompts, answer = [[{"role": "user", "content": "2 + 3?"}]] * 3, ["5"] * 3
-    arguments = {"prompts": prompts, "completions": [RIGHT, "?", "!"], "answer": answer}
-    estimate = made.estimate(**arguments)
-    assert not server.seen
-    assert estimate["calls"] == 1 and estimate["tokens"] > 100
-    asyncio.run(made(**arguments))
-    assert made.spent == estimate
-    assert made.estimate(**arguments) == {"calls": 0, "tokens": 0}
-
-
 def test_the_tokens_that_the_server_reports_count(server, judge):
     def answer(body):
         usage = {"prompt_tokens": 70, "completion_tokens": 7, "total_tokens": 77}

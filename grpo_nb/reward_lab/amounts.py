@@ -23,7 +23,7 @@ from grpo_nb.reward_lab.attacks import (
 )
 from grpo_nb.reward_lab.programs import BODIES, HEAD
 from grpo_nb.reward_lab.scoring import Scorer, cut, prompt_text
-from grpo_nb.reward_lab.written import Written, distinct_rows, others_of
+from grpo_nb.reward_lab.written import Written, distinct_rows
 from grpo_nb.rewards.judge import LLMJudge
 
 TIE = 1e-6
@@ -89,25 +89,17 @@ class Amounts(NamedTuple):
         return self.right.sum(axis=1) - self.wrong.sum(axis=1)
 
 
-def right_text(written: Written, scorer: Scorer, row: int) -> str:
-    """Return the right completion of a row."""
-    if written.own is not None:
-        return str(written.own(scorer.rows[row]))
-    return written.write(written.answers[row])
-
-
 def amounts(scorer: Scorer, written: Written, rows: Sequence[int]) -> Amounts:
     """Return what right, wrong and empty completions earn on these rows.
 
     Rows are left out where the rewards fail on a right or a wrong answer. An empty completion on
     which they fail counts as a wrong answer.
     """
-    others = others_of(written.answers)
     texts = [
-        [right_text(written, scorer, row) for row in rows],
-        [written.write(others[row]) for row in rows],
+        list(map(written.right, rows)),
+        list(map(written.wrong, rows)),
         [""] * len(rows),
-        [written.write(others[row], written.longer) for row in rows],
+        [written.wrong(row, written.longer) for row in rows],
     ]
     each = [list(zip(rows, column, strict=True)) for column in texts]
     scorer.beside = {row: [c[place][1] for c in each] for place, row in enumerate(rows)}
@@ -175,15 +167,10 @@ def attack_all(
     Programs that end or change their process are left out if completions are `executed` in this
     one. Slow rewards get one attack of each family.
     """
-    others = others_of(written.answers)
     texts: dict[str, tuple[Attack, list[tuple[int, str]]]] = {}
     for place, row in enumerate(paid.rows):
-        answer, question = written.answers[row], prompt_text(scorer.rows[row])
-        for attack in attacks_for(scorer, written, row, users, executed):
-            text = written_out(attack, written, answer, others[row], question, longest)
-            if text is not None and (
-                attack.kind == "honest" or text != right_text(written, scorer, row)
-            ):
+        for attack, text in attack_texts(scorer, written, row, longest, users, executed):
+            if attack.kind == "honest" or text != written.right(row):
                 texts.setdefault(attack.name, (attack, []))[1].append((place, text))
     everything = [(paid.rows[place], text) for _, each in texts.values() for place, text in each]
     scores, start, results = scorer.payments(everything), 0, []
@@ -202,21 +189,26 @@ def attack_all(
     return results
 
 
-def attacks_for(
-    scorer: Scorer, written: Written, row: int, users: Sequence[Attack], executed: bool
-) -> list[Attack]:
-    """Return the attacks on a row, the user's own included; see `attack_all`."""
+def attack_texts(
+    scorer: Scorer,
+    written: Written,
+    row: int,
+    longest: int,
+    users: Sequence[Attack] = (),
+    executed: bool = False,
+) -> list[tuple[Attack, str]]:
+    """Return the attacks on a row that can be written there; see `attack_all`."""
     answer, tests = written.answers[row], scorer.rows[row].get("tests")
-    extra = code_attacks(answer, tests, executed) if tests else None
-    extra = program_attacks(answer, prompt_text(scorer.rows[row])) if extra is None else extra
+    question = prompt_text(scorer.rows[row])
+    extra = code_attacks(answer, tests, executed) if tests else program_attacks(answer, question)
     choice = [*attacks_on(answer, users), *extra]
     if extra and not tests:  # which of several programs is read is for its author to say
         choice = [a for a in choice if a.kind not in HACKS or not KNOWING.search(str(a[3]))]
-    if any(scorer.is_slow(number) for number in range(len(scorer.funcs))):
-        # Programs differ more than other attacks of one family do.
+    if scorer.any_slow:  # programs differ more than other attacks of one family do
         keys = [a.name if a in extra else a.family for a in choice]
         choice = [a for place, a in enumerate(choice) if keys.index(keys[place]) == place]
-    return choice
+    pairs = [(a, written_out(a, written, row, question, longest)) for a in choice]
+    return [(attack, text) for attack, text in pairs if text is not None]
 
 
 def _part_of(paid: Amounts, places: Sequence[int]) -> Amounts:

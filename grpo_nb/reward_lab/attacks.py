@@ -104,19 +104,19 @@ def attacks_on(answer: str, users: Sequence[Attack] = ()) -> list[Attack]:
 
 
 def written_out(
-    attack: Attack, written: Written, answer: str, other: str, question: str, longest: int
+    attack: Attack, written: Written, row: int, question: str, longest: int
 ) -> str | None:
     """Return an attack's completion for a row; None if it cannot be written there.
 
     Args:
         attack: The attack.
         written: How right answers are written.
-        answer: The row's right answer.
-        other: A wrong answer.
+        row: The number of the row.
         question: The text of the prompt.
         longest: How long a completion may be [characters].
     """
-    values = {"answer": answer, "other": other, "question": question, "long": ""}
+    answer = written.answers[row]
+    values = {"answer": answer, "other": written.others[row], "question": question, "long": ""}
     values |= {"reasoning": written.reasoning}
     values |= {"half": answer[: len(answer) // 2].rstrip(), "letter": answer[:1]}
     if numbers := re.findall(r"-?\d+(?:\.\d+)?", question):

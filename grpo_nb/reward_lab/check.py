@@ -27,15 +27,14 @@ from grpo_nb.reward_lab.amounts import (
     affordable_rows,
     amounts,
     attack_all,
-    attacks_for,
+    attack_texts,
     findings,
-    right_text,
     roles,
     runs_here,
     table,
     which_counts,
 )
-from grpo_nb.reward_lab.attacks import Attack, verified, written_out
+from grpo_nb.reward_lab.attacks import Attack, verified
 from grpo_nb.reward_lab.mentions import columns_of, missing_columns, reads_environments, strings_of
 from grpo_nb.reward_lab.scoring import (
     Fault,
@@ -269,13 +268,9 @@ class RewardCheck:
         """Return {name: text} of the right, the sampled and the attacking completions of a row."""
         scorer, style, texts = self.scorer, self.written, {}
         if style and row in style.answers:
-            other = others_of(style.answers)[row]
-            texts["the right answer"] = right_text(style, scorer, row)
-            texts["another row's answer"] = style.write(other)
-            for attack in attacks_for(scorer, style, row, self.attacks, self.executed):
-                question = prompt_text(scorer.rows[row])
-                text = written_out(attack, style, style.answers[row], other, question, self.longest)
-                texts |= {attack.name: text} if text is not None else {}
+            texts = {"the right answer": style.right(row), "another row's answer": style.wrong(row)}
+            pairs = attack_texts(scorer, style, row, self.longest, self.attacks, self.executed)
+            texts |= {attack.name: text for attack, text in pairs}
         own = [text for number, text in self.sampled if number % len(scorer.rows) == row]
         texts |= {f"sampled completion {n}": text for n, text in enumerate(own, start=1)}
         return {**texts, "an empty completion": ""}
@@ -316,6 +311,10 @@ class RewardCheck:
         if not any(check.name == title for check in self.checks):
             self.checks.append(Check(title, state, evidence, FIXES.get(name, "")))
 
+    def _blame(self, number: int, fault: Fault, is_mild: bool = False) -> None:
+        state = "warning" if is_mild or fault.rule in WARNED else "stop"
+        self.add(fault.rule, state, fault.evidence, number)
+
     def static(self) -> None:
         """Find what shows without a call: columns that are missing, arguments that are refused."""
         scorer = self.scorer
@@ -327,9 +326,8 @@ class RewardCheck:
                 evidence = f"it has no **kwargs; TRL passes {', '.join(refused or TRLS_OWN[3:])}"
                 self.add("arguments", "stop", evidence, number)
             if reads_environments(func):
-                self.add(
-                    "environment", "note", "it reads `environments`: only episodes tell", number
-                )
+                evidence = "it reads `environments`: only episodes tell"
+                self.add("environment", "note", evidence, number)
                 self.unusable = True
             if absent := missing_columns(func, scorer.columns):
                 evidence = f"it reads {absent[0]!r}; the rows have {scorer.columns}"
@@ -342,12 +340,7 @@ class RewardCheck:
         for number in range(len(scorer.funcs)):
             fault = linter.growth(scorer, number, 0, self.longest, [str])
             if fault:
-                self.add(
-                    fault.rule,
-                    "warning" if fault.rule in WARNED else "stop",
-                    fault.evidence,
-                    number,
-                )
+                self._blame(number, fault)
                 self.longest = min(self.longest, SHORT)
                 result |= fault.rule == "hangs"
         return result
@@ -365,7 +358,7 @@ class RewardCheck:
         if self.written and self.written.answers:
             row, answer = next(iter(self.written.answers.items()))
             if programs.asked([answer]):
-                scorer.retime((row, right_text(self.written, scorer, row)))
+                scorer.retime((row, self.written.right(row)))
         batch = self._batch()
         self._lint(batch)
         if self._faults():
@@ -380,8 +373,7 @@ class RewardCheck:
     def _faults(self) -> bool:
         """Add the faults of calls; return whether one of them makes further tests useless."""
         for number, fault in self.scorer.faults.items():
-            state = "warning" if fault.rule in WARNED else "stop"
-            self.add(fault.rule, state, fault.evidence, number)
+            self._blame(number, fault)
             self.unusable |= fault.rule in UNUSABLE
         return self.unusable
 
@@ -396,16 +388,16 @@ class RewardCheck:
                 for row in rows
                 for text in (references.get(row, "so it is"), "", "1+1=2")
             ]
-        rows, others = distinct_rows(style.answers, GROUP), others_of(style.answers)
-        if any(map(self.scorer.is_slow, range(len(self.scorer.funcs)))):
+        rows = distinct_rows(style.answers, GROUP)
+        if self.scorer.any_slow:
             right = [(row, style.write(style.answers[row])) for row in rows[:2]]
-            return [*right[:1], (rows[0], style.write(others[rows[0]])), *right[1:]]
+            return [*right[:1], (rows[0], style.wrong(rows[0])), *right[1:]]
         return [
             (row, text)
             for row in rows
             for text in (
                 style.write(style.answers[row]),
-                style.write(others[row]),
+                style.wrong(row),
                 style.write(style.answers[row], LONG_STEPS) + "\n",
                 "",
                 f"I think it is {style.answers[row]}.",
@@ -442,9 +434,7 @@ class RewardCheck:
                 if fault:
                     self.longest = min(self.longest, SHORT)
             if fault:
-                is_timed = fault.rule == "clock" and is_program
-                state = "warning" if fault.rule in WARNED or is_timed else "stop"
-                self.add(fault.rule, state, fault.evidence, number)
+                self._blame(number, fault, fault.rule == "clock" and is_program)
                 self.unsteady |= {number} if fault.rule in UNSTEADY else set()
             self._missing_scores(number, batch)
 
@@ -590,14 +580,14 @@ class RewardCheck:
     def _prompts_form(self) -> None:
         """Find out whether right answers are paid in the form that the prompts ask for."""
         scorer, style = self.scorer, self.written
-        if style.own is not None:
+        if style.own:
             return
         prompts = [prompt_text(scorer.rows[row]) for row in self.paid.rows[:3]]
         requests = asked_forms(prompts)
         if not requests or style.form in requests or not answer_mark(style.form):
             return
         row = self.paid.rows[0]
-        pairs = [(row, style._replace(form=form).write(style.answers[row])) for form in requests]
+        pairs = [(row, fill(form, style.answers[row], style.reasoning)) for form in requests]
         scorer.scores(pairs)
         pairs = [pair for pair in pairs if pair not in scorer.failed]
         if not pairs:
@@ -617,9 +607,8 @@ class RewardCheck:
         scorer, style = self.scorer, self.written
         each = float(scorer.each.sum())
         count = int(np.clip(0.2 / max(2 * each, 1e-9), 4, REFERENCE_ROWS))
-        numbers, others = list(style.answers)[:count], others_of(style.answers)
-        own = [(n, right_text(style, scorer, n)) for n in numbers]
-        other = [(n, style.write(others[n])) for n in numbers]
+        numbers = list(style.answers)[:count]
+        own, other = ([(n, way(n)) for n in numbers] for way in (style.right, style.wrong))
         both = scorer.totals([*own, *other])
         losers = [
             pairs[0][0]
@@ -697,13 +686,10 @@ class RewardCheck:
             ]
             titles = ("the right answer", "another row's answer", "an empty completion")
             earned = dict(zip(titles, map(float, means), strict=True))
-        reference = ""
-        if self.paid:
-            row = self.paid.rows[0]
-            reference = right_text(style, self.scorer, row)
+        reference = style.right(self.paid.rows[0]) if self.paid else ""
         lines = table(self.results, names)
         return RewardVerdict(
-            Checks(checks), part, str(reference), style.form if style else "", lines, earned,
+            Checks(checks), part, reference, style.form if style else "", lines, earned,
             len(self.scorer.rows), seconds,
         )  # fmt: skip
 

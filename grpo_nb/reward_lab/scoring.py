@@ -176,6 +176,11 @@ class Scorer:
         return bool(self.each[number] > SLOW)
 
     @property
+    def any_slow(self) -> bool:
+        """Return whether one of the rewards is slow."""
+        return any(map(self.is_slow, range(len(self.funcs))))
+
+    @property
     def each(self) -> np.ndarray:
         """Return the seconds that a completion takes, a right one where that is long, [rewards]."""
         return np.maximum(self.seconds / np.maximum(self.calls, 1), self.longest)

@@ -10,14 +10,16 @@ own answer and with another row's; the form is right that tells the two apart an
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from grpo_nb.answers.find import extract_boxed, extract_hash_answer
 from grpo_nb.answers.forms import FORMS, STEP, find_form
-from grpo_nb.reward_lab.mentions import columns_of
+from grpo_nb.reward_lab.mentions import columns_of, strings_of
 from grpo_nb.reward_lab.programs import HEAD, program_in, spoiled
 from grpo_nb.reward_lab.scoring import Row, Scorer, prompt_text
 
@@ -41,6 +43,7 @@ MARKER = re.compile(
 THOUGHTS = re.compile(r"(?i)think|reason|thought|work|scratch|analysis|explanation|plan|step")
 ANSWERS = re.compile(r"(?i)answer|solution|result|output|final|response|code|label|summary")
 USUAL = (("<reasoning>", "</reasoning>"), ("<think>", "</think>"), ("<answer>", "</answer>"))
+LONG = 2000  # characters of a string that names no tags or markers
 COPIED = 0.3  # an answer that is more than this share of its prompt is the prompt
 LONG_STEPS = (
     "Step 1: I read the question and note what is given.\n"
@@ -51,7 +54,8 @@ WORDS = "I think about it"  # for patterns that take words alone
 REASONINGS = (f"{WORDS}.\n{STEP}", LONG_STEPS)
 
 
-class Written(NamedTuple):
+@dataclass(frozen=True)
+class Written:
     """Describe how right answers are written.
 
     form: A text with {reasoning} and {answer}; "" if a function or a column writes completions.
@@ -59,7 +63,7 @@ class Written(NamedTuple):
     reasoning: A short reasoning.
     longer: The reasoning that earns most of those that were tried.
     source: Where the answers come from, for people to read.
-    own: A function (row → completion) of the user; None to write in the form.
+    own: {number of a row: the completion of a person's function}; {} to write in the form.
     """
 
     form: str
@@ -67,7 +71,20 @@ class Written(NamedTuple):
     reasoning: str = STEP
     longer: str = STEP
     source: str = ""
-    own: Callable[[Row], str] | None = None
+    own: dict[int, str] = field(default_factory=dict)
+
+    @cached_property
+    def others(self) -> dict[int, str]:
+        """Return {number of a row: a wrong answer}."""
+        return others_of(self.answers)
+
+    def right(self, row: int) -> str:
+        """Return the right completion of a row."""
+        return self.own.get(row) or self.write(self.answers[row])
+
+    def wrong(self, row: int, reasoning: str | None = None) -> str:
+        """Return another row's answer as a completion."""
+        return self.write(self.others[row], reasoning)
 
     def write(self, answer: str, reasoning: str | None = None) -> str:
         """Write a completion in the form.
@@ -376,11 +393,12 @@ def find(
         ways = {PROGRAM: programs, **ways} if all(programs.values()) else ways
         source = f"{getattr(reference, '__name__', 'reference')}(row)"
         answers = _answers_in(texts, ways)
-        return Written(_form_of(texts, ways), answers, source=source, own=reference), 1
+        return Written(_form_of(texts, ways), answers, source=source, own=texts), 1
     if form:
         forms = [as_text(form)]
     else:
-        strings = [text for func in scorer.funcs for text in mentioned(func)]
+        strings = [text for func in scorer.funcs for text in strings_of(func)]
+        strings = [text for text in strings if len(text) < LONG]
         prompts = list(dict.fromkeys(prompt_text(row) for row in scorer.rows[:3]))
         forms = forms_of([*strings, *completions[:8]], prompts)
         if any(map(_are_programs, levels)):  # a program stands in a block of code
@@ -400,13 +418,6 @@ def find(
 def _are_programs(ways: Mapping[str, dict[int, str]]) -> bool:
     """Return whether the first row's answer is a program in one of these ways to read answers."""
     return any(HEAD.match(next(iter(answers.values()))) for answers in ways.values())
-
-
-def mentioned(func: Callable[..., Any]) -> list[str]:
-    """Return the strings of a reward's code that are short enough to name tags and markers."""
-    from grpo_nb.reward_lab.mentions import strings_of
-
-    return [text for text in strings_of(func) if len(text) < 2000]
 
 
 def as_text(form: str) -> str:
@@ -568,7 +579,7 @@ class _Search:
             pairs = [(n, found.write(found.answers[n], reasoning)) for n in numbers]
             totals.append(self.scorer.totals(pairs).mean())
         best = next(i for i, total in enumerate(totals) if total > max(totals) - TIE)
-        return found._replace(longer=reasonings[best])
+        return replace(found, longer=reasonings[best])
 
 
 def _form_of(texts: Mapping[int, str], ways: Mapping[str, dict[int, str]]) -> str:

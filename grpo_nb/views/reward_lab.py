@@ -63,7 +63,7 @@ class RewardLab(View):
         """List the completions of the row by what they earn, and keep the choice."""
         name, self.texts = self.name.value, self.check.completions(self.row.value)
         labels = {each: each for each in self.texts}
-        if not any(map(self.scorer.is_slow, range(len(self.scorer.funcs)))):
+        if not self.scorer.any_slow:
             totals = self.scorer.totals([(self.row.value, text) for text in self.texts.values()])
             order = sorted(zip(totals, labels, strict=True), key=lambda pair: -round(pair[0], 6))
             labels = {each: f"{total:.3g} · {each}" for total, each in order}

@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 
 from grpo_nb import data, evaluation, rewards
-from grpo_nb.reward_lab.statistics import bootstrap
+from grpo_nb.stats import bootstrap
 from grpo_nb.runs import Run
 
 PROMPTS, DRAWS = 512, 1000

@@ -18,10 +18,10 @@ import pandas as pd
 from grpo_nb import data
 from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, greedy_answers
 from grpo_nb.files import read_json
-from grpo_nb.reward_lab.statistics import bootstrap, holm, mcnemar
 from grpo_nb.rewards.prompts import question_key
 from grpo_nb.runs import Run, runs_root
 from grpo_nb.runs import config as configs
+from grpo_nb.stats import bootstrap, holm, mcnemar
 
 ALPHA = 0.05
 

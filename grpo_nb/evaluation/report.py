@@ -15,8 +15,8 @@ import pandas as pd
 
 from grpo_nb.checks import Check, Checks
 from grpo_nb.files import atomic_path, read_json, write_json
-from grpo_nb.reward_lab.statistics import bootstrap, mcnemar, pass_at_k
 from grpo_nb.rewards import RewardSet, declared_range
+from grpo_nb.stats import bootstrap, mcnemar, pass_at_k
 
 if TYPE_CHECKING:
     from grpo_nb.runs import Run

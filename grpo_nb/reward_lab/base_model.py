@@ -10,9 +10,9 @@ import pandas as pd
 from grpo_nb import models
 from grpo_nb.checks import Check
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.reward_lab.statistics import bootstrap, pass_at_k
 from grpo_nb.reward_lab.table import Bench, passed
 from grpo_nb.rewards import RewardSet
+from grpo_nb.stats import bootstrap, pass_at_k
 
 if TYPE_CHECKING:
     from grpo_nb.runs.config import RunConfig

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from grpo_nb.checks import Check
 from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab.baseline import RewardTest
-from grpo_nb.reward_lab.statistics import wilson
 from grpo_nb.rewards import GroupJudge, LLMJudge, RewardSet, call
 from grpo_nb.rewards.prompts import completion_text
+from grpo_nb.stats import wilson
 
 GROUPS = 16  # one per prompt
 COMPLETIONS = 6  # of a prompt, at most

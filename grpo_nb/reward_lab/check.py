@@ -35,12 +35,11 @@ from grpo_nb.reward_lab.amounts import (
     which_counts,
 )
 from grpo_nb.reward_lab.attacks import Attack, verified
-from grpo_nb.reward_lab.mentions import columns_of, missing_columns, reads_environments, strings_of
+from grpo_nb.reward_lab.mentions import accepted, columns_of, missing_columns, strings_of
 from grpo_nb.reward_lab.scoring import (
     Fault,
     Row,
     Scorer,
-    accepted,
     cut,
     prompt_text,
     read_rows,
@@ -58,7 +57,7 @@ from grpo_nb.reward_lab.written import (
     others_of,
 )
 from grpo_nb.rewards import Reward
-from grpo_nb.rewards.contract import TRLS_OWN
+from grpo_nb.rewards.contract import TRLS_OWN, parameters_of
 
 FIXES = read_yaml(Path(__file__).with_name("fixes.yaml"))  # {finding: what to do}
 CHARACTERS = 4  # per token, for the length of the longest completion
@@ -182,19 +181,7 @@ def check_rewards(
     >>> [check.name for check in check_rewards(right, rows).findings if check.state == "stop"][:1]
     ['mentioned']
     """
-    check = RewardCheck(
-        reward_funcs,
-        dataset,
-        completions,
-        reward_weights=reward_weights,
-        correct=correct,
-        reference=reference,
-        form=form,
-        args=args,
-        processing_class=processing_class,
-        attacks=attacks,
-    )
-    return check.run()
+    return RewardCheck(**locals()).run()
 
 
 def right_reward(
@@ -325,7 +312,7 @@ class RewardCheck:
                 refused = [n for n in (*TRLS_OWN[:3], *scorer.columns) if n not in names]
                 evidence = f"it has no **kwargs; TRL passes {', '.join(refused or TRLS_OWN[3:])}"
                 self.add("arguments", "stop", evidence, number)
-            if reads_environments(func):
+            if "environments" in parameters_of(func)[0]:
                 evidence = "it reads `environments`: only episodes tell"
                 self.add("environment", "note", evidence, number)
                 self.unusable = True

@@ -4,7 +4,6 @@ Nothing is parsed: strings are found in the compiled code, in the globals, closu
 attributes that it uses, and in the helpers of the same module that it calls.
 """
 
-import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -12,11 +11,10 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from grpo_nb.rewards import Reward
-from grpo_nb.rewards.contract import TRLS_OWN
+from grpo_nb.rewards.contract import columns_read, parameters_of
 from grpo_nb.rewards.load import names_in
 
 DEPTH, MANY = 8, 200  # how deep values are followed, and how many items of a collection
-OWN = (*TRLS_OWN, "environments")
 
 
 def strings_of(func: Callable[..., Any]) -> list[str]:
@@ -106,49 +104,29 @@ def _is_filled(cell: Any) -> bool:
 
 def columns_of(func: Callable[..., Any], columns: Sequence[str]) -> list[str]:
     """Return which of the dataset's columns a reward reads, in the dataset's order."""
-    if isinstance(func, Reward):
-        parameters, takes_any = {*func.columns, *func._optional}, False
-    else:
-        signature = _parameters(func)
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in signature)
-        parameters = {each.name for each in signature}
-    mentioned = set(strings_of(func)) if takes_any else set()
-    return [name for name in columns if name in parameters or name in mentioned]
+    required, optional, takes_any = parameters_of(func)
+    is_lookup = takes_any and not isinstance(func, Reward)
+    names = {*required, *optional, *(strings_of(func) if is_lookup else ())}
+    return [name for name in columns if name in names]
 
 
 def mentions(func: Callable[..., Any], name: str) -> bool:
     """Return whether a reward reads an argument of TRL's, such as `completion_ids`."""
-    if isinstance(func, Reward):
-        return name in (*func.columns, *func._optional)
-    return name in [each.name for each in _parameters(func)] or name in strings_of(func)
-
-
-def reads_environments(func: Callable[..., Any]) -> bool:
-    """Return whether a reward needs TRL's `environments`, which only an episode has."""
-    if isinstance(func, Reward):
-        return "environments" in func.columns
-    needs = [each.name for each in _parameters(func) if each.default is each.empty]
-    return "environments" in needs
+    required, optional, _ = parameters_of(func)
+    is_lookup = name not in (*required, *optional) and not isinstance(func, Reward)
+    return name in strings_of(func) if is_lookup else name in (*required, *optional)
 
 
 def missing_columns(func: Callable[..., Any], columns: Sequence[str]) -> list[str]:
     """Return the columns that a reward's signature needs and the dataset lacks."""
-    if isinstance(func, Reward):
-        required = func.columns
-    else:
-        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        required = [
-            each.name
-            for each in _parameters(func)
-            if each.kind not in kinds and each.default is each.empty
-        ]
-    return [name for name in required if name not in (*OWN, *columns)]
+    return [name for name in columns_read(func, required=True) if name not in columns]
 
 
-def _parameters(func: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        parameters = inspect.signature(func).parameters
-    except (TypeError, ValueError):  # a builtin without a signature
-        return []
-    bound = getattr(func, "keywords", {})
-    return [each for each in parameters.values() if each.name not in bound]
+def accepted(func: Callable[..., Any]) -> set[str] | None:
+    """Return the names of the arguments that a reward takes; None if it takes any.
+
+    >>> accepted(lambda completions, answer: [0.0]) == {"completions", "answer"}
+    True
+    """
+    required, optional, takes_any = parameters_of(func)
+    return None if takes_any else {*required, *optional}

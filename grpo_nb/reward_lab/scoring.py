@@ -1,10 +1,9 @@
 """Call rewards as TRL's GRPOTrainer calls them, on any completions, and remember the scores."""
 
-import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import partial
 from io import StringIO
 from itertools import islice
@@ -14,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grpo_nb.reward_lab.advantages import weighted
-from grpo_nb.reward_lab.mentions import mentions, missing_columns
-from grpo_nb.rewards import Reward
+from grpo_nb.reward_lab.mentions import accepted, mentions, missing_columns
 from grpo_nb.rewards.calls import TookTooLong, run
 from grpo_nb.rewards.judge import LLMJudge
 from grpo_nb.rewards.prompts import completion_text
@@ -262,25 +260,22 @@ class Scorer:
 
     def _other_type(self, number: int, pairs: Sequence[Pair]) -> bool:
         """Return whether the reward runs if prompts and completions have the other type."""
+        other = copy(self)
+        other.rows = [{**row, "prompt": _other_prompt(row.get("prompt", ""))} for row in self.rows]
         try:
-            self.call(number, pairs, other_type=True)
+            other.call(number, pairs)
         except Exception:  # it fails either way, so the type is not the reason
             return False
         return True
 
     def call(
-        self,
-        number: int,
-        pairs: Sequence[Pair],
-        seed: str = "",
-        other_type: bool = False,
-        patient: bool = True,
+        self, number: int, pairs: Sequence[Pair], seed: str = "", patient: bool = True
     ) -> list[float]:
         """Call one reward, as TRL does; the numbers and errors are the reward's own.
 
         If it is late because other processes had its processor, a `patient` call is made again.
         """
-        arguments = self.arguments(number, pairs, other_type)
+        arguments = self.arguments(number, pairs)
         limit, start = self.limit + SECONDS_EACH * len(pairs), clock()
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             try:
@@ -296,16 +291,12 @@ class Scorer:
             raise _Misfit("wrong length", f"{len(scores)} scores for {len(pairs)} completions")
         return [_number(score) for score in scores]
 
-    def arguments(
-        self, number: int, pairs: Sequence[Pair], other_type: bool = False
-    ) -> dict[str, Any]:
+    def arguments(self, number: int, pairs: Sequence[Pair]) -> dict[str, Any]:
         """Return the keyword arguments with which TRL would call a reward on these completions."""
         rows = [self.rows[row] for row, _ in pairs]
         columns = {name: [_copied(row.get(name)) for row in rows] for name in self.columns}
         prompts = [_copied(row.get("prompt", "")) for row in rows]
         texts = [text for _, text in pairs]
-        if other_type:
-            prompts = [_as_chat(p) if isinstance(p, str) else _as_text(p) for p in prompts]
         columns["prompts"] = prompts
         columns["completions"] = [
             text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
@@ -322,21 +313,6 @@ class Scorer:
             return [[1] * len(text.split()) for text in texts]
         tokenizer = getattr(self.tokenizer, "tokenizer", self.tokenizer)  # inside a processor
         return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-
-
-def accepted(func: Callable[..., Any]) -> set[str] | None:
-    """Return the names of the arguments that a reward takes; None if it takes any.
-
-    >>> accepted(lambda completions, answer: [0.0]) == {"completions", "answer"}
-    True
-    """
-    try:
-        parameters = inspect.signature(func).parameters.values()
-    except (TypeError, ValueError):  # a builtin without a signature
-        return None
-    if isinstance(func, Reward) or any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return None
-    return {each.name for each in parameters}
 
 
 def clock() -> float:
@@ -394,8 +370,10 @@ def _as_text(prompt: Sequence[Any]) -> str:
     return "\n".join(completion_text([turn]) for turn in prompt if isinstance(turn, Mapping))
 
 
-def _as_chat(prompt: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}]
+def _other_prompt(prompt: Any) -> Any:
+    """Return a text as a chat, and a chat as a text."""
+    is_text = isinstance(prompt, str)
+    return [{"role": "user", "content": prompt}] if is_text else _as_text(prompt)
 
 
 def _copied(value: Any) -> Any:

@@ -217,15 +217,28 @@ def declared_range(reward_func: Callable[..., Any]) -> tuple[float, float]:
     return getattr(reward_func, "range", (0.0, 1.0))
 
 
+def parameters_of(reward_func: Callable[..., Any]) -> tuple[list[str], list[str], bool]:
+    """Return the arguments that a reward needs, those that it may get, and if it takes any other.
+
+    >>> parameters_of(lambda completions, answer, unit="", **columns: [0.0])
+    (['completions', 'answer'], ['unit'], True)
+    """
+    if hasattr(reward_func, "columns"):
+        return list(reward_func.columns), list(getattr(reward_func, "_optional", ())), True
+    try:
+        parameters = inspect.signature(reward_func).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return [], [], True
+    bound = getattr(reward_func, "keywords", {})  # of a partial
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    names = {p.name: p.default is p.empty for p in parameters if p.kind not in kinds}
+    required = [name for name, needs in names.items() if needs and name not in bound]
+    optional = [name for name, needs in names.items() if not needs and name not in bound]
+    return required, optional, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
 def columns_read(reward_func: Callable[..., Any], required: bool = False) -> list[str]:
     """Return the columns that a reward reads; with `required`, only those without a default."""
-    if hasattr(reward_func, "columns"):
-        optional = [] if required else getattr(reward_func, "_optional", ())
-        names = [*reward_func.columns, *optional]
-    else:
-        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        parameters = inspect.signature(reward_func).parameters.values()
-        parameters = [p for p in parameters if p.kind not in kinds]
-        names = [p.name for p in parameters if not required or p.default is p.empty]
-        names = [name for name in names if name not in getattr(reward_func, "keywords", {})]
+    names, optional, _ = parameters_of(reward_func)
+    names += [] if required else optional
     return [name for name in names if name not in (*TRLS_OWN, "environments")]

@@ -7,9 +7,9 @@ from grpo_nb.models import Policy, Progress, Sample
 from grpo_nb.models.template import with_completion
 from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.base_model import MOSTLY
-from grpo_nb.reward_lab.statistics import pass_at_k
 from grpo_nb.reward_lab.table import Row, passed
 from grpo_nb.rewards.prompts import Message
+from grpo_nb.stats import pass_at_k
 
 if TYPE_CHECKING:
     from grpo_nb.runs.config import RunConfig

@@ -24,11 +24,11 @@ from grpo_nb.environments import cache
 from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, per_prompt, verdict
 from grpo_nb.files import project_path
 from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.reward_lab.statistics import bootstrap, mcnemar
 from grpo_nb.rewards import load_preset, reward, reward_set
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
+from grpo_nb.stats import bootstrap, mcnemar
 from grpo_nb.views import before_after
 
 DRAWS, FIRST = 1000, MATH.names[0]

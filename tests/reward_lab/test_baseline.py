@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb import data, models
+from grpo_nb import data, models, stats
 from grpo_nb.models import Sample, hub, template
-from grpo_nb.reward_lab import Bench, base_model, baseline, difficulty, statistics
+from grpo_nb.reward_lab import Bench, base_model, baseline, difficulty
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, Stage
@@ -70,7 +70,7 @@ def test_the_tiny_base_samples_really_and_once(runs_dir, monkeypatch):
 @given(st.lists(st.tuples(*[st.booleans()] * 6), min_size=1, max_size=4), st.integers(1, 6))
 def test_pass_at_k_is_the_share_of_all_draws_that_hold_a_right_one(right, k):
     drawn = [[any(draw) for draw in combinations(group, k)] for group in right]
-    assert statistics.pass_at_k(np.array(right), k).mean() == pytest.approx(np.mean(drawn))
+    assert stats.pass_at_k(np.array(right), k).mean() == pytest.approx(np.mean(drawn))
 
 
 def test_the_summary_says_what_training_will_meet():

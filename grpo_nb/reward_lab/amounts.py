@@ -7,12 +7,14 @@ more than an honest wrong answer, or a right answer in a usual spelling that is 
 
 import builtins
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from grpo_nb.checks import Check
+from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab.advantages import weighted
 from grpo_nb.reward_lab.attacks import (
     Attack,
@@ -26,6 +28,7 @@ from grpo_nb.reward_lab.scoring import Scorer, cut, prompt_text
 from grpo_nb.reward_lab.written import Written, distinct_rows
 from grpo_nb.rewards.judge import LLMJudge
 
+FIXES = read_yaml(Path(__file__).with_name("fixes.yaml"))  # {finding: what to do}
 TIE = 1e-6
 MARK = "grpo_nb_was_here"  # what a completion's code sets if it runs in this process
 HACKS = ("hollow", "wrong")  # kinds of attacks
@@ -89,7 +92,7 @@ class Amounts(NamedTuple):
         return self.right.sum(axis=1) - self.wrong.sum(axis=1)
 
 
-def amounts(scorer: Scorer, written: Written, rows: Sequence[int]) -> Amounts:
+def measure(scorer: Scorer, written: Written, rows: Sequence[int]) -> Amounts:
     """Return what right, wrong and empty completions earn on these rows.
 
     Rows are left out where the rewards fail on a right or a wrong answer. An empty completion on
@@ -303,9 +306,7 @@ def which_counts(results: Sequence[Result]) -> list[Result]:
     return [r._replace(**(changes.get(r.attack.name, {}) if r.level else {})) for r in results]
 
 
-def findings(
-    results: Sequence[Result], names: Sequence[str], fix: Callable[[str], str], most: int = 6
-) -> list[Check]:
+def findings(results: Sequence[Result], names: Sequence[str]) -> list[Check]:
     """Return a check for each family of attacks that wins, the worst first, without repetition."""
     choice: dict[str, list[Result]] = {}
     for result in results:
@@ -320,7 +321,7 @@ def findings(
     for family, each in choice.items():
         if family not in hidden:
             each = [r for r in each if r.level == "stop"] or each
-            checks.append(_check(family, each, names, fix))
+            checks.append(_check(family, each, names))
     checks.sort(key=lambda check: check.state != "stop")
     return checks
 
@@ -338,9 +339,7 @@ def _implied(chosen: Mapping[str, Sequence[Result]]) -> set[str]:
     return hidden
 
 
-def _check(
-    family: str, each: Sequence[Result], names: Sequence[str], fix: Callable[[str], str]
-) -> Check:
+def _check(family: str, each: Sequence[Result], names: Sequence[str]) -> Check:
     """Return one check for the results of a family, which names the one that earns most."""
     worst = max(each, key=lambda result: result.total - result.right)
     if worst.attack.kind == "honest":
@@ -352,14 +351,14 @@ def _check(
             f"right answers that earn less: {ways}: {worst.total:.3g}, the reference "
             f"{worst.right:.3g}; `{names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"
         )
-        return Check(family, "warning", evidence, fix(family))
+        return Check(family, "warning", evidence, FIXES.get(family, ""))
     evidence = (
         f"{cut(worst.completion)} {worst.because}: {worst.total:.3g}; right {worst.right:.3g}, "
         f"wrong {worst.wrong:.3g}; `{names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"
     )
     more = [result.attack.name for result in each if result is not worst]
     evidence += f" (so do: {', '.join(more[:3])})" if more else ""
-    return Check(family, worst.level, evidence, fix(family))
+    return Check(family, worst.level, evidence, FIXES.get(family, ""))
 
 
 def table(results: Sequence[Result], names: Sequence[str]) -> list[dict[str, Any]]:

@@ -12,54 +12,19 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from grpo_nb.checks import Check, Checks
-from grpo_nb.files import read_yaml
-from grpo_nb.reward_lab import linter, programs
-from grpo_nb.reward_lab.amounts import (
-    Amounts,
-    Result,
-    Roles,
-    affordable_rows,
-    amounts,
-    attack_all,
-    attack_texts,
-    findings,
-    roles,
-    runs_here,
-    table,
-    which_counts,
-)
+from grpo_nb.reward_lab import amounts, linter, programs, written
+from grpo_nb.reward_lab.amounts import FIXES
 from grpo_nb.reward_lab.attacks import Attack, verified
 from grpo_nb.reward_lab.mentions import accepted, columns_of, missing_columns, strings_of
-from grpo_nb.reward_lab.scoring import (
-    Fault,
-    Row,
-    Scorer,
-    cut,
-    prompt_text,
-    read_rows,
-)
-from grpo_nb.reward_lab.written import (
-    LONG_STEPS,
-    Written,
-    answer_mark,
-    answers_of,
-    answers_to_try,
-    asked_forms,
-    distinct_rows,
-    fill,
-    find,
-    others_of,
-)
+from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, cut, prompt_text, read_rows
 from grpo_nb.rewards import Reward
 from grpo_nb.rewards.contract import TRLS_OWN, parameters_of
 
-FIXES = read_yaml(Path(__file__).with_name("fixes.yaml"))  # {finding: what to do}
 CHARACTERS = 4  # per token, for the length of the longest completion
 CAP = 1024  # tokens, where `args` does not say how long completions may be
 REFERENCE_ROWS = 64  # rows whose own right answer is scored
@@ -195,15 +160,15 @@ def right_reward(
         weights: One weight for each reward.
     """
     scorer = Scorer(reward_funcs, read_rows(rows), weights=weights)
-    style, _ = find(scorer)
+    style, _ = written.find(scorer)
     if style is None or not style.answers:
         return ""
-    earnings = amounts(scorer, style, affordable_rows(scorer, style))
+    earnings = amounts.measure(scorer, style, amounts.affordable_rows(scorer, style))
     if not earnings.rows:
         return ""
     gains = np.abs(earnings.right - earnings.wrong).mean(axis=0)
-    right = roles(scorer, style, earnings, []).right
-    longer = [(row, style.write(style.answers[row], LONG_STEPS)) for row in earnings.rows]
+    right = amounts.roles(scorer, style, earnings, []).right
+    longer = [(row, style.write(style.answers[row], written.LONG_STEPS)) for row in earnings.rows]
     both = np.concatenate([earnings.right, scorer.payments(longer)])
     steady = np.ptp(both, axis=0) < 1e-6  # one that depends on the length says less
     order = sorted(right, key=lambda number: (not steady[number], -gains[number]))
@@ -237,10 +202,10 @@ class RewardCheck:
         self.sampled, self.longest = _texts(completions), _longest(args)
         self.attacks = verified(attacks)
         self.checks: list[Check] = []
-        self.written: Written | None = None
-        self.paid: Amounts | None = None
-        self.roles: Roles | None = None
-        self.results: list[Result] = []
+        self.written: written.Written | None = None
+        self.paid: amounts.Amounts | None = None
+        self.roles: amounts.Roles | None = None
+        self.results: list[amounts.Result] = []
         self.unusable = self.executed = False
         self.unsteady: set[int] = set()
 
@@ -256,7 +221,8 @@ class RewardCheck:
         scorer, style, texts = self.scorer, self.written, {}
         if style and row in style.answers:
             texts = {"the right answer": style.right(row), "another row's answer": style.wrong(row)}
-            pairs = attack_texts(scorer, style, row, self.longest, self.attacks, self.executed)
+            limits = self.longest, self.attacks, self.executed
+            pairs = amounts.attack_texts(scorer, style, row, *limits)
             texts |= {attack.name: text for attack, text in pairs}
         own = [text for number, text in self.sampled if number % len(scorer.rows) == row]
         texts |= {f"sampled completion {n}": text for n, text in enumerate(own, start=1)}
@@ -339,7 +305,7 @@ class RewardCheck:
         scorer.begin()
         if self._hangs():
             return
-        self.written, attempts = find(scorer, self.form, self.reference, texts)
+        self.written, attempts = written.find(scorer, self.form, self.reference, texts)
         if self._faults():
             return
         if self.written and self.written.answers:
@@ -368,14 +334,14 @@ class RewardCheck:
         """Return completions of several kinds on a few rows, those of a row side by side."""
         style, rows = self.written, range(min(GROUP, len(self.scorer.rows)))
         if style is None or not style.answers:
-            ways = answers_of(self.scorer.rows, self.scorer.columns)
+            ways = written.answers_of(self.scorer.rows, self.scorer.columns)
             references = next(iter(ways.values()), {})
             return [
                 (row, text)
                 for row in rows
                 for text in (references.get(row, "so it is"), "", "1+1=2")
             ]
-        rows = distinct_rows(style.answers, GROUP)
+        rows = written.distinct_rows(style.answers, GROUP)
         if self.scorer.any_slow:
             right = [(row, style.write(style.answers[row])) for row in rows[:2]]
             return [*right[:1], (rows[0], style.wrong(rows[0])), *right[1:]]
@@ -385,7 +351,7 @@ class RewardCheck:
             for text in (
                 style.write(style.answers[row]),
                 style.wrong(row),
-                style.write(style.answers[row], LONG_STEPS) + "\n",
+                style.write(style.answers[row], written.LONG_STEPS) + "\n",
                 "",
                 f"I think it is {style.answers[row]}.",
             )
@@ -438,10 +404,8 @@ class RewardCheck:
             return
         if self._programs():
             return
-        columns_in_use = sorted(
-            {c for func in scorer.funcs for c in columns_of(func, scorer.columns)}
-        )
-        ways = {way: each for level in answers_to_try(scorer)[:1] for way, each in level.items()}
+        columns_in_use = {c for func in scorer.funcs for c in columns_of(func, scorer.columns)}
+        ways = next(iter(written.answers_to_try(scorer)), {})
         hidden = [way for way, answers in ways.items() if not _in_prompts(scorer, answers)]
         scores = np.nan_to_num(scorer.scores(batch))
         spread = np.ptp(scores, axis=0)
@@ -456,7 +420,7 @@ class RewardCheck:
             is_answer = ANSWERS.search(hidden[0].partition(",")[0])
             self.add("nothing earns", "stop" if is_answer else "warning", evidence)
         elif columns_in_use:
-            columns = ", ".join(columns_in_use)
+            columns = ", ".join(sorted(columns_in_use))
             self.add("no reference", "note", f"no column is the answer as such ({columns})")
         elif ways:
             names = ", ".join(sorted({way.partition(",")[0] for way in ways}))
@@ -492,10 +456,10 @@ class RewardCheck:
         """Say so if the total tells right from wrong, and pays the wrong answer more."""
         scorer = copy(self.scorer)  # with the same scores
         scorer.weights = -scorer.weights
-        style, _ = find(scorer)
+        style, _ = written.find(scorer)
         if style is None or not style.answers:
             return False
-        earnings = amounts(scorer, style, affordable_rows(scorer, style))
+        earnings = amounts.measure(scorer, style, amounts.affordable_rows(scorer, style))
         if len(earnings.rows) < 4 or not (earnings.gap > 1e-6).all():
             return False
         evidence = (
@@ -509,8 +473,8 @@ class RewardCheck:
     def _hollow(self, differ: bool, answers: bool) -> None:
         """Say which text without content earns most, where nothing is known to be right."""
         texts = ["", "so it is " * 3, ("so it is " * self.longest)[: self.longest], "1", "<a></a>"]
-        requests = asked_forms([prompt_text(row) for row in self.scorer.rows[:3]])
-        texts += [fill(form, "1", "so it is") for form in requests[:3]]
+        requests = written.asked_forms([prompt_text(row) for row in self.scorer.rows[:3]])
+        texts += [written.fill(form, "1", "so it is") for form in requests[:3]]
         totals = self.scorer.totals([(0, text) for text in texts])
         if np.ptp(totals) > 1e-6 and totals.argmax() == 2:
             evidence = f"{cut(texts[2])} earns {totals[2]:.3g}, shorter text {totals[1]:.3g}"
@@ -522,12 +486,12 @@ class RewardCheck:
     def _with_reference(self) -> None:
         """Find the rewards' roles, score all references, and attack."""
         scorer, style = self.scorer, self.written
-        rows = affordable_rows(scorer, style)
-        earnings = amounts(scorer, style, rows)
+        rows = amounts.affordable_rows(scorer, style)
+        earnings = amounts.measure(scorer, style, rows)
         if not earnings.rows:  # no right answer could be scored; the fault says why
             return None
         self.paid = earnings
-        self.roles = part = roles(scorer, style, earnings, self.correct)
+        self.roles = part = amounts.roles(scorer, style, earnings, self.correct)
         gap = earnings.gap
         if not (gap > 1e-6).any():
             total = earnings.right.sum(axis=1).mean()
@@ -538,14 +502,13 @@ class RewardCheck:
             more = (earnings.wrong - earnings.right)[:, number].mean()
             evidence = f"a wrong answer earns {more:.3g} more"
             self.add("sign", "stop", evidence, number)
-        self.executed = runs_here(scorer, style, rows[0])
+        self.executed = amounts.runs_here(scorer, style, rows[0])
         if self.executed:
             self.add("runs here", "warning", "a completion's code ran in this process")
-        self.results = attack_all(
-            scorer, style, earnings, part, self.longest, self.attacks, self.executed
-        )
-        self.results = which_counts(self.results)
-        self.checks += findings(self.results, scorer.names, lambda name: FIXES.get(name, ""))
+        limits = self.longest, self.attacks, self.executed
+        results = amounts.attack_all(scorer, style, earnings, part, *limits)
+        self.results = amounts.which_counts(results)
+        self.checks += amounts.findings(self.results, scorer.names)
         if not scorer.rows[rows[0]].get("tests"):
             self._endless(style.write, rows[0], programs.asked([style.answers[rows[0]]]))
         self._whole(earnings)
@@ -553,7 +516,7 @@ class RewardCheck:
         self._references()
         self._constant()
 
-    def _whole(self, paid: Amounts) -> None:
+    def _whole(self, paid: amounts.Amounts) -> None:
         """Compare what the form earns with what a right answer earns."""
         form = (paid.wrong.sum(axis=1) - paid.empty.sum(axis=1)).mean()
         gain = paid.gap.mean()
@@ -570,11 +533,12 @@ class RewardCheck:
         if style.own:
             return
         prompts = [prompt_text(scorer.rows[row]) for row in self.paid.rows[:3]]
-        requests = asked_forms(prompts)
-        if not requests or style.form in requests or not answer_mark(style.form):
+        requests = written.asked_forms(prompts)
+        if not requests or style.form in requests or not written.answer_mark(style.form):
             return
         row = self.paid.rows[0]
-        pairs = [(row, fill(form, style.answers[row], style.reasoning)) for form in requests]
+        answer = style.answers[row]
+        pairs = [(row, written.fill(form, answer, style.reasoning)) for form in requests]
         scorer.scores(pairs)
         pairs = [pair for pair in pairs if pair not in scorer.failed]
         if not pairs:
@@ -586,7 +550,7 @@ class RewardCheck:
                 f"the prompts ask for {requests[0]!r}, in which a right answer earns no more than "
                 f"a wrong one; the rewards read {style.form!r}"
             )
-            both = any(answer_mark(form) in style.form for form in requests)
+            both = any(written.answer_mark(form) in style.form for form in requests)
             self.add("form not read", "warning" if both else "stop", evidence)
 
     def _references(self) -> None:
@@ -674,7 +638,7 @@ class RewardCheck:
             titles = ("the right answer", "another row's answer", "an empty completion")
             earned = dict(zip(titles, map(float, means), strict=True))
         reference = style.right(self.paid.rows[0]) if self.paid else ""
-        lines = table(self.results, names)
+        lines = amounts.table(self.results, names)
         return RewardVerdict(
             Checks(checks), part, reference, style.form if style else "", lines, earned,
             len(self.scorer.rows), seconds,
@@ -683,7 +647,7 @@ class RewardCheck:
 
 def _in_prompts(scorer: Scorer, answers: dict[int, str]) -> bool:
     """Return whether prompts tell their own answers, which other rows' answers do not share."""
-    others = others_of(answers)
+    others = written.others_of(answers)
     prompts = {number: prompt_text(scorer.rows[number]) for number in answers}
     own = sum(text in prompts[number] for number, text in answers.items())
     other = sum(others[number] in prompts[number] for number in answers)

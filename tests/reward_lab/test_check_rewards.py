@@ -14,14 +14,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from datasets import Dataset
-from hackable import FLAWED, bench_with
 from hackable import ROWS as SUMS
 
 from grpo_nb import check_rewards
 from grpo_nb.__main__ import main
 from grpo_nb.reward_lab import Attack, programs
 from grpo_nb.reward_lab.attacks import read_attacks
-from grpo_nb.rewards import PRESETS, Reward, numeric_correctness_reward
+from grpo_nb.rewards import PRESETS, Reward
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 PAIRS = [(16, 25), (170, 211), (68, 5), (91, 12), (33, 44), (750, 8)]
@@ -179,16 +178,6 @@ def test_a_sound_reward_has_no_finding_at_all():
     assert len(verdict.table) > 40 and not any(line["won"] for line in verdict.table)
 
 
-@pytest.mark.parametrize("flaw", FLAWED)
-def test_what_is_planted_is_found_and_named(flaw):
-    preset = bench_with(flaw).preset
-    verdict = found(preset.reward_funcs, SUMS, reward_weights=preset.reward_weights)
-    named, state = FLAWED[flaw][0], FLAWED[flaw][1]
-    assert any(name.endswith(named) for name in names_of(verdict, state)), verdict
-    sound = names_of(found(numeric_correctness_reward, SUMS), "stop", "warning")
-    assert not any(name.endswith(named) for name in sound)
-
-
 # -- programs that prompts ask for, of which no row holds a right one
 
 PLAY = "Reach 2048.\n```python\ndef play(board):\n    return 'W' # Example\n```"
@@ -265,17 +254,6 @@ def test_a_program_that_never_ends_has_to_be_stopped(monkeypatch):
     assert names_of(found(mine, GAMES), "stop") == ["mine: hangs"]
     reference = "```python\ndef play(board):\n    return 'D'\n```"
     assert names_of(found(mine, GAMES, reference=lambda row: reference), "stop") == ["mine: hangs"]
-
-
-def test_an_answer_of_another_type_must_not_end_the_training():
-    flawed = mine(lambda t, a: float(as_json(t) == json.loads(a)) if _years(t) >= 0 else 0.0)
-    assert names_of(found(flawed, OBJECTS), "stop") == ["mine: raises"]
-    assert names_of(found(SOUND_OBJECT, OBJECTS), "stop") == []
-
-
-def _years(text):
-    value = as_json(text)
-    return value["age"] if isinstance(value, dict) and "age" in value else -1
 
 
 # -- what shows without knowing what is right
@@ -398,15 +376,6 @@ def test_each_rule_of_the_linter_names_the_reward_with_evidence_and_a_fix(
     assert re.search(evidence.replace("[", r"\[").replace("**", r"\*\*"), check.evidence), check
     assert verdict.passed is (state != "stop") or len(names_of(verdict, "stop")) > 0
     assert os.getcwd() == folder  # noqa: PTH109
-
-
-def test_a_reward_that_reads_what_the_rows_lack_in_the_body_is_told_which_columns_there_are():
-    def keyed(completions, **kwargs):
-        return [float(a in t) for t, a in zip(completions, kwargs["solution"], strict=True)]
-
-    (check,) = found(keyed).findings
-    assert (check.name, check.state) == ("keyed: missing column", "stop")
-    assert check.evidence == "it reads 'solution'; the rows have ['answer']"
 
 
 # -- what it takes

@@ -2,13 +2,10 @@
 
 import ast
 import json
-import os
 import random
 import re
-import signal
 import subprocess
 import sys
-import traceback
 from types import SimpleNamespace
 
 import nbformat
@@ -18,9 +15,9 @@ from hackable import lifted
 from grpo_nb import data, environments, reward_lab
 from grpo_nb.files import project_path
 from grpo_nb.models import Sample
-from grpo_nb.reward_lab import RewardTest, base_model, baseline, bench_of, gate
+from grpo_nb.reward_lab import RewardTest, baseline, bench_of, gate
 from grpo_nb.rewards import load_preset, reward_set
-from grpo_nb.runs import directory, start_stage
+from grpo_nb.runs import start_stage
 
 SMALL = {"data.max_rows": 24}
 MATH = load_preset("math")
@@ -97,30 +94,6 @@ def test_a_base_that_earns_nothing_is_not_blamed_on_the_rewards(lab):
     assert said in reward_lab.refuse_untested(lab.run, MATH, force=True)
 
 
-def test_a_base_that_is_never_right_passes_only_if_its_scores_differ_within_groups(lab):
-    """A graded reward may teach it then; the gate passed 0 right of 128 before, whatever."""
-    figures = {"max_completion_length": 8, "recommended max_completion_length": 8}
-    figures |= {"share truncated": 0.0, "completion tokens, p95": 8.0, "pass@1": 0.0}
-    states = {}
-    for silent in (0.1, 0.94, 1.0):
-        silence = {"share of zero-advantage groups": silent}
-        states[silent] = base_model.checks(figures | silence)[0].state
-    assert states == {0.1: "warning", 0.94: "stop", 1.0: "stop"}
-    solved = base_model.checks(figures | {"pass@1": 1.0, "share of zero-advantage groups": 1.0})
-    assert solved[0].state == "stop" and "harder rows" in solved[0].fix
-
-
-def test_in_the_quickstart_errors_name_the_cells_above(lab):
-    judged(lab, reward_set([(lifted(lambda response, answer: False, "never"), 1.0)]))
-    lab.stage.finish("rewards")
-    on_page = start_stage("03", "gate", all_stages=True)
-    with pytest.raises(ValueError, match=r"tested\. Correct them and run the cells above again,"):
-        reward_lab.refuse_untested(on_page.run, MATH)
-    start_stage("01", "gate", SMALL, all_stages=True)
-    with pytest.raises(ValueError, match="run the cells above first"):
-        start_stage("03", "gate", all_stages=True)
-
-
 MINE = """from grpo_nb import rewards
 def helper(response): return 0.5 * len(response[:1])
 @rewards.reward()
@@ -136,51 +109,6 @@ def test_a_changed_source_of_a_users_file_is_refused(lab, tmp_path, line):
     refused(lab, load_preset(str(path)), "failed")
     path.write_text(MINE.replace(line, f"0 + {line}"))
     refused(lab, load_preset(str(path)), STALE)
-
-
-HELPED = """import json
-from pathlib import Path
-from grpo_nb import rewards
-from grpo_nb.rewards import numeric_correctness_reward as imported
-
-WORDS = json.loads((Path(__file__).parent / "words.json").read_text())
-
-def made(limit, extra=0.0):
-    def made(completions, **kwargs):
-        return [float(len(completion) > limit) + extra for completion in completions]
-    return made
-
-class Listed:
-    def __init__(self, words):
-        self.words = words
-    def __call__(self, completions, **kwargs):
-        return [float(completion[0]["content"] in self.words) for completion in completions]
-
-@rewards.reward()
-def mine(response: str) -> float:
-    return float(response in WORDS)
-
-def reference(row):
-    return f"<reasoning>so</reasoning><answer>{row['answer']}</answer>"
-
-reward_funcs = [imported, mine, made(9), Listed(["a", "b"])]"""
-UNSEEN = {
-    "a reference": ("<reasoning>so<", "<reasoning>so it is<"),
-    "a factory's argument": ("made(9)", "made(10)"),
-    "a default": ("extra=0.0", "extra=0.5"),
-    "a list": ('["a", "b"]', '["a"]'),
-}
-
-
-@pytest.mark.parametrize("what", UNSEEN)
-def test_whatever_rewards_are_made_of_is_a_part_of_them(tmp_path, what):
-    path, (before, after) = tmp_path / "own.py", UNSEEN[what]
-    path.write_text(HELPED)
-    (tmp_path / "words.json").write_text('["a"]')
-    first = reward_lab.fingerprint(load_preset(str(path)))
-    assert reward_lab.fingerprint(load_preset(str(path))) == first
-    path.write_text(HELPED.replace(before, after))
-    assert before in HELPED and reward_lab.fingerprint(load_preset(str(path))) != first
 
 
 def test_what_rewards_do_is_compared_where_no_source_tells(lab, tmp_path):
@@ -415,16 +343,6 @@ def test_a_cell_overwrites_no_rewards_of_others_and_says_which_two_there_are(lab
     assert adopted(lab, OWN).correct == "right"
 
 
-def test_of_an_adoption_by_the_cell_that_is_killed_both_texts_are_the_cells(lab):
-    adopted(lab, EXACT)
-    number = 0
-    while killed_at(number, lab.run.path, lambda: adopted(lab, BOTH)):
-        assert adopted(lab, OWN).correct == "right"
-        adopted(lab, EXACT)
-        number += 1
-    assert number > 3
-
-
 def in_cell(notebook):
     cells = nbformat.read(project_path(f"notebooks/{notebook}.ipynb"), as_version=4).cells
     (cell,) = [c for c in cells if "your-reward-here" in c.metadata.get("tags", [])]
@@ -470,34 +388,6 @@ def test_a_cell_that_cannot_be_trained_is_refused_and_changes_nothing(lab, probl
     assert not (lab.run / "rewards/mine.py").exists()
 
 
-BOTH = EXACT.replace("]", ", rewards.soft_format_reward]")
-
-
-def killed_at(number, folder, action):
-    """Fork; the fork is killed at its write of this number into the folder. Return whether it was.
-
-    A write is whatever changes the folder: to open a file for it, a new folder, to rename, remove.
-    """
-    if child := os.fork():
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    directory._locks.clear()  # a process has its own
-    left = iter(range(number, -1, -1))
-    changes = ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
-
-    def audit(event, arguments):
-        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & 3
-        inside = (writes or event in changes) and str(arguments[0]).startswith(str(folder))
-        if inside and next(left) == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(audit)
-    try:
-        action()
-    except BaseException:
-        traceback.print_exc()
-    os._exit(0)
-
-
 NOTEBOOK = """import json, sys
 from IPython.core.interactiveshell import InteractiveShell
 from grpo_nb import reward_lab
@@ -540,16 +430,6 @@ def test_the_cell_is_the_one_that_was_run_last_and_rewards_outside_of_it_are_not
             assert text == cells[expected].replace(MAGIC, "# %%rewards\n") + "\n", case
         else:
             assert text.startswith(expected) and bool(text) == bool(expected), case
-
-
-def test_an_error_in_the_cell_of_rewards_stops_it_and_names_its_line():
-    cells = [f"{MAGIC}{FIRST}\n1 / 0"]
-    command = [sys.executable, "-c", NOTEBOOK, json.dumps([cells])]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    ((text, errors),) = json.loads(printed.splitlines()[-1])
-    assert errors == ["ZeroDivisionError('division by zero')"]
-    assert re.search(r"-+> 3 1 / 0", re.sub(r"\x1b\[[\d;]*m", "", printed)), printed
-    assert text == f"# %%rewards\n{FIRST}\n1 / 0\n"  # which `adopt` refuses, with the same line
 
 
 def test_a_cell_is_kept_as_it_is_and_what_was_measured_beside_it(lab):

@@ -1,11 +1,10 @@
 """Whether the base and the rewards need the images, with a model that reads pixels by a script."""
 
 import json
-from itertools import pairwise
 
 import pandas as pd
 import pytest
-from pictures import COLORS, ROWS, SYSTEM, Looker, blind, half_seen, picture, row_of, seen
+from pictures import ROWS, SYSTEM, Looker, blind, half_seen, row_of, seen
 
 from grpo_nb import data, reward_lab
 from grpo_nb.data.images import swapped
@@ -143,7 +142,3 @@ def test_stage_03_scores_again_with_the_images(stage):
     (stage.run / "rewards/scores.json").write_text(json.dumps(changed))
     with pytest.raises(ValueError, match="which is not what was tested"):
         reward_lab.refuse_untested(stage.run, preset)
-
-
-def test_pictures_of_the_tests_differ():
-    assert all(one.tobytes() != other.tobytes() for one, other in pairwise(map(picture, COLORS)))

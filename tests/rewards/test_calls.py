@@ -16,7 +16,7 @@ from trainings import MATH, comparable, make_run, trainer_of
 from grpo_nb.environments.contract import Environment, tool
 from grpo_nb.environments.play import Episode
 from grpo_nb.rewards import call
-from grpo_nb.rewards.calls import TookTooLong, contained, limited
+from grpo_nb.rewards.calls import TookTooLong, limited
 
 ROW = {"question": "2+2?", "prompt": [{"role": "user", "content": "2+2?"}], "answer": "4"}
 CHANGES = {
@@ -147,8 +147,3 @@ def test_a_call_that_ends_at_its_limit_is_left_alone_afterwards():
             while time.perf_counter() < end:
                 pass
     assert sum(range(1000)) == 499500
-
-
-def test_ctrl_c_is_no_fault_of_the_reward():
-    with pytest.raises(KeyboardInterrupt), contained("mine"):
-        raise KeyboardInterrupt

@@ -2,7 +2,6 @@
 
 import re
 import runpy
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -55,13 +54,6 @@ def test_a_megabyte_of_anything_is_scored(func):
     floods += ("```python\n", "a ", r"\boxed{", "1,", "<think>", "½", '{"a":', "#### ")
     for flood in floods:
         assert one(func, flood * (1_000_000 // len(flood))) is not None
-
-
-@each_reward
-def test_rewards_run_in_threads(func):
-    expected = one(func, GOOD)
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda _: one(func, GOOD), range(32))) == [expected] * 32
 
 
 @each_preset
@@ -251,25 +243,10 @@ def test_code_is_scored_by_its_tests(text, score, reason):
     assert reason in scored.reason
 
 
-def test_each_completion_is_run_against_its_own_tests_in_part_or_all_or_none():
-    other, func = {"function": "f", "cases": [[[1], 1]]}, rewards.code_execution_reward
-    assert func(completions=[ADDS, ADDS], tests=[TESTS, other]) == [1.0, 0.0]
-    completions, whole = [ADDS, ADDS.replace("x + 1", "2")], func.configured(partial=False)
-    assert whole(completions=completions, tests=[TESTS] * 2) == [1.0, 0.0]
-
-
 def test_code_generation_weighs_format_syntax_and_execution():
     texts = [ADDS, ADDS.replace("x + 1", "2"), "```python\ndef f(:\n```", "nothing"]
     scores = rewards.code_generation_reward(completions=texts, tests=[TESTS] * 4)
     assert scores == [1.0, 0.625, 0.125, 0.0]
-
-
-def test_mathematics():
-    """How answers are compared, test_answers.py asks."""
-    said = ["so x = 1. Therefore, the answer is $x^2 - 1$.", r"\boxed{17} and \boxed{18}", "18.0"]
-    scored = rewards.math_verify_reward.explain(completions=said, answer=["(x-1)(x+1)", "18", "18"])
-    assert [one.score for one in scored] == [1.0, 0.0, 1.0]
-    assert scored[-1].reason == "read as number 18.0, compared as numbers"
 
 
 WRITTEN = runpy.run_path(str(PROJECT_ROOT / "docs/list_rewards.py"))["markdown"]()
@@ -278,12 +255,6 @@ WRITTEN = runpy.run_path(str(PROJECT_ROOT / "docs/list_rewards.py"))["markdown"]
 def test_the_page_is_what_the_rewards_declare():
     page = (PROJECT_ROOT / "docs/rewards.md").read_text(encoding="utf-8")
     assert page == WRITTEN, "run python docs/list_rewards.py"
-
-
-def test_every_reward_is_listed_and_says_what_it_resists():
-    for name, func in built_in().items():
-        assert f"`{name}`" in WRITTEN
-        assert not hasattr(func, "settings") or func.settings.resists, name
 
 
 def test_the_names_in_circulation_are_all_there():

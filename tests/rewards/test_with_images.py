@@ -1,18 +1,15 @@
 """In a task with images rewards get TRL's arguments, and pay what they pay for texts."""
 
-import asyncio
 import json
-import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from judge_server import serving
 from pictures import COLORS, FORM, ROWS, picture
 
 from grpo_nb.reward_lab import Bench
-from grpo_nb.rewards import Adaptive, GroupJudge, LLMJudge, call, reward, reward_set
-from grpo_nb.rewards.prompts import as_text, in_parts, loggable, transcript
+from grpo_nb.rewards import Adaptive, call, reward, reward_set
+from grpo_nb.rewards.prompts import as_text, in_parts
 from grpo_nb.rewards.sets import built_in
 
 TEXTS = (
@@ -80,30 +77,6 @@ def test_a_reward_in_trls_shape_gets_what_trl_gives():
     assert prompts == expected
     assert completions == [[{"role": "assistant", "content": text}] for text in "ab"]
     assert columns["images"] == [row["images"] for row in ROWS[:2]]
-
-
-@pytest.mark.parametrize("kind", [LLMJudge, GroupJudge])
-def test_a_judge_is_asked_the_question_without_the_image(kind, runs_dir, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-no-secret-1234567")
-    with serving() as server:
-        server.script = [graded]
-        judge = kind("tiny-judge", server.url)
-        scores = asyncio.run(judge(prompts=SHOWN[:2], completions=SAID[:2], images=IMAGES[:2]))
-        assert scores == [0.8, 0.8]
-        quotes = [str(request["messages"]) for request in server.seen]
-    assert all("<<<QUESTION>>>\\nWhich color?\\n<<<END" in quote for quote in quotes)
-    assert not any("PIL" in quote or "image" in quote.lower() for quote in quotes)
-
-
-def graded(body):
-    letters = re.findall(r"<<<COMPLETION ([A-Z])>>>", body["messages"][1]["content"])
-    return json.dumps({"reason": "fine"} | dict.fromkeys(letters, 8))
-
-
-def test_transcripts_and_logs_hold_the_text_alone():
-    assert transcript(SHOWN[0]).endswith("Which color?")
-    assert "PIL" not in transcript(SHOWN[0])
-    assert [transcript(loggable(turns)) for turns in PARTS] == list(TEXTS)
 
 
 def test_the_score_table_is_that_of_the_texts():

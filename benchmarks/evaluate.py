@@ -14,8 +14,8 @@ from statistics import NormalDist
 import numpy as np
 
 from grpo_nb import data, evaluation, rewards
-from grpo_nb.stats import bootstrap
 from grpo_nb.runs import Run
+from grpo_nb.stats import bootstrap
 
 PROMPTS, DRAWS = 512, 1000
 

@@ -3,9 +3,8 @@
     python benchmarks/reward_lab.py
 
 Baseline rollouts of the tiny base model (64 prompts x 8 completions), once sampled and once read
-from their cache; then all of them scored again by the math preset with table and widgets brought
-up to date, one edit, one move of a slider, and the verdict. Then `check_rewards` on 256 rows of
-each preset's task.
+from their cache; then all of them scored by the math preset, the Reward Lab opened on them, another
+row and an edit there, and the verdict. Then `check_rewards` on 256 rows of each preset's task.
 """
 
 import os
@@ -28,13 +27,12 @@ TIMES = 5
 TASKS = ("math", "code", "qa", "summarization", "json_extraction")
 
 
-def seconds(action: Callable[[], object], wait: Callable[[], object] = int) -> float:
-    """Median of TIMES calls, each with what it waits for."""
+def seconds(action: Callable[[], object]) -> float:
+    """Median of TIMES calls."""
     spent = []
     for _ in range(TIMES):
         started = time.perf_counter()
         action()
-        wait()
         spent.append(time.perf_counter() - started)
     return statistics.median(spent)
 
@@ -66,20 +64,21 @@ def main() -> None:
     run, config = stage.run, stage.config
     started = time.perf_counter()
     tried = baseline.sample(run, rows[:64], config)
+    sampled = time.perf_counter() - started
     tokenizer = hub.load_tokenizer(config.model.model_path)
-    rewards = reward_lab.Bench(load_preset("math"), config.train, tokenizer)
-    test = reward_lab.RewardTest(stage, rows, tried, rewards)
-    lab = RewardLab(test)
+    bench = reward_lab.Bench(load_preset("math"), config.train, tokenizer)
+    test = reward_lab.RewardTest(stage, rows, tried, bench)
+    lab = RewardLab(**reward_lab.arguments(test))
     texts = iter(f"<answer>{number}</answer>" for number in range(TIMES))
-    weights = iter(number / 8 for number in range(1, TIMES + 1))
-    wait = lab.actions.join
+    places = iter(range(1, TIMES + 1))
     figures = {
-        "rollouts sampled, model loaded": time.perf_counter() - started,
+        "rollouts sampled, model loaded": sampled,
         "rollouts read from their cache": seconds(lambda: baseline.sample(run, rows[:64], config)),
-        "512 completions scored and shown": seconds(lambda: lab.use(test)),
-        "one completion edited": seconds(lambda: setattr(lab.text, "value", next(texts)), wait),
-        "one slider moved": seconds(lambda: setattr(lab.sliders[0], "value", next(weights)), wait),
-        "rewards tested": seconds(lab.run.click, wait),
+        "512 completions scored": seconds(test.table),
+        "the Lab opened": seconds(lambda: RewardLab(**reward_lab.arguments(test))),
+        "another row": seconds(lambda: setattr(lab.row, "value", next(places))),
+        "one completion edited": seconds(lambda: setattr(lab.text, "value", next(texts))),
+        "rewards judged": seconds(lambda: reward_lab.judge(test)),
     }
     figures |= {f"check_rewards, {task}": check_seconds(task) for task in TASKS}
     for what, spent in figures.items():

@@ -62,11 +62,12 @@ class RewardLab(View):
     def _list(self) -> None:
         """List the completions of the row by what they earn, and keep the choice."""
         name, self.texts = self.name.value, self.check.completions(self.row.value)
-        labels = {each: each for each in self.texts}
+        wins = {line["attack"]: f" ({line['won']})" for line in self.verdict.table if line["won"]}
+        labels = {each: each + wins.get(each, "") for each in self.texts}
         if not self.scorer.any_slow:
             totals = self.scorer.totals([(self.row.value, text) for text in self.texts.values()])
             order = sorted(zip(totals, labels, strict=True), key=lambda pair: -round(pair[0], 6))
-            labels = {each: f"{total:.3g} · {each}" for total, each in order}
+            labels = {each: f"{total:.3g} · {labels[each]}" for total, each in order}
         self.name.options = [(label, each) for each, label in labels.items()]
         self.name.value = name if name in self.texts else next(iter(self.texts))
         self._take()
@@ -85,7 +86,8 @@ class RewardLab(View):
         marked = tables.text(text, self.check.answer(text) or None)
         earned = {"this": frame["adds"].sum(), **self.verdict.amounts}
         total = "; ".join(f"{name} earns {amount:.3g}" for name, amount in earned.items())
-        self.view.value = f"{images}{marked}<p>{html.escape(total)}</p>{tables.table(frame)}"
+        page = f"{images}<div class='sheet'>{marked}</div><p>{html.escape(total)}</p>"
+        self.view.value = page + tables.table(frame)
 
 
 def lab(test: RewardTest) -> View | Checks:

@@ -14,9 +14,7 @@ In a list, (reasoning, answer) is written in the form of the right answer; a rea
 of the right answer. The attacks are listed in attacks.yaml.
 """
 
-import ast
 import json
-import operator
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,12 +24,6 @@ from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab.programs import BODIES, asked
 from grpo_nb.reward_lab.written import EXPRESSION, Written, fill
 
-SIGNS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
 KINDS = ("hollow", "wrong", "honest", "padded")
 PLACEHOLDERS = (
     *("answer", "other", "question", "reasoning", "long", "half", "letter", "first", "last"),
@@ -185,13 +177,7 @@ def _json_values(answer: str) -> dict[str, str]:
 
 def _value(expression: str) -> float:
     """Return the value of an arithmetic expression that this package wrote."""
-
-    def value(node: ast.AST) -> float:
-        if isinstance(node, ast.BinOp):
-            return SIGNS[type(node.op)](value(node.left), value(node.right))
-        return float(node.value)
-
-    return value(ast.parse(expression, mode="eval").body)
+    return float(eval(expression, {"__builtins__": {}}))
 
 
 def _fill(text: str, values: dict[str, str]) -> str | None:

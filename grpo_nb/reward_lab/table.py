@@ -119,27 +119,23 @@ class Bench(NamedTuple):
             results = explain(func, arguments)
             table[func.__name__] = np.array([each.score for each in results], dtype=float)
             table[f"{func.__name__}/reason"] = [each.reason for each in results]
-        return self.weighed(table, group)
-
-    def weighed(self, table: pd.DataFrame, num_generations: int) -> pd.DataFrame:
-        """Return the table with total, mean, std, advantage and signal computed from its scores."""
         scores, train = table[self.preset.names].to_numpy(), self.train
         totals = self.totals(scores)
-        groups = pd.Series(totals).groupby(np.arange(len(totals)) // num_generations)
+        groups = pd.Series(totals).groupby(np.arange(len(totals)) // group)
         advantage = advantages.advantages(
             scores,
             self.preset.reward_weights,
-            num_generations,
+            group,
             advantages.effective_scaling(train.scale_rewards, train.loss_type, self.unsloth_on_gpu),
             train.multi_objective_aggregation,
         )
-        has_signal = np.ptp(advantage.reshape(-1, num_generations), axis=1) > TIE
+        has_signal = np.ptp(advantage.reshape(-1, group), axis=1) > TIE
         return table.assign(
             total=totals,
             mean=groups.transform("mean").to_numpy(),
             std=groups.transform("std").to_numpy(),
             advantage=advantage,
-            signal=np.repeat(has_signal, num_generations),
+            signal=np.repeat(has_signal, group),
         )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_nb.answers import TAGS, Form, find_form
+from grpo_nb.answers import FORMS, TAGS, Form, find_form
 from grpo_nb.files import read_yaml
 from grpo_nb.rewards import code, correctness, format, length, style
 from grpo_nb.rewards.calls import call
@@ -203,3 +203,17 @@ PRESETS = {
     name: _preset(**about)
     for name, about in read_yaml(Path(__file__).with_name("presets.yaml")).items()
 }
+
+# Further names, known from guides to GRPO. The weights of a list are `PRESETS[…].reward_weights`.
+MATH_REASONING_REWARDS = list(PRESETS["math"].reward_funcs)
+CODE_GENERATION_REWARDS = list(PRESETS["code"].reward_funcs)
+SUMMARIZATION_REWARDS = list(PRESETS["summarization"].reward_funcs)
+QA_REWARDS = list(PRESETS["qa"].reward_funcs)
+JSON_EXTRACTION_REWARDS = list(PRESETS["json_extraction"].reward_funcs)
+# Both require each tag once, in order, with content, and no other text. Line breaks are ignored.
+strict_xml_format_reward, soft_xml_format_reward = (
+    format.soft_format_reward.configured(f"{kind}_xml_format_reward") for kind in ("strict", "soft")
+)
+code_block_format_reward = format.soft_format_reward.configured(
+    "code_block_format_reward", form=FORMS["code"]
+)

@@ -45,10 +45,10 @@ def test_foreign_rewards_give_scores_and_a_wrong_number_of_them_is_refused():
         ours.table(ROWS, [["abc", "b"], ["", ""]])
 
 
-def test_other_weights_and_settings_are_as_if_scored_again():
+def test_weights_and_settings_of_the_training_decide():
     heavier = MATH._replace(preset=load_preset("math", "1, 2, 0, 0"))
     said = [[RIGHT, "85."], ["2", "<answer>3</answer>"]]
-    assert heavier.weighed(MATH.table(ROWS, said), 2).equals(heavier.table(ROWS, said))
+    assert heavier.table(ROWS, said)["total"].tolist() == [3, 1, 1, 0]
     train = resolve("tiny-cpu", {"train.loss_type": "dr_grpo"}).train
     unscaled = MATH._replace(train=train, unsloth_on_gpu=True).table(ROWS, said)["advantage"]
     assert unscaled.tolist() == [0.3125, -0.3125, 0.4375, -0.4375]

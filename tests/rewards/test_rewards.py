@@ -262,7 +262,7 @@ def test_the_names_in_circulation_are_all_there():
         no_syntax_error soft_format incremental_format json_format ideal_length
         min_length reasoning_quality citation math_problem code_generation"""
     names = [f"{name}_reward" for name in names.split()]
-    assert {*names, "max_length_penalty", "no_repetition_penalty"} <= vars(rewards).keys()
+    assert {*names, "max_length_penalty", "no_repetition_penalty"} <= set(dir(rewards))
 
 
 def test_every_reward_of_trl_is_listed_beside_ours():

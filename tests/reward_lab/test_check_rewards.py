@@ -769,27 +769,11 @@ def test_a_reward_without_keyword_arguments_is_told_so_and_tested_all_the_same()
     assert "**kwargs" in check.fix and verdict.roles == {"right": "right"}
 
 
-@pytest.mark.parametrize("options", [{}, {"reward_weights": [-1.0]}])
-def test_a_single_reward_that_pays_wrong_answers_more_is_told_to_turn_its_sign(options):
-    sign = 1 if options else -1
-    verdict = found(mine(lambda t, a: sign * exact(t, a)), **options)
-    assert names_of(verdict) == ["mine: sign"]
-
-
 def test_a_clock_in_a_helper_is_named_as_the_clock():
     def now():
         return time.time() % 1
 
     assert "mine: clock" in names_of(found(mine(lambda t, a: exact(t, a) + now())))
-
-
-def test_attacks_are_cut_as_training_would_cut_them():
-    """Whether text after 2,000 characters is paid does not matter if completions end at 400."""
-    verdict = found(SOUND, args={"max_completion_length": 100})
-    assert verdict.passed and verdict.table
-    end = mine(lambda t, a: exact(t, a) + float(t.endswith("100")))  # of the numbers from 0 to 100
-    assert "every number" in names_of(found(end))
-    assert "every number" not in names_of(found(end, args={"max_completion_length": 50}))
 
 
 def test_a_verdict_prints_at_most_twelve_findings_and_writes_all_as_json():

@@ -13,8 +13,6 @@ import torch
 from hackable import lifted
 from trainings import MATH, comparable, make_run, trainer_of
 
-from grpo_nb.environments.contract import Environment, tool
-from grpo_nb.environments.play import Episode
 from grpo_nb.rewards import call
 from grpo_nb.rewards.calls import TookTooLong, limited
 
@@ -59,43 +57,6 @@ def test_an_async_reward_and_one_that_raises_change_nothing_either():
     assert call(awaited, completions=["a"]) == [1.0]
     with pytest.raises(ZeroDivisionError):
         call(scorer(lambda: [torch.manual_seed(0), 1 / 0]), completions=["a"], answer=["4"])
-    assert state() == before
-
-
-class Careless:
-    """Say four."""
-
-    def reset(self) -> None:
-        self.right, self.done = False, False
-        torch.manual_seed(0)
-
-    @tool
-    def say(self, number: int) -> str:
-        """Say a number.
-
-        Args:
-            number: The number.
-        """
-        os.chdir("/")
-        np.random.seed(0)
-        self.right, self.done = number == 4, True
-        return str(torch.rand(()).item())
-
-    def get_reward(self) -> float:
-        random.seed(0)
-        return float(self.right)
-
-    @classmethod
-    def solve(cls, **row) -> list:
-        return [{"name": "say", "arguments": {"number": 4}}]
-
-
-def test_what_an_environment_changes_is_put_back(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    environment, before = Environment(Careless), state()
-    episodes = [Episode(environment, ROW) for _ in range(2)]
-    [texts] = {episode.played.say(number=4) for episode in episodes}
-    assert float(texts) and [each.played.get_reward() for each in episodes] == [1.0, 1.0]
     assert state() == before
 
 

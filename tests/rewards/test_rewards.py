@@ -272,3 +272,28 @@ def test_every_reward_of_trl_is_listed_beside_ours():
     theirs = {name for name in dir(trl.rewards) if name.endswith(("_reward", "_punishment"))}
     assert {name for name, _ in listed} == theirs
     assert {ours.strip("`") for _, ours in listed} - {"–"} <= built_in().keys()
+
+
+LISTS = {
+    "MATH_REASONING_REWARDS": "math",
+    "CODE_GENERATION_REWARDS": "code",
+    "SUMMARIZATION_REWARDS": "summarization",
+    "QA_REWARDS": "qa",
+    "JSON_EXTRACTION_REWARDS": "json_extraction",
+}
+TAGGED, BLOCK = "<reasoning>\na\n</reasoning>\n<answer>\n2\n</answer>", "```python\nx = 1\n```"
+
+
+def test_lists_and_formats_that_people_know_are_ours_under_their_names():
+    for name, preset in LISTS.items():
+        funcs = getattr(rewards, name)
+        assert isinstance(funcs, list) and funcs == PRESETS[preset].reward_funcs
+        assert funcs is not PRESETS[preset].reward_funcs, "who appends to it changes no preset"
+    for name, pays in (
+        ("strict_xml", [1, 1, 0]),
+        ("soft_xml", [1, 1, 0]),
+        ("code_block", [0, 0, 1]),
+    ):
+        func = getattr(rewards, f"{name}_format_reward")
+        assert func.__name__ == f"{name}_format_reward"
+        assert score_all(func, [TAGGED, TAGGED.replace("\n", ""), BLOCK]) == pays

@@ -11,14 +11,13 @@ from pages import blocks
 from trainings import trainer_of
 from unsloth_cells import CELLS
 
-from grpo_nb import data, reward_lab, rewards
+from grpo_nb import data, reward_lab
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import Sample, hub, template
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import Adaptive, load_preset, load_rewards, reward_set
 from grpo_nb.rewards.contract import TRLS_OWN
 from grpo_nb.rewards.load import load_python
-from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.rewards.sets import built_in
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
@@ -142,47 +141,3 @@ def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(name, tra
 
 CORRECT = ("correctness_reward_func", "check_answer", "says_right", "accuracy_reward")
 CORRECT += ("numeric_correctness_reward", "cosine_scaled_reward")
-
-
-LISTS = {
-    "MATH_REASONING_REWARDS": ("math", {"answer": "2"}),
-    "CODE_GENERATION_REWARDS": (
-        "code",
-        {"answer": "def f(x):\n    return x + 1", "tests": '["assert f(1) == 2"]'},
-    ),
-    "SUMMARIZATION_REWARDS": ("summarization", {"answer": "Ann bought two red pears."}),
-    "QA_REWARDS": ("qa", {"answer": "Paris"}),
-    "JSON_EXTRACTION_REWARDS": ("json_extraction", {"answer": '{"name": "Ann"}'}),
-}
-
-
-@pytest.mark.parametrize("name", LISTS)
-def test_a_list_that_people_know_goes_into_trls_reward_funcs_as_it_is(name, trained, monkeypatch):
-    """Called by TRL's own method: the reference earns all of the first, silence less of all."""
-    from trl import GRPOTrainer
-
-    of_preset, columns = LISTS[name]
-    funcs, preset = getattr(rewards, name), rewards.PRESETS[of_preset]
-    assert isinstance(funcs, list) and funcs == preset.reward_funcs
-    assert funcs is not preset.reward_funcs  # who appends to it changes no preset
-    trainer, row = trained.trainer, {"prompt": build_prompt("What?"), **columns}
-    monkeypatch.setattr(trainer, "reward_funcs", funcs)
-    monkeypatch.setattr(trainer, "reward_func_names", [func.__name__ for func in funcs])
-    monkeypatch.setattr(trainer, "reward_processing_classes", [None] * len(funcs))
-    completions = [[{"role": "assistant", "content": text}] for text in (preset.reference(row), "")]
-    given = [row["prompt"]] * 2, completions, [[1, 2], [2]]
-    scores = GRPOTrainer._calculate_rewards(trainer, [row] * 2, *given)
-    right, silent = (scores * scores.new_tensor(preset.reward_weights)).sum(dim=1)
-    assert scores[0, 0] == preset.full and right > silent
-
-
-def test_format_rewards_that_people_know_score_as_ours_under_their_names():
-    tags, block = "<reasoning>\na\n</reasoning>\n<answer>\n2\n</answer>", "```python\nx = 1\n```"
-    for func, pays in (
-        (rewards.strict_xml_format_reward, [1.0, 1.0, 0.0, 0.0]),
-        (rewards.soft_xml_format_reward, [1.0, 1.0, 0.0, 0.0]),
-        (rewards.code_block_format_reward, [0.0, 0.0, 1.0, 0.0]),
-    ):
-        texts = [tags, tags.replace("\n", ""), block, ""]
-        assert func(prompts=["?"] * 4, completions=texts) == pays, func.__name__
-        assert getattr(rewards, func.__name__) is func

@@ -87,7 +87,7 @@ class RewardLab(View):
         earned = {"this": frame["adds"].sum(), **self.verdict.amounts}
         total = "; ".join(f"{name} earns {amount:.3g}" for name, amount in earned.items())
         page = f"{images}<div class='sheet'>{marked}</div><p>{html.escape(total)}</p>"
-        self.view.value = page + tables.table(frame)
+        self.view.value = tables.Page(page + tables.table(frame))
 
 
 def lab(test: RewardTest) -> View | Checks:

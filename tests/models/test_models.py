@@ -333,7 +333,7 @@ def test_weights_that_do_not_fit_are_refused(trained, tmp_path):
 def test_a_full_models_weights_go_into_a_policy(tmp_path):
     import torch
 
-    settings = {"model.quantization": "16bit", "policy.finetuning": "full"}
+    settings = {"model.load_in_4bit": False, "model.full_finetuning": True}
     config = resolve("tiny-cpu", settings | {"policy.backend": "transformers"})
     policy, other = models.load_policy(config), models.load_policy(config)
     assert all(parameter.requires_grad for parameter in policy.model.parameters())

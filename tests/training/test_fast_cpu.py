@@ -147,7 +147,7 @@ def test_a_token_is_drawn_as_often_as_it_is_likely():
     [
         ({"grpo.generation_kwargs": {"typical_p": 0.9}}, "temperature as the only setting"),
         ({"grpo.top_k": 20}, "temperature as the only setting"),
-        ({"model.full_finetuning": True, "model.load_in_4bit": False}, "finetuning = 'lora'"),
+        ({"model.full_finetuning": True, "model.load_in_4bit": False}, "full_finetuning = False"),
         ({"policy.rollouts": "model"}, "policy.rollouts = 'auto'"),
         ({}, ""),
     ],

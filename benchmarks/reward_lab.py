@@ -39,7 +39,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 def prepare() -> tuple[runs.Stage, list[dict]]:
     first = runs.start_stage("01", "bench", profile="tiny-cpu")
-    tokenizer = hub.load_tokenizer(first.config.model.model_path)
+    tokenizer = hub.load_tokenizer(first.config.model.model_name)
     count_tokens = partial(template.count_tokens, tokenizer)
     data.prepare(first.run, first.config.data, 0, count_tokens)
     first.finish("data")
@@ -65,8 +65,8 @@ def main() -> None:
     started = time.perf_counter()
     tried = baseline.sample(run, rows[:64], config)
     sampled = time.perf_counter() - started
-    tokenizer = hub.load_tokenizer(config.model.model_path)
-    bench = reward_lab.Bench(load_preset("math"), config.train, tokenizer)
+    tokenizer = hub.load_tokenizer(config.model.model_name)
+    bench = reward_lab.Bench(load_preset("math"), config.grpo, tokenizer)
     test = reward_lab.RewardTest(stage, rows, tried, bench)
     lab = RewardLab(**reward_lab.arguments(test))
     texts = iter(f"<answer>{number}</answer>" for number in range(TIMES))

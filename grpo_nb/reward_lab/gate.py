@@ -110,7 +110,7 @@ def judge(test: RewardTest) -> Verdict:
     config, probes = stage.config, None
     with redirect_stdout(io.StringIO()):  # rewards may print their arguments
         if bench.environment:  # its attacks are calls, not completions
-            cap = config.train.max_completion_length
+            cap = config.grpo.max_completion_length
             check = environments.check_environment
             problems = list(check(bench.environment, rows, bench.tokenizer, cap))
         else:
@@ -136,7 +136,7 @@ def judge(test: RewardTest) -> Verdict:
 
 def arguments(test: RewardTest) -> dict[str, Any]:
     """Return the arguments of `check_rewards` and the Reward Lab for the rewards of a run."""
-    stage, rows, baseline, (preset, train, tokenizer, *_) = test
+    stage, rows, baseline, (preset, grpo, tokenizer, *_) = test
     cases, own = stage.config.rewards.cases, (preset.own or {}).get("reference")
     return {
         "reward_funcs": preset.reward_funcs,
@@ -146,7 +146,7 @@ def arguments(test: RewardTest) -> dict[str, Any]:
         "correct": preset.correct_func,
         "reference": own,
         "form": "" if own else preset.form.write("{reasoning}", "{answer}"),
-        "args": {"max_completion_length": train.max_completion_length},
+        "args": {"max_completion_length": grpo.max_completion_length},
         "processing_class": tokenizer,
         "attacks": read_attacks(project_path(cases)) if cases else (),
     }

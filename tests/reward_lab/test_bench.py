@@ -49,6 +49,6 @@ def test_weights_and_settings_of_the_training_decide():
     heavier = MATH._replace(preset=load_preset("math", "1, 2, 0, 0"))
     said = [[RIGHT, "85."], ["2", "<answer>3</answer>"]]
     assert heavier.table(ROWS, said)["total"].tolist() == [3, 1, 1, 0]
-    train = resolve("tiny-cpu", {"train.loss_type": "dr_grpo"}).train
-    unscaled = MATH._replace(train=train, unsloth_on_gpu=True).table(ROWS, said)["advantage"]
+    grpo = resolve("tiny-cpu", {"grpo.loss_type": "dr_grpo"}).grpo
+    unscaled = MATH._replace(grpo=grpo, unsloth_on_gpu=True).table(ROWS, said)["advantage"]
     assert unscaled.tolist() == [0.3125, -0.3125, 0.4375, -0.4375]

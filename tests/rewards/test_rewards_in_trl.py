@@ -64,11 +64,11 @@ def trained(tmp_path_factory):
     funcs |= {func.__name__: func for func in ours}
     config = resolve(
         "tiny-cpu",
-        {"train.max_steps": 2, "train.per_device_train_batch_size": 16, "train.eval_steps": 0},
+        {"grpo.max_steps": 2, "grpo.per_device_train_batch_size": 16, "train.eval_steps": 0},
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(folder))
-        tokenizer, run = hub.load_tokenizer(config.model.model_path), Run("foreign")
+        tokenizer, run = hub.load_tokenizer(config.model.model_name), Run("foreign")
         data.prepare(run, config.data, 0, partial(template.count_tokens, tokenizer))
         rows = [row | {"solution": f"${row['answer']}$"} for row in data.load(run, "train")[:32]]
         run.write_config(config)
@@ -92,7 +92,7 @@ def test_a_reward_outside_a_training_is_called_as_trl_calls_it(trained):
     called = trained.called
     texts = [completion[0]["content"] for completion in called["completions"]]
     rows = rows_of(called)
-    ours = reward_lab.Bench(load_preset("math"), trained.config.train, trained.tokenizer)
+    ours = reward_lab.Bench(load_preset("math"), trained.config.grpo, trained.tokenizer)
     given = ours.arguments(rows, texts)
     assert given.keys() == called.keys()
     for key, values in called.items():
@@ -117,7 +117,7 @@ def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(name, tra
     rows = [by_question[question] for question in questions]
     samples = [[Sample(text, len(text), False) for text in texts] for texts in texts_P_G]
     tried, stage = Baseline(rows, samples), Stage(Run("own"), "02", trained.config)
-    plain = reward_lab.Bench(load_preset("math"), trained.config.train, trained.tokenizer)
+    plain = reward_lab.Bench(load_preset("math"), trained.config.grpo, trained.tokenizer)
     train_rows = [*rows, *(row for row in trained.rows if row["question"] not in questions)]
     (stage.run / "data").mkdir(parents=True)
     data.replace_train(stage.run, train_rows)  # which stage 03 scores again

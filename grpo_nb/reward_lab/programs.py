@@ -9,11 +9,13 @@ into its arguments what it should bring about.
 import ast
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from textwrap import indent
 from typing import NamedTuple
 
 import numpy as np
 
+from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab.advantages import weighted
 from grpo_nb.reward_lab.mentions import names_used
 from grpo_nb.reward_lab.scoring import Pair, Scorer, clock, cut
@@ -26,32 +28,11 @@ RUNNERS = {"exec", "eval", "compile", "FunctionType", "subprocess", "run_code"}
 ENDLESS = 12.0  # seconds after which a program that never ends should have been stopped
 LATE = 0.95  # share of ENDLESS that counts as all of it
 TIE = 1e-6
-WRITE = """\
-part = {first}
-while isinstance(part[0], list):
-    part = part[0]
-part[0] = {goal}
-return {example}"""
-WRITE_ALL = """\
-def write(part):
-    for place, value in enumerate(part):
-        if isinstance(value, list):
-            write(value)
-        else:
-            part[place] = {goal}
-write({first})
-return {example}"""
-NAN, CHANGED = "not a number", "changed arguments"
+NAN = "not a number"
 # What programs without content do: {name: (family, body)}.
 BODIES = {
-    "a program that returns nothing": ("empty program", "return None"),
-    "a program that fails at once": ("empty program", "raise ValueError"),
-    "a program that returns its argument": ("empty program", "return {first}"),
-    "a program that returns 0": ("empty program", "return 0.0"),
-    "a program that returns 1": ("empty program", "return 1.0"),
-    "a program that returns NaN": (NAN, 'return float("nan")'),
-    "a program that writes into its argument": (CHANGED, WRITE),
-    "a program that fills its argument": (CHANGED, WRITE_ALL),
+    name: (family, body)
+    for name, (family, body) in read_yaml(Path(__file__).with_suffix(".yaml")).items()
 }
 
 

@@ -62,6 +62,7 @@ from PIL import Image
 from grpo_nb import models, reward_lab, rewards, runs, views
 from grpo_nb.runs import config
 from grpo_nb.answers import forms
+from grpo_nb.reward_lab import baseline
 from grpo_nb.rewards import prompts
 text = r"It costs $5 or $6, $x^2$, \\(y\\), $$\\href{http://127.0.0.1/}{z}$$"
 row = {"prompt": prompts.build_prompt(text), "question": text, "answer": text}
@@ -72,7 +73,7 @@ image = Image.new("RGB", (900, 600), "teal")
 with_image = row | {"prompt": prompts.with_images(row["prompt"], [image]), "images": [image]}
 samples = [[models.Sample(text, 9, False)] * 2]
 stage = runs.Stage(runs.Run("with_image"), "02", config.resolve("tiny-cpu", {}))
-rollouts = reward_lab.baseline.Baseline([with_image], samples)
+rollouts = baseline.Baseline([with_image], samples)
 test = reward_lab.RewardTest(stage, [with_image], rollouts, reward_lab.Bench(preset))
 figures = {"model": "adapter", "95 %": "0.923 … 0.974", "share": "95 %"}
 figures |= {f"some_well_named_format_{number}_reward": 0.5 for number in range(12)}

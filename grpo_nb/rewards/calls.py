@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -57,8 +58,7 @@ def run(
     func = getattr(reward_func, "__self__", reward_func)  # it may be a Reward's method `explain`
     name = getattr(func, "__name__", type(func).__name__)
     with kept(seed), contained(name):
-        with limited(name, seconds):
-            scores = reward_func(**columns)
+        scores = limited(name, seconds, reward_func, **columns)
         if inspect.isawaitable(scores):
             # A notebook's event loop is already running, so another thread runs a loop of its own.
             with ThreadPoolExecutor(1) as pool:
@@ -112,36 +112,37 @@ def contained(name: str) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def limited(name: str, seconds: float) -> Iterator[None]:
-    """Stop the block once it has taken `seconds`, even in a regular expression.
+def limited(name: str, seconds: float, func: Callable[..., Any], /, **columns: Any) -> Any:
+    """Return the result of a reward that is stopped after `seconds`, even in a regular expression.
 
     Another loop in C code (numpy) is not stopped. Only the main thread gets the signal, and an
-    alarm that someone else has set is left alone: in these cases there is no limit.
+    alarm that someone else has set is left alone: in these cases there is no limit. A reward that
+    catches the interruption is interrupted again.
 
     Raises:
-        TookTooLong: The block took longer than `seconds`.
+        TookTooLong: The call took longer than `seconds`.
     """
     is_main = threading.current_thread() is threading.main_thread()
     free = is_main and hasattr(signal, "setitimer") and signal.getsignal(signal.SIGALRM) in FREE
     if not (free and seconds):
-        yield
-        return
-    is_over = False
+        return func(**columns)
+    is_over, latest = False, -1.0
 
     def interrupt(*_: Any) -> None:
-        if not is_over:
+        nonlocal latest
+        # Not while the stack is unwound, however long other processes have the processor.
+        if not is_over and time.thread_time() - latest > AGAIN / 2:
+            latest = time.thread_time()
             raise _Overdue
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
     try:
         try:
-            yield
+            signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
+            return func(**columns)
         finally:
             is_over = True
     except _Overdue:
-        is_over = True
         raise TookTooLong(
             f"reward {name} took more than {seconds:g} seconds and was stopped: look for a loop "
             "that never ends"

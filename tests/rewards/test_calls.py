@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -96,15 +97,18 @@ def test_a_loop_and_a_regular_expression_end_at_the_limit_and_name_the_reward(bl
     with contextlib.ExitStack() as stack:
         if block is not stubborn:  # it returns after its second interruption
             stack.enter_context(pytest.raises(TookTooLong, match=r"mine took more than 0\.2 s"))
-        with limited("mine", 0.2):
-            block()
+        limited("mine", 0.2, block)
     assert time.monotonic() - start < 5
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def wait(end):
+    while time.perf_counter() < end:
+        pass
 
 
 def test_a_call_that_ends_at_its_limit_is_left_alone_afterwards():
     for _ in range(500):
-        end = time.perf_counter() + 0.001
-        with contextlib.suppress(TookTooLong), limited("mine", 0.001):
-            while time.perf_counter() < end:
-                pass
-    assert sum(range(1000)) == 499500
+        with contextlib.suppress(TookTooLong):
+            limited("mine", 0.001, wait, end=time.perf_counter() + 0.001)
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)

@@ -188,7 +188,8 @@ class RunTrainer:
                 if begun >= self.args.max_steps:
                     output = self._return_to(checkpoint)
                 else:
-                    output = super().train(resume_from_checkpoint=checkpoint and str(checkpoint))
+                    train = self.unsloths_train or super().train
+                    output = train(resume_from_checkpoint=checkpoint and str(checkpoint))
             except Exception as error:
                 self._keep_last_step(error)
                 raise
@@ -451,6 +452,8 @@ def attach(
     """
     policy = policy or models.policy_of(trainer.model, trainer.processing_class)
     patches.refuse_missing(policy, type(trainer))
+    # On a GPU, Unsloth gives the instance a `train` that sets the model's modes around its own.
+    trainer.unsloths_train = vars(trainer).pop("train", None)
     trainer.__class__ = type("RunTrainer", (RunTrainer, type(trainer)), {})
     trainer.join(stage, rewards, list(validation_rows), policy)
 

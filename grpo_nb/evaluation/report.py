@@ -20,7 +20,6 @@ from grpo_nb.rewards import RewardSet, declared_range
 
 if TYPE_CHECKING:
     from grpo_nb.runs import Run
-    from grpo_nb.runs.config import RunConfig
 
 DECODING = {"greedy": 0.0, "sampled": 1.0}  # temperature
 UNFINISHED = "eval/unfinished"  # completions of an evaluation that has not been saved yet
@@ -76,7 +75,7 @@ def with_accuracy(samples: Samples, preset: RewardSet) -> dict[str, pd.DataFrame
     """Add accuracy and correct, which do not depend on how the first reward is scaled.
 
     Args:
-        samples: {label: table from `evaluate_model`} of the models that are compared.
+        samples: {label: table from `answer_rows`} of the models that are compared.
         preset: The run's rewards.
 
     Returns:
@@ -101,13 +100,13 @@ def with_accuracy(samples: Samples, preset: RewardSet) -> dict[str, pd.DataFrame
     return tables
 
 
-def build(samples: Samples, preset: RewardSet, config: "RunConfig") -> dict[str, Any]:
+def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the report, made of JSON types.
 
     Args:
-        samples: {label: table from `evaluate_model`}; the first label is the baseline.
-        preset: The run's rewards, the first of which decides what is correct.
-        config: The run's configuration; seed, samples and lengths are copied into the report.
+        samples: {label: table of `with_accuracy`}; the first label is the baseline.
+        preset: The rewards, one of which decides what is correct.
+        about: The seed of the intervals, and whatever else is copied into the report.
 
     Returns:
         prompts and settings; `greedy` and `sampled`: {label: {figure: mean, "intervals": {figure:
@@ -116,20 +115,6 @@ def build(samples: Samples, preset: RewardSet, config: "RunConfig") -> dict[str,
         the shares of fully correct answers, and how many prompts were gained and lost. `graded`
         means that the first reward gives partial credit, so that `accuracy` is a mean score, as a
         share of its range.
-    """
-    length = config.train.max_completion_length
-    about = {"samples": config.evaluate.samples, "seed": config.seed}
-    about |= {"max_completion_length": length}
-    return report_on(with_accuracy(samples, preset), preset, about)
-
-
-def report_on(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the report as `build` does.
-
-    Args:
-        samples: {label: table of `with_accuracy`}; the first label is the baseline.
-        preset: The rewards.
-        about: The seed, and whatever else is copied into the report.
     """
     seed = about["seed"]
     report: dict[str, Any] = {

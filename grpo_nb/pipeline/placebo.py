@@ -7,10 +7,10 @@
 
 import shutil
 
-from grpo_nb.evaluation.placebos import PLACEBOS
 from grpo_nb.files import write_json
 from grpo_nb.names import refuse_unknown
 from grpo_nb.pipeline import notebooks
+from grpo_nb.pipeline.caused import PLACEBOS
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, refuse_undone
 from grpo_nb.runs import config as configs

@@ -114,13 +114,16 @@ def test_figures_of_each_prompt():
     assert table["truncated"].tolist() == [0.0, 0.5]
 
 
+def report_of(samples, preset=MATH) -> dict:
+    return evaluation.build(evaluation.with_accuracy(samples, preset), preset, {"seed": 0, "samples": 1})
+
+
 def build(before: str, after: str) -> dict:
     samples = {
         name: answers(text, [2 * letter for letter in text])
         for name, text in (("base", before), ("merged", after))
     }
-    config = resolve("tiny-cpu", {"evaluate.samples": 2})
-    return evaluation.build(samples, MATH, config)
+    return report_of(samples)
 
 
 def test_the_report_says_better_worse_or_neither():
@@ -146,8 +149,7 @@ def test_of_a_graded_reward_the_mean_score_is_told_from_wholly_right_answers():
     samples = {"base": answers("1" * 10 + "2" * 30, list("1" * 10 + "2" * 30))}
     better = samples["base"][FIRST].clip(lower=0.6)
     samples["merged"] = samples["base"].assign(**{FIRST: better.where(better.index != 39, 0.3)})
-    config = resolve("tiny-cpu", {"evaluate.samples": 1})
-    greedy = evaluation.build(samples, MATH, config)["comparisons"][0]
+    greedy = report_of(samples)["comparisons"][0]
     assert (greedy["verdict"], greedy["graded"], greedy["gained"]) == ("better", True, 0)
     assert "greedy mean score 25.0 % → 69.2 %, +44.2 points" in greedy["sentence"]
     assert "wholly right 25.0 % → 25.0 %, McNemar p = 1.000; 0 gained" in greedy["sentence"]
@@ -160,13 +162,13 @@ def paid(texts, scores, ends, orders=None):
     func.__name__, samples = FIRST, {}
     if ends:
         func.range = ends
-    config, preset = resolve("tiny-cpu", {"evaluate.samples": 1}), reward_set([(func, 1.0)])
+    preset = reward_set([(func, 1.0)])
     for label, text in zip(("base", "merged"), texts, strict=True):
         order = orders if orders is not None else range(len(text))
         lines = answers([text[place] for place in order])
         lines[FIRST] = [scores[int(x)] for x in lines["completion"]]
         samples[label] = lines.drop(columns=["accuracy", "correct"])
-    report = evaluation.build(samples, preset, config)
+    report = report_of(samples, preset)
     return report["comparisons"][0], report["greedy"]
 
 
@@ -254,8 +256,6 @@ def test_the_checks_say_whether_the_comparison_holds_and_the_model_is_better():
     [_, better] = evaluation.checks(build("12" * 8, "12" * 8))
     assert "not distinguishable" in better.evidence and "data.eval_rows" in better.fix
 
-
-def test_a_failed_comparison_says_why_it_failed():
     [baseline, _] = evaluation.checks(build("2" * 5, "1" * 5))
     assert "5 held-out prompts are too few" in baseline.evidence
     assert f"at least {LEAST_PROMPTS}" in baseline.evidence and "data.eval_rows" in baseline.fix
@@ -271,8 +271,7 @@ def test_a_reward_that_gives_none_and_a_set_without_format_leave_valid_json():
     lines = answers("1212121", ["1", "2"] * 3 + ["1"])
     lines[preset.names] = 0.5
     lines[[preset.names[0], "format"]] = np.nan
-    config = resolve("tiny-cpu", {"evaluate.samples": 1})
-    report = evaluation.build({"a": lines, "b": lines}, preset, config)
+    report = report_of({"a": lines, "b": lines}, preset)
     json.dumps(report, allow_nan=False)
     assert report["greedy"]["a"]["format"] is None
     assert report["greedy"]["a"]["intervals"]["accuracy"] is None
@@ -281,9 +280,7 @@ def test_a_reward_that_gives_none_and_a_set_without_format_leave_valid_json():
 
 
 def test_one_model_alone_has_figures_and_a_picture(runs_dir):
-    config = resolve("tiny-cpu", {"evaluate.samples": 1})
-    lines = answers("1212", list("1212"))
-    report = evaluation.build({"a": lines}, MATH, config) | {"models": {"a": {}}}
+    report = report_of({"a": answers("1212")}) | {"models": {"a": {}}}
     assert report["comparisons"] == []
     before_after(Run("p"), report)
     assert (runs_dir / "p/figures/before_after.png").stat().st_size > 5000

@@ -1,13 +1,11 @@
 """vLLM's answers, on a GPU or by its build for CPUs: `pytest -m vllm`, see docs/performance.md."""
 
 import importlib.util
-import json
 
 import pytest
 from conftest import moved
 
 from grpo_nb import models
-from grpo_nb.__main__ import main
 from grpo_nb.rewards.prompts import build_prompt
 
 pytestmark = [
@@ -62,17 +60,3 @@ def test_vllm_answers_as_transformers_does(run):
     below = engine.generate(PROMPTS, max_completion_length=48, adapter=False)
     assert alike(texts(below), texts(greedy["vllm", None]))
     engine.close()
-
-
-def test_a_file_of_questions_is_answered_as_by_transformers(run, tmp_path):
-    source = tmp_path / "sums.jsonl"
-    rows = [{"question": prompt[-1]["content"]} for prompt in PROMPTS]
-    source.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    answers = {}
-    for engine in ("transformers", "vllm"):
-        target = tmp_path / f"{engine}.jsonl"
-        command = ["answer", str(run.path), str(source), "--to", str(target)]
-        assert main([*command, "--model", "adapter", "--engine", engine]) == 0
-        lines = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
-        answers[engine] = [line["completion"] for line in lines]
-    assert alike(answers["vllm"], answers["transformers"])

@@ -8,12 +8,12 @@ import typing
 
 import numpy as np
 import pytest
-from flawed_environments import GivesNoNumber, Hunt, TellsInReset, hunt_rows, tokenizer_of
+from flawed_environments import GivesNoNumber, Hunt, TellsInReset, hunt_rows
 
 from grpo_nb.environments import Environment, check_rows, load, tool
 from grpo_nb.environments.contract import FINISHED
 from grpo_nb.environments.play import Episode, run_call
-from grpo_nb.models import template, tool_calls
+from grpo_nb.models import hub, template, tool_calls
 
 WAYS = "'raise', 'exit', 'hang', 'end' or 'draw'"
 ROW = hunt_rows()[0]  # low 10, secret 13
@@ -268,7 +268,8 @@ def test_columns_that_reset_takes_are_there_and_others_are_kept_from_it():
 
 
 def test_the_text_of_reset_counts_as_a_part_of_the_prompt():
-    hunt, tokenizer = Environment(Hunt), tool_calls.with_tools(tokenizer_of())
+    hunt = Environment(Hunt)
+    tokenizer = tool_calls.with_tools(hub.load_tokenizer("data/agent_base"))
     prompts = [row["prompt"] for row in hunt_rows()]
     longest = max(template.count_tokens(tokenizer, prompts, hunt.tools))
     assert check_rows(hunt, hunt_rows(), tokenizer, longest)

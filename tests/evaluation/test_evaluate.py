@@ -115,7 +115,9 @@ def test_figures_of_each_prompt():
 
 
 def report_of(samples, preset=MATH) -> dict:
-    return evaluation.build(evaluation.with_accuracy(samples, preset), preset, {"seed": 0, "samples": 1})
+    return evaluation.build(
+        evaluation.with_accuracy(samples, preset), preset, {"seed": 0, "samples": 1}
+    )
 
 
 def build(before: str, after: str) -> dict:

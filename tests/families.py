@@ -252,14 +252,24 @@ def learn(name: str, folder: Path, backend: str, **more: Any) -> Outcome:
         more: Settings.
     """
     config = settings_of(folder, backend, **more)
-    run, chosen = Run(f"{name.replace(' ', '-')}-{backend}"), rewards.reward_set([(spread, 1.0)])
+    run = Run(f"{name.replace(' ', '-')}-{backend}")
     tokenizer = hub.load_tokenizer(str(folder), config.model.chat_template_kwargs)
     data.prepare(run, config.data, 0, lambda prompts: template.count_tokens(tokenizer, prompts))
+    return outcome_of(trainer_of(run, config, data.load(run, "train"), spread))
+
+
+def trainer_of(run: Run, config: RunConfig, rows: list, reward: Any) -> training.Trainer:
+    """Build the trainer of a run that pays one reward."""
     run.write_config(config)
-    policy = models.load_policy(config.model, 0, config.policy)
-    stage = Stage(run, "03", config)
+    policy, chosen = models.load_policy(config.model, 0, config.policy), [(reward, 1.0)]
+    stage, chosen = Stage(run, "03", config), rewards.reward_set(chosen)
     args = training.grpo_config(stage, policy, chosen)
-    trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
+    return training.Trainer(policy, chosen, args, rows, stage)
+
+
+def outcome_of(trainer: training.Trainer) -> Outcome:
+    """Preflight, training, and the merge with its parity gate."""
+    policy, run, config = trainer.policy, trainer.stage.run, trainer.stage.config
     checks = {check.name: check for check in grpo_nb.preflight(trainer)}
     trainer.train()
     weights = [p for n, p in policy.model.named_parameters() if "lora_B.default" in n]

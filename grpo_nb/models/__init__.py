@@ -17,7 +17,7 @@ from grpo_nb.models.engine import (
 from grpo_nb.models.engine_choice import engine_of, open_engine
 from grpo_nb.models.hub import load_tokenizer
 from grpo_nb.models.policy import Policy, load_policy, load_weights, policy_of
-from grpo_nb.models.vllm import lora_rank, use_vllm
+from grpo_nb.models.vllm import use_vllm
 from grpo_nb.models.weights import (
     cuda_available,
     has_bf16,

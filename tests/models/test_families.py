@@ -1,18 +1,14 @@
 """Current families, as random tiny models: loading, templates, adapters, two steps, the merge."""
 
 import shutil
-from pathlib import Path
 
 import families
-import pandas as pd
 import pytest
 import torch
 from families import FAMILIES
 
 from grpo_nb import models
-from grpo_nb.answers.forms import TAGS
 from grpo_nb.models import hub, template
-from grpo_nb.pipeline.notebooks import run_pipeline
 
 ASKED = [{"role": "system", "content": "Say it."}, {"role": "user", "content": "2 + 2?"}]
 BACKENDS = pytest.mark.parametrize("backend", ["transformers", "unsloth"])
@@ -53,14 +49,6 @@ def test_an_adapter_reaches_every_linear_layer_and_the_experts(folders, backend,
         experts = [n for n in stacked if n.endswith(("gate_up_proj", "down_proj"))]
         wrapped = [m for m in base.modules() if hasattr(m, "parameter_name")]
         assert len(wrapped) == len(experts), name
-
-
-def test_the_shipped_base_has_adapters_where_it_had_them():
-    """Published figures of the demo, and adapters of earlier runs, are of these."""
-    model = policy_of(Path("data/tiny_base"), "unsloth").model
-    names = [name for name, weight in model.named_parameters() if "lora_B" in name]
-    layers = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    assert [name.split(".")[-4] for name in names] == [*layers] * 4
 
 
 @BACKENDS
@@ -130,26 +118,3 @@ def test_settings_of_the_template_reach_whoever_renders(folders, tmp_path):
     saved = hub.load_tokenizer(str(tmp_path), config.model.chat_template_kwargs)
     assert saved.chat_template == quick.chat_template
     assert hub.load_tokenizer(str(tmp_path)).apply_chat_template(ASKED, **how).endswith(empty)
-
-
-def test_the_four_notebooks_run_on_a_family(runs_dir, forks, monkeypatch):
-    """With all at once: no system role, a block of thought that is opened, and experts."""
-    source = families.GEMMA2 + families.OPENS_THOUGHT
-    monkeypatch.setitem(families.SPECIAL, source, families.SPECIAL[families.GEMMA2])
-    unusual = FAMILIES["qwen3_moe"]._replace(template=source)
-    monkeypatch.setitem(FAMILIES, "unusual", unusual)
-    settings = families.SETTINGS | {
-        "model.model_path": str(families.build("unusual", runs_dir)),
-        **{"policy.backend": "transformers", "evaluate.samples": 1},
-        **{"rewards.baseline_prompts": 2, "rewards.baseline_completions": 2},
-        **{"data.sft_rows": 4, "train.sft_steps": 2},
-        "trl.entropy_coef": 0.1,  # a gradient, though nothing is right
-    }
-    run = run_pipeline("family", "tiny-cpu", settings, force=True)
-    manifest = run.manifest()
-    assert [manifest[stage]["status"] for stage in ("01", "02", "03", "04")] == ["done"] * 4
-    check = next(c for c in manifest["01"]["checks"] if c["name"] == "chat template")
-    assert check["state"] == "ok" and "<think>" in check["evidence"]
-    sampled = pd.concat(map(pd.read_parquet, (run / "train/completions").glob("*.parquet")))
-    assert {prompt[0]["role"] for prompt in sampled["prompt"]} == {"user"}
-    assert all(prompt[0]["content"].startswith(TAGS.system_prompt) for prompt in sampled["prompt"])

@@ -52,15 +52,6 @@ def test_a_tokenizer_without_chat_template_is_refused(tmp_path):
         hub.load_tokenizer(str(tmp_path / "m"))
 
 
-def test_an_engine_that_cannot_be_opened_says_what_it_needs():
-    if models.cuda_available():
-        pytest.skip("asks what happens on a machine without a GPU")
-    with pytest.raises(RuntimeError, match="engine = 'vllm' needs"):
-        models.open_engine(TINY, adapter=None, quantization="4bit", engine="vllm")
-    with pytest.raises(ValueError, match="did you mean 'vllm'"):
-        models.open_engine(TINY, adapter=None, quantization="4bit", engine="vlm")
-
-
 BOTH, VLLM, PLAIN = ("vllm", "vllm_bnb_plugin"), ("vllm",), {"backend": "transformers"}
 
 
@@ -84,7 +75,6 @@ BOTH, VLLM, PLAIN = ("vllm", "vllm_bnb_plugin"), ("vllm",), {"backend": "transfo
         (("vllm", "4bit"), {}, VLLM, True, r"the package vllm-bnb-plugin \(pip inst"),
         (("vllm", "16bit"), {}, (), True, "model.fast_inference = .* package vllm; otherwise set"),
         (("detect", "4bit"), None, BOTH, True, True),
-        (("vllm", "16bit"), None, VLLM, False, True),
     ],
 )
 def test_vllm_is_used_where_it_can_be_and_refused_by_name(

@@ -6,6 +6,7 @@ import pytest
 from conftest import moved
 
 from grpo_nb import models
+from grpo_nb.models.vllm import open_vllm
 from grpo_nb.rewards.prompts import build_prompt
 
 pytestmark = [
@@ -34,12 +35,20 @@ def alike(ours, theirs):
     return sum(a == b for a, b in zip(ours, theirs, strict=True)) >= 0.8 * len(ours)
 
 
+def opened(adapter, name):
+    tokenizer = models.load_tokenizer(TINY)
+    if name == "vllm":
+        return open_vllm(TINY, adapter, "16bit", 0.5, tokenizer)
+    model = models.load_checkpoint(TINY, adapter=adapter, quantization="16bit")
+    return models.TransformersEngine(model, tokenizer)
+
+
 def test_vllm_answers_as_transformers_does(run):
     """Base and adapter, greedily and sampled."""
     adapter, greedy = run / "train/adapter", {}
     for folder in (None, adapter):
         for name in ("transformers", "vllm"):
-            engine = models.open_engine(TINY, adapter=folder, quantization="16bit", engine=name)
+            engine = opened(folder, name)
             assert engine.name == name
             greedy[name, folder] = engine.generate(PROMPTS, max_completion_length=48)
             if (name, folder) == ("vllm", None):

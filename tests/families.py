@@ -258,16 +258,16 @@ def learn(name: str, folder: Path, backend: str, **more: Any) -> Outcome:
     return outcome_of(trainer_of(run, config, data.load(run, "train"), spread))
 
 
-def trainer_of(run: Run, config: RunConfig, rows: list, reward: Any) -> training.Trainer:
+def trainer_of(run: Run, config: RunConfig, rows: list, reward: Any) -> training.RunTrainer:
     """Build the trainer of a run that pays one reward."""
     run.write_config(config)
     policy, chosen = models.load_policy(config.model, 0, config.policy), [(reward, 1.0)]
     stage, chosen = Stage(run, "03", config), rewards.reward_set(chosen)
     args = training.grpo_config(stage, policy, chosen)
-    return training.Trainer(policy, chosen, args, rows, stage)
+    return training.build_trainer(policy, chosen, args, rows, stage)
 
 
-def outcome_of(trainer: training.Trainer) -> Outcome:
+def outcome_of(trainer: training.RunTrainer) -> Outcome:
     """Preflight, training, and the merge with its parity gate."""
     policy, run, config = trainer.policy, trainer.stage.run, trainer.stage.config
     checks = {check.name: check for check in grpo_nb.preflight(trainer)}

@@ -235,7 +235,7 @@ def stage_of(name: str, config: RunConfig) -> Stage:
     return Stage(run, "03", config)
 
 
-def trainer_of(folder: Path, name: str, mixed: bool = False, **more: Any) -> training.Trainer:
+def trainer_of(folder: Path, name: str, mixed: bool = False, **more: Any) -> training.RunTrainer:
     """Build the trainer of a run whose rows have images; `mixed`: every other row."""
     train_rows = rows(24)
     for row in train_rows[1::2] if mixed else ():

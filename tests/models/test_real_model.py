@@ -65,7 +65,7 @@ def trained(tmp_path_factory):
         sentence = training.warm_up(policy, stage)
         share["warm-up"] = right()
         args = training.grpo_config(stage, policy, chosen)
-        trainer = training.Trainer(policy, chosen, args, rows, stage)
+        trainer = training.build_trainer(policy, chosen, args, rows, stage)
         grpo_nb.preflight(trainer).refuse()
         trainer.guard = grpo_nb.Guard(trainer, every=config.train.guard_steps)
         trainer.train()

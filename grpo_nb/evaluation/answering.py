@@ -1,20 +1,17 @@
 """Answer the same held-out prompts with each model, with the same seeds, and score the answers."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
 
 from grpo_nb import environments
-from grpo_nb.environments.cache import Cache, answer_cached, row_key
-from grpo_nb.evaluation.report import DECODING, UNFINISHED, Evaluation, build, with_accuracy
-from grpo_nb.files import digests
+from grpo_nb.evaluation.report import DECODING, Evaluation, build, with_accuracy
 from grpo_nb.models import (
     Engine,
     Policy,
@@ -25,7 +22,6 @@ from grpo_nb.models import (
     part_of,
     trained_base,
 )
-from grpo_nb.models.hub import find_model
 from grpo_nb.models.tool_calls import opens_call
 from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.rewards import RewardSet
@@ -34,7 +30,6 @@ from grpo_nb.rewards.prompts import completion_text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from grpo_nb.runs import Run
     from grpo_nb.runs.config import RunConfig
 
 
@@ -59,7 +54,6 @@ def run(
     preset: RewardSet,
     config: "RunConfig",
     progress: Progress | None = None,
-    run: "Run | None" = None,
 ) -> Evaluation:
     """Evaluate every candidate on every row, with the settings of a run.
 
@@ -70,8 +64,6 @@ def run(
         config: The run's configuration: seed, lengths, samples per prompt.
         progress: Called with the number of completions done, their total, and the candidate with
             its speed.
-        run: The run in whose folder completions are kept until `save`, so that an interrupted
-            evaluation can resume; None to keep nothing. Scores are always computed anew.
 
     Raises:
         ValueError: There are no rows or no candidates, or two candidates share a label.
@@ -88,7 +80,6 @@ def run(
         seed=config.seed,
         batch_size=config.evaluate.eval_batch_size,
         chat_template_kwargs=config.model.chat_template_kwargs,
-        caches=partial(_caches, run, rows, config) if run else lambda _: {},
         progress=progress,
     )
 
@@ -102,7 +93,6 @@ def compare_models(
     seed: int,
     batch_size: int,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    caches: Callable[[Candidate], Mapping[str, Cache]] = lambda _: {},
     progress: Progress | None = None,
 ) -> Evaluation:
     """Evaluate every candidate on every row: one greedy and `samples` sampled completions.
@@ -117,7 +107,6 @@ def compare_models(
         seed: Seed of the samples and of the intervals.
         batch_size: Completions that are sampled at a time.
         chat_template_kwargs: Arguments of the chat template, as in training.
-        caches: Returns a candidate's {decoding mode: cache of the completions}.
         progress: Called with the number of completions done, their total, and a note.
 
     Raises:
@@ -131,24 +120,20 @@ def compare_models(
     tables, models, each = {}, {}, len(rows) * (1 + samples)
     for candidate, bench in zip(candidates, benches, strict=True):
         label, started = candidate.label, time.perf_counter()
-        with ExitStack() as stack:
-            opened = cache(partial(_open, candidate, chat_template_kwargs, stack))
+        with _opened(candidate, chat_template_kwargs) as engine:
             tables[label] = answer_rows(
-                opened,
+                engine,
                 rows,
                 bench,
                 samples=samples,
                 seed=seed,
                 batch_size=batch_size,
                 progress=part_of(progress, len(tables) * each, len(candidates) * each, label),
-                caches=caches(candidate),
-                show=f"{label}, the first completion" if progress else "",
             )
-            engine = opened().name if opened.cache_info().currsize else "none: all were kept"
         seconds = round(time.perf_counter() - started, 1)
         adapter = candidate.adapter and str(candidate.adapter)
         models[label] = {"model": _name(candidate), "adapter": adapter}
-        models[label] |= {"seconds": seconds, "engine": engine}
+        models[label] |= {"seconds": seconds, "engine": engine.name}
     tables, length = with_accuracy(tables, bench.preset), bench.train.max_completion_length
     about = {"samples": samples, "seed": seed, "max_completion_length": length}
     return Evaluation(tables, {"models": models, **build(tables, bench.preset, about)})
@@ -171,43 +156,20 @@ def _tokenizer(
     return load_tokenizer(str(model), template)
 
 
-def _open(candidate: Candidate, template: Mapping[str, Any] | None, stack: ExitStack) -> Engine:
-    """Return an engine with the candidate's model; `stack` closes what is opened here."""
+@contextmanager
+def _opened(candidate: Candidate, template: Mapping[str, Any] | None) -> Iterator[Engine]:
+    """Yield an engine with the candidate's model, and close what was opened."""
     _, model, adapter, quantization = candidate
     if isinstance(model, Policy):
-        return model.engine
-    engine = open_engine(
-        str(model), adapter=adapter, quantization=quantization, chat_template_kwargs=template
-    )
-    return stack.enter_context(closing(engine))
-
-
-def _caches(
-    run: "Run", rows: Sequence[dict], config: "RunConfig", candidate: Candidate
-) -> dict[str, Cache]:
-    """Return {decoding mode: cache}; a cache's settings hold all that its completions depend on."""
-    environment = environments.of(config)
-    model = Path(find_model(str(candidate.model)))
-    settings = {
-        "model": [str(candidate.model), digests(model, "*")],
-        "adapter": candidate.adapter and digests(candidate.adapter, "*"),
-        "quantization": candidate.quantization,
-        "chat_template_kwargs": config.model.chat_template_kwargs,
-        "max_completion_length": config.train.max_completion_length,
-        "evaluate": config.evaluate.model_dump(include={"samples", "eval_batch_size"}),
-        "seed": config.seed,
-        "environment": environments.identity(environment),
-        "rows": [row_key(row, environment) for row in rows],
-    }
-    name = quote(candidate.label, safe="")
-    return {
-        decoding: Cache(run / UNFINISHED / f"{name}.{decoding}.parquet", settings)
-        for decoding in DECODING
-    }
+        yield model.engine
+        return
+    options = {"quantization": quantization, "chat_template_kwargs": template}
+    with closing(open_engine(str(model), adapter=adapter, **options)) as engine:
+        yield engine
 
 
 def answer_rows(
-    opened: Callable[[], Engine],
+    engine: Engine,
     rows: Sequence[dict],
     bench: Bench,
     *,
@@ -215,39 +177,33 @@ def answer_rows(
     seed: int,
     batch_size: int,
     progress: Progress | None = None,
-    caches: Mapping[str, Cache] | None = None,
-    show: str = "",
 ) -> pd.DataFrame:
     """Answer every held-out prompt greedily and by sampling, and score the completions.
 
     Args:
-        opened: Returns the model's engine; called only if a completion is not in the caches.
+        engine: The model's engine.
         rows: Held-out rows.
         bench: The rewards; one of them decides what counts as correct.
         samples: Sampled completions per prompt.
         seed: Seed of the samples.
         batch_size: Completions that are sampled at a time.
         progress: Called with the number of completions done, this model's total, and its speed.
-        caches: {decoding mode: cache of the completions}; None for no caches.
-        show: What to print before the first completion; "" prints nothing.
 
     Returns:
         The records of `score_rows`, with the columns decoding and format (the first format reward).
     """
     preset, tables, total = bench.preset, [], len(rows) * (1 + samples)
     for decoding, temperature in DECODING.items():
-        groups = answer_cached(
-            (caches or {}).get(decoding, Cache(None, {})),
+        groups = environments.answer(
+            engine,
             rows,
             bench.environment,
-            opened,
             max_completion_length=bench.train.max_completion_length,
             temperature=temperature,
             num_generations=samples if temperature else 1,
             seed=seed,
             batch_size=batch_size,
             progress=part_of(progress, sum(map(len, tables)), total),
-            show="" if temperature else show,
         )
         scored = score_rows(rows, groups, bench)
         scored["decoding"] = decoding

@@ -5,7 +5,6 @@ A model is "better" or "worse" than another if the 95 % interval of the paired d
 """
 
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from grpo_nb.runs import Run
 
 DECODING = {"greedy": 0.0, "sampled": 1.0}  # temperature
-UNFINISHED = "eval/unfinished"  # completions of an evaluation that has not been saved yet
 UNCLEAR = "not distinguishable"
 WARM_UP = "warm-up"  # the label of the model from which GRPO started, after an SFT warm-up
 # With fewer prompts no exact test of paired answers can reach p < 0.05.
@@ -280,15 +278,11 @@ def before_after(samples: Samples, count: int) -> pd.DataFrame:
 
 
 def save(run: "Run", evaluation: Evaluation) -> dict[str, Any]:
-    """Write eval/samples.parquet and eval/report.json, and return the report.
-
-    Completions that were kept in case of an interruption are removed.
-    """
+    """Write eval/samples.parquet and eval/report.json, and return the report."""
     tables = [lines.assign(model=label) for label, lines in evaluation.samples.items()]
     with atomic_path(run / "eval/samples.parquet") as temporary:
         pd.concat(tables).to_parquet(temporary, index=False)
     write_json(run / "eval/report.json", evaluation.report)
-    shutil.rmtree(run / UNFINISHED, ignore_errors=True)
     return evaluation.report
 
 

@@ -2,7 +2,7 @@
 
 `mine-shuffled` takes over the data, the tested rewards and the baseline rollouts of `mine` (stages
 01 and 02), and runs stages 03 and 04 with the settings of `mine` and `train.placebo`.
-`evaluation.placebos` compares the two runs.
+`caused` compares the two runs.
 """
 
 import shutil

@@ -2,15 +2,8 @@
 
 import json
 import math
-import os
-import shutil
-import signal
-import subprocess
-from itertools import product
-from pathlib import Path
 from statistics import NormalDist
 
-import forked
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -20,13 +13,9 @@ from answered import MATH, answers
 from conftest import TINY_SETTINGS
 
 from grpo_nb import data, evaluation
-from grpo_nb.environments import cache
 from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, per_prompt, verdict
-from grpo_nb.files import project_path
-from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.reward_lab.statistics import bootstrap, mcnemar
-from grpo_nb.rewards import load_preset, reward, reward_set
-from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
 from grpo_nb.views import before_after
@@ -56,19 +45,6 @@ def test_intervals_of_paired_differences_cover_the_truth_as_often_as_they_say(pr
     covered = coverage(found, accuracies[1] - accuracies[0])
     # Of 64 prompts at 98 % two or three differ: no interval of so few is exact, ours is wider.
     assert 0.93 <= covered <= (0.99 if (prompts, *accuracies) == (64, 0.98, 0.98) else 0.97)
-
-
-def test_intervals_of_sampled_differences_and_of_single_figures_never_promise_too_much():
-    rng = np.random.default_rng(0)
-    ones = np.ones(DRAWS)
-    for prompts, samples in product((64, 256), (1, 4)):
-        before, after = draw_solved(rng, prompts, (0.3, 0.98), samples)
-        half = np.outer([-0.5, 0.5], ones)
-        assert 0.93 <= coverage(bootstrap(after - before, half), 0.68) <= 0.97
-        assert coverage(bootstrap(after, np.outer([0, 1], ones)), 0.98) >= 0.93
-        if prompts == 64:  # why there are pseudo-prompts
-            plain = bootstrap(after, np.full((2, DRAWS), np.nan))
-            assert coverage(plain, 0.98) < 0.9
 
 
 def test_the_bootstrap_pairs_its_columns_and_leaves_nan_out():
@@ -328,124 +304,6 @@ def test_the_same_model_under_two_names_answers_the_same(demo_run):
     assert done == sorted(done) and done[-1] == 42 and {line[1] for line in told} == {42}
     assert told[-1][2].startswith("two, ") and told[-1][2].endswith(" tokens/s")
     assert {line["verdict"] for line in found.report["comparisons"]} == {UNCLEAR}
-
-
-ASKED = [
-    {
-        "prompt": build_prompt(f"Add {i} to 25."),
-        "question": f"Add {i} to 25.",
-        "answer": str(i + 25),
-    }
-    for i in range(3, 9)
-]
-SMALL = {
-    "evaluate.samples": 2,
-    "evaluate.eval_batch_size": 4,
-    "train.max_completion_length": 12,
-}
-TWO = [
-    evaluation.Candidate("in 4 bit", "data/tiny_base", None, "4bit"),
-    evaluation.Candidate("in 16 bit", "data/tiny_base"),
-]
-KILLED = """
-import os, signal
-from test_evaluate import ASKED, MATH, SMALL, TWO, Run, evaluation, resolve
-def progress(done, total, note):
-    if done > 28:
-        os.kill(os.getpid(), signal.SIGKILL)
-evaluation.run(TWO, ASKED, MATH, resolve("tiny-cpu", SMALL), progress, Run("p"))
-"""
-
-
-def watched_rows(monkeypatch):
-    """The numbers of the rows that a real engine is asked from now on, in order."""
-    rows, answer = [], cache.answer
-
-    def watched(engine, part, *others, **how):
-        rows.extend(map(ASKED.index, part))
-        return answer(engine, part, *others, **how)
-
-    monkeypatch.setattr(cache, "answer", watched)
-    return rows
-
-
-@pytest.fixture
-def sampled(monkeypatch):
-    return watched_rows(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def whole():
-    """An evaluation of both models that nothing stops."""
-    with pytest.MonkeyPatch.context() as patch:
-        rows = watched_rows(patch)
-        evaluated = evaluation.run(TWO, ASKED, MATH, resolve("tiny-cpu", SMALL))
-    assert rows == 4 * [*range(6)]
-    return evaluated
-
-
-def interrupt(done, total, note):
-    if done > 28:
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("way", ["interrupted", "killed"])
-def test_a_stopped_evaluation_samples_what_is_missing(
-    whole, runs_dir, sampled, way, capsys, forks, tmp_path
-):
-    config, run = resolve("tiny-cpu", SMALL), Run("p")
-    if way == "killed":
-        (tmp_path / "killed.py").write_text(KILLED)
-        paths = {"PYTHONPATH": f"{PROJECT_ROOT}:{PROJECT_ROOT}/tests:{Path(__file__).parent}"}
-        command = [*forked.python(), str(tmp_path / "killed.py")]
-        ended = subprocess.run(command, env=os.environ | paths, check=False)
-        assert ended.returncode == -signal.SIGKILL
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            evaluation.run(TWO, ASKED, MATH, config, interrupt, run)
-        assert "in 4 bit, the first completion: " in capsys.readouterr().out
-    sampled.clear()
-    rest = evaluation.run(TWO, ASKED, MATH, config, run=run)
-    assert sampled == [2, 3, 4, 5], "two samples of two prompts were lost, two were not begun"
-    for label, lines in whole.samples.items():
-        pd.testing.assert_frame_equal(rest.samples[label], lines)
-    assert rest.report["comparisons"] == whole.report["comparisons"]
-    engines = [model["engine"] for model in rest.report["models"].values()]
-    assert engines == ["none: all were kept", "dense"]
-    evaluation.save(run, rest)
-    assert sorted(path.name for path in (run / "eval").iterdir()) == [
-        "report.json",
-        "samples.parquet",
-    ]
-
-
-def test_what_was_kept_is_used_only_where_all_is_the_same(runs_dir, tmp_path, sampled):
-    model = shutil.copytree(project_path("data/tiny_base"), tmp_path / "base")
-
-    def evaluate(rows=ASKED, preset=MATH, **settings):
-        sampled.clear()
-        config = resolve("tiny-cpu", SMALL | settings)
-        one = [evaluation.Candidate("base", model)]
-        return evaluation.run(one, rows, preset, config, run=Run("p")).samples["base"]
-
-    lines = evaluate()
-    assert len(sampled) == 12
-    pd.testing.assert_frame_equal(evaluate(), lines)
-    scored = evaluate(preset=load_preset("qa"))
-    assert sampled == [] and set(load_preset("qa").names) < set(scored), "scored anew"
-    middle = scored["completion"].str.len().median()
-    paid = reward(high=2)(lambda response: 2.0 * (len(response) > middle))
-    doubled = evaluate(preset=reward_set([(paid, 1.0)]))
-    assert set(doubled[paid.__name__]) == {0, 2} and set(doubled["accuracy"]) == {0, 1}
-    for change in ({"seed": 1}, {"evaluate.samples": 3}, {"train.max_completion_length": 8}):
-        evaluate(**change)
-        assert len(sampled) == 12, change
-    evaluate(ASKED[1:])
-    assert len(sampled) == 10
-    evaluate()
-    (model / "generation_config.json").write_text('{"eos_token_id": 1}')
-    evaluate()
-    assert len(sampled) == 12
 
 
 def test_the_report_of_a_run_is_complete(demo_run):

@@ -131,20 +131,6 @@ def test_the_command_writes_the_table_and_says_what_is_left_out(runs_dir, capsys
     assert list(found["train.beta"]) == [0.5, 0.0]
 
 
-def test_one_run_alone(runs_dir):
-    board = leaderboard.compare([make_run("a", right(90))])
-    assert board.pairs.empty and board.settings["runs"].tolist() == [1]
-    leaderboard.show(board)
-
-
-def test_runs_judged_by_different_rewards_say_so(runs_dir):
-    places = [make_run("a", right(90)), make_run("b", right(40))]
-    path = runs_dir / "b/eval/report.json"
-    path.write_text(path.read_text().replace("numeric_correctness", "other"))
-    shown = leaderboard.readable(leaderboard.compare(places))
-    assert set(shown["measured by"]) == {"numeric_correctness_reward", "other_reward"}
-
-
 def test_nothing_to_compare(runs_dir, capsys):
     (runs_dir / "empty").mkdir()
     assert main(["report", str(runs_dir / "empty")]) == 2

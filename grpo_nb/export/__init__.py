@@ -5,7 +5,7 @@ from grpo_nb.lazy import exports
 __getattr__ = exports(
     __name__,
     {
-        "grpo_nb.export.merging": "merge refuse_incomplete",
+        "grpo_nb.export.merging": "merge",
         "grpo_nb.export.of_run": "merge_run trained_paths",
     },
 )

@@ -261,10 +261,8 @@ def learn(name: str, folder: Path, backend: str, **more: Any) -> Outcome:
 def trainer_of(run: Run, config: RunConfig, rows: list, reward: Any) -> training.RunTrainer:
     """Build the trainer of a run that pays one reward."""
     run.write_config(config)
-    policy, chosen = models.load_policy(config.model, 0, config.policy), [(reward, 1.0)]
-    stage, chosen = Stage(run, "03", config), rewards.reward_set(chosen)
-    args = training.grpo_config(stage, policy, chosen)
-    return training.build_trainer(policy, chosen, args, rows, stage)
+    policy, chosen = models.load_policy(config), rewards.reward_set([(reward, 1.0)])
+    return training.build_trainer(policy, chosen, rows, Stage(run, "03", config))
 
 
 def outcome_of(trainer: training.RunTrainer) -> Outcome:

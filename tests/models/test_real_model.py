@@ -47,7 +47,7 @@ def trained(tmp_path_factory):
         patch.setattr(guard, "COMPLETIONS", 16)  # a look at 32 takes 15 s here
         stage = Stage(Run("real"), "03", resolve("smollm2-cpu", SETTINGS))
         run, config = stage.run, stage.config
-        policy = models.load_policy(config.model, config.seed, config.policy)
+        policy = models.load_policy(config)
         chosen = reward_lab.in_template(stage, policy.tokenizer)
         count = partial(template.count_tokens, policy.tokenizer)
         data.prepare(run, config.data, config.seed, count, chosen)
@@ -64,8 +64,7 @@ def trained(tmp_path_factory):
         share = {"base": right()}
         sentence = training.warm_up(policy, stage)
         share["warm-up"] = right()
-        args = training.grpo_config(stage, policy, chosen)
-        trainer = training.build_trainer(policy, chosen, args, rows, stage)
+        trainer = training.build_trainer(policy, chosen, rows, stage)
         grpo_nb.preflight(trainer).refuse()
         trainer.guard = grpo_nb.Guard(trainer, every=config.train.guard_steps)
         trainer.train()

@@ -12,17 +12,23 @@ from grpo_nb import reward_lab
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline import launch, stages
 from grpo_nb.runs import NOTEBOOKS
+from grpo_nb.training import trainer
 
 FUNCTIONS = {"01": stages.prepare_data, "02": stages.test_rewards, "03": stages.train_grpo}
-UNFOLDED = {"open_test": reward_lab.open_test, "reward_test": reward_lab.baseline.reward_test}
-SAME = {"warm_up_base": "warm_up", "begin": "Monitor"}
+UNFOLDED = {
+    "build_trainer": trainer.build_trainer,
+    "open_test": reward_lab.open_test,
+    "reward_test": reward_lab.baseline.reward_test,
+}
+SAME = {"warm_up_base": "warm_up", "begin": "Monitor", "effective": "refuse_unusable"}
 ONLY_IN_NOTEBOOKS = {  # what starts a stage, and what shows something without changing it
     "01": "start_stage settings show_tables show_tokens",
     "02": """start_stage settings show_tables register table score_sheet signal_table lab
         configured using adding rescue_base advised warm_up_chart warm_up_curve pass_rates
         flagged completions""",
-    "03": """start_stage settings show_tables notable effective mean read_lines
-        training_charts summary read_completions completions close""",
+    "03": """start_stage settings show_tables notable mean read_lines training_charts summary
+        read_completions completions close is_by_cells set_environment model_arguments
+        lora_arguments unpacked name_layers load_tokenizer policy_of""",
     "00": """show_tables register start settings load show_tokens read_lines
         summary training_charts close of_stage read_json before_after Chat ask files""",
 }
@@ -79,7 +85,7 @@ def test_what_is_only_in_a_notebook_is_there(stage):
 
 def test_the_quickstart_calls_the_functions_and_unfolds_the_training():
     """It has loaded and warmed up the policy before, and the rows too."""
-    before = ("load_rewards", "load_policy", "warm_up", "load")
+    before = ("load_rewards", "load_policy", "warm_up", "load", "refuse_unusable")
     training = [step for step in steps_in(stages.train_grpo) if step not in before]
     expected = ["load_policy", "prepare_data", "test_rewards", *training, "run_pipeline"]
     assert steps_of(code_of("00_quickstart"), ONLY_IN_NOTEBOOKS["00"]) == expected

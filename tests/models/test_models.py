@@ -261,8 +261,8 @@ def test_the_policy_answers_as_its_saved_adapter(trained, backend):
 
 
 def plain_policy(**settings):
-    settings |= {"policy.backend": "transformers"}
-    return models.load_policy(resolve("tiny-cpu", settings))
+    named = {f"model.{name}": value for name, value in settings.items()}
+    return models.load_policy(resolve("tiny-cpu", named | {"policy.backend": "transformers"}))
 
 
 @pytest.mark.parametrize("quantization", ["4bit", "16bit"])

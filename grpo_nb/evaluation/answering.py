@@ -79,7 +79,7 @@ def run(
         samples=config.evaluate.samples,
         seed=config.seed,
         batch_size=config.evaluate.eval_batch_size,
-        chat_template_kwargs=config.model.chat_template_kwargs,
+        chat_template_kwargs=config.grpo.chat_template_kwargs,
         progress=progress,
     )
 

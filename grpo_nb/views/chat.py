@@ -40,11 +40,10 @@ class Chat:
     @cached_property
     def _engines(self) -> dict[str, Engine]:
         base, policy, adapter = trained_paths(self.run, self.config)
-        model = self.config.model
         load = partial(
             open_engine,
-            quantization=model.quantization,
-            chat_template_kwargs=model.chat_template_kwargs,
+            quantization=self.config.model.quantization,
+            chat_template_kwargs=self.config.grpo.chat_template_kwargs,
         )
         if adapter:
             engine = load(policy, adapter=adapter)
@@ -94,7 +93,7 @@ class Chat:
             ValueError: A reward reads a column that the row lacks.
         """
         refuse_unknown("model", model, list(MODELS))
-        row, cap = self.row(question), self.config.train.max_completion_length
+        row, cap = self.row(question), self.config.grpo.max_completion_length
         sampling = {"max_completion_length": cap, "adapter": model == "tuned", **how}
         engine = self._engines[model]
         bench = bench_of(self.config, self.preset, engine.tokenizer)

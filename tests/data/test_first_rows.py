@@ -50,8 +50,8 @@ def test_a_file_whose_first_rows_do_not_fit_is_refused_before_anything_starts(
     [
         ("data.source=nowhere.csv", "there is no .*nowhere.csv; name a file that is there"),
         ("data.question_column=questoin", "_column.* 'questoin': did you mean 'question'"),
-        ("model.model_path=data/tiny_bas", "data/tiny_bas holds no config.json"),
-        ("model.model_path=no/such/folder", "no/such/folder holds no config.json"),
+        ("model.model_name=data/tiny_bas", "data/tiny_bas holds no config.json"),
+        ("model.model_name=no/such/folder", "no/such/folder holds no config.json"),
         ("rewards.cases=no.jsonl", "no.jsonl does not exist"),
     ],
 )

@@ -68,7 +68,7 @@ def test_the_files_are_the_dequantised_base_and_the_adapter_to_a_step_of_bf16(ru
     folder, check = merge(run)
     assert check.state == "ok"
     adapter, expected = load_file(run / "train/adapter/adapter_model.safetensors"), dequantized()
-    scale = run.config().model.lora_alpha / run.config().model.lora_rank
+    scale = run.config().lora.lora_alpha / run.config().lora.r
     names = [f"{module}.weight" for module in merging.adapted_modules(run / "train/adapter")]
     assert len(names) == 28
     for name in names:
@@ -269,7 +269,7 @@ class Merge(NamedTuple):
 
 def noise_adapter(base, folder, size):
     """Save an adapter whose B is noise of this size."""
-    config = resolve("tiny-cpu", {"model.model_path": base, "policy.backend": "transformers"})
+    config = resolve("tiny-cpu", {"model.model_name": base, "policy.backend": "transformers"})
     policy = models.load_policy(config)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -451,4 +451,4 @@ def test_a_base_without_safetensors_is_refused(run, tmp_path):
     shutil.copytree(project_path(TINY), tmp_path / "tiny_base")
     (tmp_path / "tiny_base/model.safetensors").rename(tmp_path / "tiny_base/pytorch_model.bin")
     with pytest.raises(FileNotFoundError, match=r"no file named model.safetensors"):
-        merge(run, {"model.model_path": str(tmp_path / "tiny_base")})
+        merge(run, {"model.model_name": str(tmp_path / "tiny_base")})

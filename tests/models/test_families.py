@@ -33,12 +33,12 @@ def policy_of(folder, backend, **settings):
 
 
 @BACKENDS
-@pytest.mark.parametrize("quantization", ["4bit", "16bit"])
-def test_an_adapter_reaches_every_linear_layer_and_the_experts(folders, backend, quantization):
+@pytest.mark.parametrize("in_4bit", [True, False])
+def test_an_adapter_reaches_every_linear_layer_and_the_experts(folders, backend, in_4bit):
     from peft.tuners.lora import LoraLayer
 
     for name, folder in folders.items():
-        policy = policy_of(folder, backend, **{"model.quantization": quantization})
+        policy = policy_of(folder, backend, **{"model.load_in_4bit": in_4bit})
         base = policy.model.get_base_model()
         adapted = {n for n, module in base.named_modules() if isinstance(module, LoraLayer)}
         linear = {n for n, m in base.named_modules() if isinstance(m, torch.nn.Linear)}
@@ -53,13 +53,13 @@ def test_an_adapter_reaches_every_linear_layer_and_the_experts(folders, backend,
 
 @BACKENDS
 def test_which_layers_have_an_adapter_may_be_said(folders, backend):
-    named = {"model.lora_targets": "q_proj, down_proj"}
+    named = {"lora.target_modules": "q_proj, down_proj"}
     model = policy_of(folders["qwen3_moe"], backend, **named).model
     names = {name for name, _ in model.named_parameters() if "lora_B" in name}
     assert {name.split(".")[-4] for name in names} == {"q_proj", "experts"}
     assert len(names) == 4, "two layers' queries, and their experts' second weights"
-    with pytest.raises(ValueError, match="lora_targets 'q_projj': did you mean 'q_proj'"):
-        policy_of(folders["qwen3_moe"], backend, **{"model.lora_targets": "q_projj"})
+    with pytest.raises(ValueError, match="target_modules 'q_projj': did you mean 'q_proj'"):
+        policy_of(folders["qwen3_moe"], backend, **{"lora.target_modules": "q_projj"})
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_what_a_template_does_is_known(folders, name):
 def test_settings_of_the_template_reach_whoever_renders(folders, tmp_path):
     """TRL and vLLM, too, and who is given the merged model."""
     folder, no_thoughts = folders["qwen3"], '{"enable_thinking": false}'
-    config = families.settings_of(folder, "unsloth", **{"model.chat_template_kwargs": no_thoughts})
-    assert config.model.chat_template_kwargs == {"enable_thinking": False}
+    config = families.settings_of(folder, "unsloth", **{"grpo.chat_template_kwargs": no_thoughts})
+    assert config.grpo.chat_template_kwargs == {"enable_thinking": False}
     plain = hub.load_tokenizer(str(folder))
-    quick = hub.load_tokenizer(str(folder), config.model.chat_template_kwargs)
+    quick = hub.load_tokenizer(str(folder), config.grpo.chat_template_kwargs)
     empty = "<think>\n\n</think>\n\n"
     assert template.render(quick, ASKED) == template.render(plain, ASKED) + empty
     how = {"tokenize": False, "add_generation_prompt": True}
@@ -115,6 +115,6 @@ def test_settings_of_the_template_reach_whoever_renders(folders, tmp_path):
     assert asked_for == template.render(plain, ASKED)
     shutil.copy(folder / "config.json", tmp_path)
     quick.save_pretrained(tmp_path)
-    saved = hub.load_tokenizer(str(tmp_path), config.model.chat_template_kwargs)
+    saved = hub.load_tokenizer(str(tmp_path), config.grpo.chat_template_kwargs)
     assert saved.chat_template == quick.chat_template
     assert hub.load_tokenizer(str(tmp_path)).apply_chat_template(ASKED, **how).endswith(empty)

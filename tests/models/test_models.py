@@ -16,7 +16,7 @@ from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import hub, template, weights
 from grpo_nb.models import policy as policy_module
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs.config import PolicyConfig, resolve
+from grpo_nb.runs.config import resolve
 
 TINY = "data/tiny_base"
 TINY_MODEL = resolve("tiny-cpu").model
@@ -52,7 +52,8 @@ def test_a_tokenizer_without_chat_template_is_refused(tmp_path):
         hub.load_tokenizer(str(tmp_path / "m"))
 
 
-BOTH, VLLM, PLAIN = ("vllm", "vllm_bnb_plugin"), ("vllm",), {"backend": "transformers"}
+BOTH, VLLM, PLAIN = ("vllm", "vllm_bnb_plugin"), ("vllm",), {"policy.backend": "transformers"}
+FULL = {"model.full_finetuning": True, "model.load_in_4bit": False}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ BOTH, VLLM, PLAIN = ("vllm", "vllm_bnb_plugin"), ("vllm",), {"backend": "transfo
         (("detect", "4bit"), {}, BOTH, True, True),
         (("detect", "4bit"), {}, BOTH, False, False),
         (("detect", "4bit"), PLAIN, BOTH, True, False),
-        (("detect", "4bit"), {"finetuning": "full"}, BOTH, True, False),
+        (("detect", "4bit"), FULL, BOTH, True, False),
         (("detect", "16bit"), {}, VLLM, True, True),
         (
             ("vllm", "4bit"),
@@ -71,7 +72,7 @@ BOTH, VLLM, PLAIN = ("vllm", "vllm_bnb_plugin"), ("vllm",), {"backend": "transfo
             "needs a CUDA GPU; otherwise set model.fast_inference = 'detect'",
         ),
         (("vllm", "4bit"), PLAIN, BOTH, True, "needs policy.backend = 'unsloth'"),
-        (("vllm", "4bit"), {"finetuning": "full"}, BOTH, True, "finetuning = 'lora'"),
+        (("vllm", "4bit"), FULL, BOTH, True, "full_finetuning = False"),
         (("vllm", "4bit"), {}, VLLM, True, r"the package vllm-bnb-plugin \(pip inst"),
         (("vllm", "16bit"), {}, (), True, "model.fast_inference = .* package vllm; otherwise set"),
         (("detect", "4bit"), None, BOTH, True, True),
@@ -82,7 +83,7 @@ def test_vllm_is_used_where_it_can_be_and_refused_by_name(
 ):
     monkeypatch.setattr("grpo_nb.models.vllm.cuda_available", lambda: gpu)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in packages else None)
-    training = None if policy is None else PolicyConfig(**policy)
+    training = None if policy is None else resolve("tiny-cpu", policy)
     if isinstance(expected, bool):
         assert models.use_vllm(*asked, training) is expected
     else:
@@ -95,7 +96,7 @@ def test_a_4bit_policy_without_vllms_plugin_warns_and_does_without(monkeypatch):
     monkeypatch.setattr("grpo_nb.models.vllm.cuda_available", lambda: True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == "vllm" else None)
     with pytest.warns(UserWarning, match="transformers generates, since vLLM needs the package"):
-        assert models.use_vllm("detect", "4bit", PolicyConfig()) is False
+        assert models.use_vllm("detect", "4bit", resolve("tiny-cpu")) is False
 
 
 def test_where_unsloth_starts_no_engine_transformers_generates_or_it_is_refused(capsys):
@@ -261,13 +262,12 @@ def test_the_policy_answers_as_its_saved_adapter(trained, backend):
 
 
 def plain_policy(**settings):
-    named = {f"model.{name}": value for name, value in settings.items()}
-    return models.load_policy(resolve("tiny-cpu", named | {"policy.backend": "transformers"}))
+    return models.load_policy(resolve("tiny-cpu", settings | PLAIN))
 
 
-@pytest.mark.parametrize("quantization", ["4bit", "16bit"])
-def test_a_closed_policy_holds_no_weights_whoever_holds_it(quantization):
-    policy = plain_policy(quantization=quantization)
+@pytest.mark.parametrize("in_4bit", [True, False])
+def test_a_closed_policy_holds_no_weights_whoever_holds_it(in_4bit):
+    policy = plain_policy(**{"model.load_in_4bit": in_4bit})
     held = policy.model  # as a trainer, or a name in a kernel, does
     storages = [weakref.ref(one.untyped_storage()) for one in held.parameters()]
     assert sum(one.nbytes for one in held.parameters()) > 5e5
@@ -303,8 +303,8 @@ def test_weights_that_do_not_fit_are_refused(trained, tmp_path):
     adapter = trained["transformers"]["adapter"]
     first = r"layers\.0\.mlp\.down_proj\.lora_A\.weight is \(16, 384\) there and \(8, 384\) here"
     with pytest.raises(ValueError, match=first):
-        models.load_weights(plain_policy(lora_rank=8), adapter)
-    policy = plain_policy(lora_alpha=16)
+        models.load_weights(plain_policy(**{"lora.r": 8}), adapter)
+    policy = plain_policy(**{"lora.lora_alpha": 16})
     before = [parameter.detach().clone() for parameter in policy.model.parameters()]
     with pytest.raises(ValueError, match=r"lora_alpha = 32, the policy 16: load the policy with"):
         models.load_weights(policy, adapter)
@@ -323,7 +323,7 @@ def test_weights_that_do_not_fit_are_refused(trained, tmp_path):
 def test_a_full_models_weights_go_into_a_policy(tmp_path):
     import torch
 
-    settings = {"model.quantization": "16bit", "policy.finetuning": "full"}
+    settings = {"model.load_in_4bit": False, "model.full_finetuning": True}
     config = resolve("tiny-cpu", settings | {"policy.backend": "transformers"})
     policy, other = models.load_policy(config), models.load_policy(config)
     assert all(parameter.requires_grad for parameter in policy.model.parameters())

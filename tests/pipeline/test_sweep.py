@@ -20,29 +20,29 @@ from grpo_nb.runs import Run, config
 def test_a_grid_with_seeds(runs_dir):
     path = write(
         runs_dir,
-        "name: rates\nprofile: tiny-cpu\nsettings: {train.max_steps: 9}\ngrid:\n"
-        '  train.learning_rate: [1e-3, 3e-4]\n  rewards.reward_weights: ["1, 1, 0, 0"]\n'
+        "name: rates\nprofile: tiny-cpu\nsettings: {grpo.max_steps: 9}\ngrid:\n"
+        '  grpo.learning_rate: [1e-3, 3e-4]\n  rewards.reward_weights: ["1, 1, 0, 0"]\n'
         "  seed: [5, 6]\n",
     )
     asked = sweep.read_sweep(path)
     assert [trial.name for trial in asked.trials] == [f"rates-00{i}" for i in range(4)]
-    rates = [(t.swept["train.learning_rate"], t.swept["seed"]) for t in asked.trials]
+    rates = [(t.swept["grpo.learning_rate"], t.swept["seed"]) for t in asked.trials]
     assert rates == [(1e-3, 5), (1e-3, 6), (3e-4, 5), (3e-4, 6)]
-    assert asked.trials[0].settings["train.max_steps"] == 9
+    assert asked.trials[0].settings["grpo.max_steps"] == 9
 
 
 def test_a_list(runs_dir):
-    path = write(runs_dir, "list:\n- {train.beta: 0.1}\n- {train.loss_type: grpo, seed: 3}\n")
+    path = write(runs_dir, "list:\n- {grpo.beta: 0.1}\n- {grpo.loss_type: grpo, seed: 3}\n")
     swept = [trial.swept for trial in sweep.read_sweep(path).trials]
-    assert swept == [{"train.beta": 0.1}, {"train.loss_type": "grpo", "seed": 3}]
+    assert swept == [{"grpo.beta": 0.1}, {"grpo.loss_type": "grpo", "seed": 3}]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("grid: {train.max_stepz: [1]}", "'train.max_stepz': did you mean 'train.max_steps'"),
+        ("grid: {grpo.max_stepz: [1]}", "'grpo.max_stepz': did you mean 'grpo.max_steps'"),
         ("grid: {}", "something to vary: either grid"),
-        ("grid: {train.max_steps: []}", "something to vary: either grid"),
+        ("grid: {grpo.max_steps: []}", "something to vary: either grid"),
         ("grid: [seed]", "something to vary: either grid"),
         ("list: []", "something to vary: either grid"),
         ("settings: 3\ngrid: {seed: [1]}", "settings: write `setting: value` pairs"),
@@ -51,8 +51,8 @@ def test_a_list(runs_dir):
         ("grid: {seed: [1]}\nsettings: {seed: 2}", "seed is varied, and set in settings"),
         ("grid: {seed: [1]}\ngird: 1", "unknown key of a sweep 'gird': did you mean 'grid'"),
         ("grid: {seed: [1", "line 1:"),
-        ("grid: {train.max_steps: [many]}", "train.max_steps = 'many'"),
-        ("grid: {train.num_generations: [7]}", "does not divide the batch"),
+        ("grid: {grpo.max_steps: [many]}", "grpo.max_steps = 'many'"),
+        ("grid: {grpo.num_generations: [7]}", "does not divide the batch"),
         ("grid: {seed: [1]}\nname: a/b", "run_name 'a/b-000'"),
         ("profile:\ngrid: {seed: [1]}", "profile = None: write a name"),
         ("list: [null]", "list: [{setting: value, …}, …]"),
@@ -177,9 +177,9 @@ def test_each_job_gets_a_gpu_or_a_share_of_the_processors(monkeypatch):
 
 
 def test_the_command_of_a_trial_goes_on_after_the_stages_that_are_done(runs_dir):
-    asked = sweep.read_sweep(write(runs_dir, "profile: tiny-cpu\ngrid: {train.beta: [0.1]}"))
+    asked = sweep.read_sweep(write(runs_dir, "profile: tiny-cpu\ngrid: {grpo.beta: [0.1]}"))
     assert sweep.trial_command(asked, asked.trials[0])[3:] == [
-        *("run", "--name=s-000", "--profile=tiny-cpu", "--from=01", "--set=train.beta=0.1")
+        *("run", "--name=s-000", "--profile=tiny-cpu", "--from=01", "--set=grpo.beta=0.1")
     ]
     Run("s-000").record("01", {"status": "done"})
     assert "--from=02" in sweep.trial_command(asked, asked.trials[0])

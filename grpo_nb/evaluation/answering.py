@@ -134,7 +134,7 @@ def compare_models(
         adapter = candidate.adapter and str(candidate.adapter)
         models[label] = {"model": _name(candidate), "adapter": adapter}
         models[label] |= {"seconds": seconds, "engine": engine.name}
-    tables, length = with_accuracy(tables, bench.preset), bench.train.max_completion_length
+    tables, length = with_accuracy(tables, bench.preset), bench.grpo.max_completion_length
     about = {"samples": samples, "seed": seed, "max_completion_length": length}
     return Evaluation(tables, {"models": models, **build(tables, bench.preset, about)})
 
@@ -198,7 +198,7 @@ def answer_rows(
             engine,
             rows,
             bench.environment,
-            max_completion_length=bench.train.max_completion_length,
+            max_completion_length=bench.grpo.max_completion_length,
             temperature=temperature,
             num_generations=samples if temperature else 1,
             seed=seed,

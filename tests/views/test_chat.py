@@ -45,7 +45,7 @@ def test_an_interrupt_while_the_base_answers_leaves_the_adapter_on(chat, monkeyp
 def test_a_gold_brings_the_scores_of_the_bench(chat):
     said = chat.answer(chat.row(SUM, "85"), "base")
     tokenizer = models.load_tokenizer("data/tiny_base")
-    judge = reward_lab.Bench(chat.preset, chat.config.train, tokenizer)
+    judge = reward_lab.Bench(chat.preset, chat.config.grpo, tokenizer)
     table = judge.table([chat.row(SUM, "85")], [[said["completion"]] * 2])
     assert said.items() <= table.iloc[0].to_dict().items() and {"total", "answer"} <= said.keys()
     assert chat.answer(SUM, "base").keys() == {"question", "completion", "answer"}

@@ -106,7 +106,7 @@ def test_the_same_question_about_other_images_is_another_prompt(runs_dir):
 
 def test_equal_settings_are_summed_up_over_seeds(runs_dir):
     places = [
-        make_run(f"r{beta}{seed}", right(50 + beta + 10 * seed), train__beta=float(beta), seed=seed)
+        make_run(f"r{beta}{seed}", right(50 + beta + 10 * seed), grpo__beta=float(beta), seed=seed)
         for beta in (0, 1)
         for seed in (0, 1, 2)
     ]
@@ -118,7 +118,7 @@ def test_equal_settings_are_summed_up_over_seeds(runs_dir):
 
 
 def test_the_command_writes_the_table_and_says_what_is_left_out(runs_dir, capsys):
-    make_run("a", right(90), train__beta=0.5)
+    make_run("a", right(90), grpo__beta=0.5)
     make_run("b", right(40))
     Run("broken").record("01", {"status": "failed", "error": "ValueError: <no>"})
     folders, table = sorted(str(path) for path in runs_dir.iterdir()), runs_dir / "t.csv"

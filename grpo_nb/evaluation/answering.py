@@ -116,7 +116,8 @@ def compare_models(
     if not labels or len(set(labels)) < len(labels):
         raise ValueError(f"models {labels}: give at least one, each with a label of its own")
     # What is missing is reported before any model is evaluated.
-    benches = [bench_with(_tokenizer(each, chat_template_kwargs)) for each in candidates]
+    tokenizers = [_tokenizer(candidate, chat_template_kwargs) for candidate in candidates]
+    benches = list(map(bench_with, tokenizers))
     tables, models, each = {}, {}, len(rows) * (1 + samples)
     for candidate, bench in zip(candidates, benches, strict=True):
         label, started = candidate.label, time.perf_counter()

@@ -66,7 +66,8 @@ def evaluate(
     """
     rows = [{"answer": None} | row for row in chats(dataset)]
     rewards = _rewards(reward_funcs, reward_weights, correct, rows)
-    bases = {str(each[0]) for each in models.values() if isinstance(each, tuple)}
+    pairs = [model for model in models.values() if isinstance(model, tuple)]
+    bases = {str(base) for base, adapter in pairs if isinstance(adapter, str | Path)}
     return compare_models(
         [_candidate(*each, bases if load_in_4bit else ()) for each in models.items()],
         rows,

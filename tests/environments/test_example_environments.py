@@ -39,17 +39,11 @@ def test_the_rows_are_what_the_script_makes_and_no_question_stands_twice(name):
 def test_solve_wins_every_row_in_one_used_instance(name):
     environment = load(name)
     used = environment.factory()
+    assert [one.state for one in check_environment(environment, read(name))] == ["ok"]
     for row in read(name):
         end = check.perform(environment, row, environment.solution(row), instance=used)
         assert (end.reward, end.played.done) == (1.0, True)
         assert not [call for call in end.calls if call.error]
-
-
-@pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_nothing_is_found_wrong_with_an_example(name, monkeypatch):
-    monkeypatch.setattr(check, "PATIENCE", 2.0)
-    rows = [{**row, "prompt": [{"role": "user", "content": row["question"]}]} for row in read(name)]
-    assert [one.state for one in check_environment(load(name), rows)] == ["ok"]
 
 
 RIGHT_FACTORS, RIGHT_PRODUCT = ("multiply", {"a": 47, "b": 38}), ("answer", {"value": 1786})

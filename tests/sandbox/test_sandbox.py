@@ -324,17 +324,6 @@ def test_a_program_says_what_it_prints_or_why_it_failed(backend):
     assert not ended_well and "timed out" in said
 
 
-REAL = """
-import heapq, sys, threading
-from dataclasses import dataclass
-
-def main():
-    data = sys.stdin.buffer.read().split()
-    print(*heapq.nsmallest(2, map(int, data)), file=sys.stdout)
-
-if __name__ == "__main__":
-    threading.Thread(target=main).start()
-"""
 SOME_PASS = "def f(x):\n    if x == 3: raise ValueError('no  threes')\n    return 5 - x // 9"
 REASONS = {  # program: (tests, the reasons)
     SOME_PASS: ({"function": "f", "cases": [[[1], 5], [[3], 5], [[9], 5], [[4], 5]]},
@@ -342,9 +331,6 @@ REASONS = {  # program: (tests, the reasons)
     "def f(x):\n    while x > 2: pass\n    return 4": (ASSERTS, ("", "timed out after 1 s")),
     "import builtins\nprint(hasattr(builtins, 'x'), input())\nbuiltins.x = 1": (
         {"stdin_stdout": [["a", "False a"], ["b", "False b"]]}, ("", "")),
-    "from collections import Counter\ndef f(x): return Counter(x)": (
-        ["assert f('aab') == {'a': 2, 'b': 1}"], ("",)),
-    REAL: ({"stdin_stdout": [["3 1 2", "1 2\n"], ["9\n8\n7\n", "7 8  \n"]]}, ("", "")),
 }  # fmt: skip
 
 
@@ -367,24 +353,13 @@ FORGED = st.recursive(
 LINES = FORGED.map(lambda value: json.dumps(["value", value]).encode())
 
 
-@st.composite
-def mutated_lines(draw):
-    """A line as the harness writes it, with one part replaced, repeated or left out."""
-    line = draw(LINES)
-    start, end = sorted(draw(st.tuples(*[st.integers(0, len(line))] * 2)))
-    part = draw(
-        st.binary(max_size=4) | st.sampled_from([line[start:end] * 3, b"9" * 400, b"[" * 9])
-    )
-    return line[:start] + part + line[end:]
-
-
 JUDGES = sandbox.program_tests.parse_tests(
     ["assert f(2) == {(1, 2.0): {3j}}", "assert not f(2)", "assert f(2)"]
 )
 
 
 @settings(max_examples=500)
-@given(LINES | mutated_lines() | st.binary())
+@given(LINES | st.binary())
 @example(b'["value", {"complex": [%d, 0]}]' % 10**400)
 @example(b'["failed", ["' + b"[" * 10**5)
 def test_whatever_a_sandbox_sends_back_ends_in_a_verdict(line):

@@ -42,8 +42,8 @@ def run(placebo: str | None, dry_run: bool, force: bool, **options: Any) -> None
 
 
 def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: Any) -> None:
-    from grpo_nb.evaluation.placebos import caused
     from grpo_nb.pipeline import notebooks
+    from grpo_nb.pipeline.caused import caused
     from grpo_nb.pipeline.placebo import resolve_placebo, run_placebo
     from grpo_nb.runs import Run
 
@@ -71,19 +71,12 @@ def sweep(file: Path, jobs: int, ray: str | None, dry_run: bool) -> int | None:
 
 
 def report(runs: list[str], csv: str | None) -> None:
-    from grpo_nb.evaluation import leaderboard
+    from grpo_nb.pipeline import leaderboard
 
     board = leaderboard.compare(runs)
     leaderboard.show(board)
     if csv:
         board.table.to_csv(csv, index=False)
-
-
-def card(run: Any) -> str:
-    from grpo_nb.export import write_card
-
-    path = write_card(run)
-    return f"{path} is written. To upload it with the model:\n  hf upload OWNER/NAME {path.parent}"
 
 
 def judge_file(rewards: Path, data: Path, as_json: bool) -> int:
@@ -172,17 +165,6 @@ def _add_of_one_run(commands: argparse._SubParsersAction) -> None:
     _add_settings(add)
     what = "list the checks of a run, and say what to do next"
     _command(commands, "checklist", "grpo_nb.pipeline.checklist:report", what)("run", **folder)
-    what = "write the model card, and say how to upload the model"
-    _command(commands, "card", card, what)("run", **folder)
-    answer = "grpo_nb.evaluation.answer_file:answer_file"
-    add = _command(commands, "answer", answer, "answer a file of questions")
-    add("run", **folder)
-    add("source", type=Path, metavar="FILE", help="CSV, JSON lines, Parquet, …")
-    add("--to", type=Path, required=True, dest="target", metavar="ANSWERS.jsonl")
-    add("--model", default="merged", help="merged (default), adapter or base")
-    add("--question-column", default="", metavar="NAME", help="default: the run's")
-    add("--answer-column", default="", metavar="NAME", help="reference answers, to score by")
-    add("--engine", default="detect", help="transformers or vllm")
 
 
 def _add_settings(add: Callable) -> None:

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from grpo_nb.checks import Check, shown
-from grpo_nb.evaluation.placebos import caused
+from grpo_nb.pipeline.caused import caused
 from grpo_nb.runs import NOTEBOOKS, Run, refuse_undone
 
 EXPECTED = {

@@ -101,9 +101,7 @@ def judge(test: RewardTest) -> Verdict:
         print(cost(each, test))
     with redirect_stdout(Muted()):  # rewards may print their arguments
         if bench.environment:  # its attacks are calls, not completions
-            cap = config.grpo.max_completion_length
-            check = environments.check_environment
-            problems = list(check(bench.environment, rows, bench.tokenizer, cap))
+            problems = list(environments.check_environment(bench.environment, rows))
         else:
             checked = _checked(test, attacks)
             problems, probes = list(checked.findings), pd.DataFrame(checked.table)

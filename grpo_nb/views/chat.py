@@ -3,8 +3,7 @@
     chat = Chat(Run("demo"))
     chat.ask("What is 47 + 38?")
 
-Prompts are built as notebook 1 builds them for training. `evaluation.answer_file` answers a file of
-questions.
+Prompts are built as notebook 1 builds them for training.
 """
 
 from functools import cached_property, partial
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from grpo_nb import data, environments
-from grpo_nb.evaluation.answer_file import weights_of
+from grpo_nb.export import trained_paths
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.names import refuse_unknown
 from grpo_nb.reward_lab import bench_of
@@ -40,13 +39,18 @@ class Chat:
 
     @cached_property
     def _engines(self) -> dict[str, Engine]:
-        base, policy = (weights_of(self.run, model) for model in ("base", "adapter"))
-        if policy["adapter"]:
-            engine = open_engine(**policy)
+        base, policy, adapter = trained_paths(self.run, self.config)
+        load = partial(
+            open_engine,
+            quantization=self.config.model.quantization,
+            chat_template_kwargs=self.config.grpo.chat_template_kwargs,
+        )
+        if adapter:
+            engine = load(policy, adapter=adapter)
             return {"base": engine, "tuned": engine}
         # After full fine-tuning there are two models, which share the GPU.
-        load = partial(open_engine, gpu_memory_utilization=0.4)
-        return {"base": load(**base), "tuned": load(**policy)}
+        load = partial(load, adapter=None, gpu_memory_utilization=0.4)
+        return {"base": load(base), "tuned": load(policy)}
 
     def close(self) -> None:
         """Free the memory; the next question loads the models again."""

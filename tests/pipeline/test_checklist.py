@@ -9,10 +9,10 @@ from filelock import FileLock
 from grpo_nb import machine as versions
 from grpo_nb.__main__ import main
 from grpo_nb.checks import Check
-from grpo_nb.evaluation.placebos import PLACEBOS
 from grpo_nb.files import sha256, write_json
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline import checklist, notebooks
+from grpo_nb.pipeline.caused import PLACEBOS
 from grpo_nb.runs import NOTEBOOKS, Run, config
 
 

@@ -21,7 +21,6 @@ from nbclient import NotebookClient
 
 from grpo_nb import export
 from grpo_nb.colab import RUNS_ON_DRIVE, wanted
-from grpo_nb.evaluation.answer_file import answer_file
 from grpo_nb.files import project_path, read_json
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import QUIET, resolve_run
@@ -377,9 +376,6 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     assert "80 rows read: 64 to train on, 16 held out (at most 20%" in said["dataset"]
     report = read_json(run / "eval/report.json")
     assert report["prompts"] == 16 and list(report["models"]) == ["base", "adapter", "merged"]
-    (kernels / "new.csv").write_text("Problem\nWhat is 2 + 3?\n")
-    answered = answer_file(run, kernels / "new.csv", kernels / "to.jsonl")
-    assert "1 rows, 0 with" in answered, "it is asked by the columns that were trained on"
     for first in ("02", "03", "04"):
         resolve_run(run, first=first)
     with pytest.raises(ValueError, match="unknown setting"):

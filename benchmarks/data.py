@@ -60,7 +60,7 @@ def prepare(source: str) -> None:
     tokenizer = hub.load_tokenizer(config.model.model_path)
     started = time.monotonic()
     count_tokens = partial(template.count_tokens, tokenizer)
-    report = data.prepare(Run("benchmark"), config.data, config.seed, count_tokens)
+    report = data.prepare_run(Run("benchmark"), config.data, config.seed, count_tokens)
     seconds = time.monotonic() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     rate = report["rows_read"] / seconds

@@ -36,7 +36,7 @@ SETTINGS = {
 def build(task: str, seed: int, **settings: object) -> training.Trainer:
     config = resolve("tiny-cpu", {"task": task, "seed": seed} | SETTINGS | settings)
     run, chosen = Run(f"{task}-{seed}-{len(settings)}"), rewards.load_rewards(config.rewards)
-    data.prepare(run, config.data, seed, lambda chats: [30] * len(chats), chosen)
+    data.prepare_run(run, config.data, seed, lambda chats: [30] * len(chats), chosen)
     policy, stage = models.load_policy(config.model, seed, config.policy), Stage(run, "03", config)
     args = training.grpo_config(stage, policy, chosen)
     trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)

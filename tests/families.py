@@ -254,7 +254,7 @@ def learn(name: str, folder: Path, backend: str, **more: Any) -> Outcome:
     config = settings_of(folder, backend, **more)
     run, chosen = Run(f"{name.replace(' ', '-')}-{backend}"), rewards.reward_set([(spread, 1.0)])
     tokenizer = hub.load_tokenizer(str(folder), config.model.chat_template_kwargs)
-    data.prepare(run, config.data, 0, lambda prompts: template.count_tokens(tokenizer, prompts))
+    data.prepare_run(run, config.data, 0, lambda prompts: template.count_tokens(tokenizer, prompts))
     run.write_config(config)
     policy = models.load_policy(config.model, 0, config.policy)
     stage = Stage(run, "03", config)

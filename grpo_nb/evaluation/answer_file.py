@@ -2,15 +2,14 @@
 
 from contextlib import closing
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from grpo_nb import data, environments
+from grpo_nb import environments
 from grpo_nb.data import sources
-from grpo_nb.data.validate import LONG, MISSING, Fault, prompt_tokens, row_to_ask
+from grpo_nb.data.rows import LONG, MISSING, prompt_tokens, row_to_ask
 from grpo_nb.evaluation.answering import score_rows
 from grpo_nb.export import refuse_incomplete, trained_paths
 from grpo_nb.files import atomic_path, read_json
@@ -23,7 +22,7 @@ from grpo_nb.rewards import load_rewards
 
 if TYPE_CHECKING:
     from grpo_nb.runs import Run
-    from grpo_nb.runs.config import DataConfig, RunConfig
+    from grpo_nb.runs.config import RunConfig
 
 
 def answer_file(
@@ -75,7 +74,9 @@ def answer_file(
         "answer_column": answer_column or columns["answer"],
         "image_column": columns.get("image", ""),
     }
-    settings = data.with_system_prompt(config.data, preset).model_copy(update=changes)
+    if config.data.system_prompt == "preset":
+        changes["system_prompt"] = preset.form.system_prompt
+    settings = sources.changed(config.data, **changes)
     numbers, rows = _read(settings, answer_column, config, bench)
     with closing(open_engine(**weights, engine=engine)) as opened, tqdm(total=len(rows)) as bar:
         groups = environments.answer(
@@ -124,23 +125,23 @@ def weights_of(run: "Run", model: str) -> dict[str, Any]:
 
 
 def _read(
-    settings: "DataConfig", answer_column: str, config: "RunConfig", bench: Bench
+    settings: sources.Options, answer_column: str, config: "RunConfig", bench: Bench
 ) -> tuple[list[int], list[sources.Row]]:
     """Return the numbers of the rows in the source, and the rows with their prompts."""
     tools = environments.tools_of(config, bench.tokenizer)
     count = partial(count_tokens, bench.tokenizer, tools=tools)
     room = config.model.max_seq_length - config.train.max_completion_length
     numbers, rows = [], []
-    for number, raw in chain.from_iterable(sources.read(settings)):
+    for number, raw in sources.read(settings):
         try:
             row = row_to_ask(raw, settings)
             if answer_column and answer_column not in raw:
-                raise Fault(MISSING, answer_column, f"the row has {', '.join(map(str, raw))}")
+                raise sources.Fault(MISSING, answer_column, f"the row has {', '.join(map(str, raw))}")
             tokens = prompt_tokens(row["prompt"], settings, count)
             if tokens > room:
                 why = f"{tokens} tokens; with more than {room} there is no room for a completion"
-                raise Fault(LONG, "prompt", why)
-        except Fault as fault:
+                raise sources.Fault(LONG, "prompt", why)
+        except sources.Fault as fault:
             fault.row = number
             raise ValueError(f"{settings.source}: {fault}") from None
         if bench.environment:

@@ -15,7 +15,7 @@ from datasets import (
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from grpo_nb.data.store import Row
+from grpo_nb.data.sources import Row
 from grpo_nb.models import Policy, cuda_available
 from grpo_nb.models.hub import quiet
 from grpo_nb.models.template import render

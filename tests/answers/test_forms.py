@@ -180,7 +180,7 @@ def stage_02(name, opened=""):
     tokenizer.chat_template = tokenizer.chat_template.replace(ends, opened + ends)
     preset = reward_lab.in_template(stage, tokenizer)
     count = partial(template.count_tokens, tokenizer)
-    data.prepare(stage.run, stage.config.data, 0, count, preset)
+    data.prepare_run(stage.run, stage.config.data, 0, count, preset)
     stage.finish("data")
     return start_stage("02", "formed", {"rewards.baseline_completions": 8})
 

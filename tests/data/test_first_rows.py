@@ -29,8 +29,8 @@ def said(capsys, source, *more, command="--dry-run"):
         (
             ["question", "answer"],
             CITIES,
-            "2 of the first 2 rows of .* cannot be used: row 1, .* 'Paris' holds no number. "
-            "Remedy: .* data.answer_kind to its kind, with a rewards.preset",
+            "(?s)2 of 2 rows of .* cannot be used.* row 1, .* 'Paris' holds no number. set "
+            "data.answer_format .* data.answer_kind to its kind, with a rewards.preset",
         ),
         (["question", "answer"], [], "holds no rows: give a data.source that does"),
     ],

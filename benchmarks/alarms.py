@@ -199,7 +199,7 @@ def trained(recipe: Recipe) -> dict[str, Any]:
     config, train = stage.config, stage.config.train
     facts = before_training(policy, config, rows, (chosen, honest))
     args = training.grpo_config(stage, policy, chosen)
-    trainer = training.Trainer(policy, chosen, args, rows, stage)
+    trainer = training.build_trainer(policy, chosen, args, rows, stage)
     truth = Validation(policy, held_out[:HELD_OUT_ROWS], honest, config)
     whole = Validation(policy, held_out[:ALL_HELD_OUT_ROWS], honest, config)
     lines: list[dict] = []

@@ -73,7 +73,7 @@ def step(point: dict[str, int]) -> dict[str, float]:
         policy = models.load_policy(config.model, 0, config.policy)
         stage, chosen = Stage(run, "03", config), rewards.load_preset("math")
         args = training.grpo_config(stage, policy, chosen)
-        trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
+        trainer = training.build_trainer(policy, chosen, args, data.load(run, "train"), stage)
         trainer.train()
     lines = [line for line in trainer.state.log_history if "seconds/update" in line][1:]
     found = {name: statistics.median(x[f"seconds/{name}"] for x in lines) for name in PHASES}

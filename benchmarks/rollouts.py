@@ -35,7 +35,7 @@ def curve(rows, chosen, seed: int, rollouts: str, folder: str, steps: int = STEP
     policy = models.load_policy(config.model, seed, config.policy)
     stage = Stage(Run(f"{rollouts}-{seed}-{steps}"), "03", config)
     args = training.grpo_config(stage, policy, chosen)
-    trainer = training.Trainer(policy, chosen, args, rows, stage)
+    trainer = training.build_trainer(policy, chosen, args, rows, stage)
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.train()
     rewards = [line["reward"] for line in trainer.state.log_history if "reward" in line]

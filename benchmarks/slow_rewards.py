@@ -74,7 +74,7 @@ def main() -> None:
             policy, rows = models.load_policy(config.model, 0), data.load(run, "train")
             stage = Stage(run, "03", config)
             args = training.grpo_config(stage, policy, chosen)
-            trainer = training.Trainer(policy, chosen, args, rows, stage)
+            trainer = training.build_trainer(policy, chosen, args, rows, stage)
             trainer.model.train()
             seconds = compare(trainer, chosen.reward_funcs, judge)
             for way, values in seconds.items():

@@ -81,7 +81,7 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
     if way == "ours":
         stage = Stage(run, "03", config)
         args = training.grpo_config(stage, policy, chosen)
-        return training.Trainer(policy, chosen, args, rows, stage), policy, held_out, chosen
+        return training.build_trainer(policy, chosen, args, rows, stage), policy, held_out, chosen
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 

@@ -50,7 +50,7 @@ def ours(stage, policy, rewards, rows) -> float:
     from grpo_nb import training, views
 
     args = training.grpo_config(stage, policy, rewards)
-    trainer = training.Trainer(policy, rewards, args, rows, stage)
+    trainer = training.build_trainer(policy, rewards, args, rows, stage)
     trainer.watch(views.TrainingDashboard(trainer.buttons))
     started = time.process_time()
     trainer.train()

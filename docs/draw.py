@@ -43,7 +43,7 @@ def plain_trainer(folder: Path) -> Any:
     os.environ["GRPO_NB_RUNS"] = str(folder)
     stage = Stage(Run("plain"), "03", config)
     args = training.grpo_config(stage, policy, rewards)
-    trainer = training.Trainer(policy, rewards, args, rows, stage)
+    trainer = training.build_trainer(policy, rewards, args, rows, stage)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     return trainer

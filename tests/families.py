@@ -259,7 +259,7 @@ def learn(name: str, folder: Path, backend: str, **more: Any) -> Outcome:
     policy = models.load_policy(config.model, 0, config.policy)
     stage = Stage(run, "03", config)
     args = training.grpo_config(stage, policy, chosen)
-    trainer = training.Trainer(policy, chosen, args, data.load(run, "train"), stage)
+    trainer = training.build_trainer(policy, chosen, args, data.load(run, "train"), stage)
     checks = {check.name: check for check in grpo_nb.preflight(trainer)}
     trainer.train()
     weights = [p for n, p in policy.model.named_parameters() if "lora_B.default" in n]

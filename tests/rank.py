@@ -77,7 +77,7 @@ def plant(trainer):
 
 
 def main(name, fault="", process="0", step="0"):
-    build, planted = training.Trainer, fault.startswith("planted")
+    build, planted = training.build_trainer, fault.startswith("planted")
     fault = fault.removeprefix("planted").strip()
 
     def build_and_plant(*args):
@@ -88,7 +88,7 @@ def main(name, fault="", process="0", step="0"):
             fail(trainer, fault, int(process), int(step))
         return trainer
 
-    training.Trainer = build_and_plant
+    training.build_trainer = build_and_plant
     if fault == "moved":
         checkpoints.write_json = die
     if planted:

@@ -6,7 +6,7 @@ For tests/training/test_guard.py, and for the figures of benchmarks/guard.py.
 from trl.trainer import grpo_trainer
 
 from grpo_nb.models import dense
-from grpo_nb.training.trainer import Trainer
+from grpo_nb.training.trainer import RunTrainer
 
 RARER, LIKELIER = "rarer than the policy's own", "likelier than the policy's own"
 
@@ -25,12 +25,12 @@ def reads(change):
     """Prompts that are not the trainer's."""
 
     def fault(one, patch):
-        sample = Trainer._generate_single_turn
+        sample = RunTrainer._generate_single_turn
 
         def other(self, prompts, *rest):
             return sample(self, [*map(change, prompts)], *rest)
 
-        patch.setattr(Trainer, "_generate_single_turn", other)
+        patch.setattr(RunTrainer, "_generate_single_turn", other)
 
     return fault
 

@@ -42,7 +42,7 @@ def trainer_of(run, policy=None, chosen=MATH, rows=None, **settings):
     stage = Stage(run, "03", config)
     args = training.grpo_config(stage, policy, chosen)
     rows = data.load(run, "train") if rows is None else rows
-    trainer = training.Trainer(policy, chosen, args, rows, stage)
+    trainer = training.build_trainer(policy, chosen, args, rows, stage)
     if config.train.guard_steps:
         trainer.guard = Guard(trainer, every=config.train.guard_steps)
     return trainer

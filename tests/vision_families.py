@@ -264,7 +264,7 @@ def stage_of(name: str, config: RunConfig) -> Stage:
     return Stage(run, "03", config)
 
 
-def trainer_of(folder: Path, name: str, mixed: bool = False, **more: Any) -> training.Trainer:
+def trainer_of(folder: Path, name: str, mixed: bool = False, **more: Any) -> training.RunTrainer:
     """Build the trainer of a run whose rows have images; `mixed`: every other row."""
     config, chosen = settings_of(folder, **more), rewards.reward_set([(spread, 1.0)])
     policy = models.load_policy(config.model, 0, config.policy)
@@ -273,7 +273,7 @@ def trainer_of(folder: Path, name: str, mixed: bool = False, **more: Any) -> tra
     train_rows = rows(24)
     for row in train_rows[1::2] if mixed else ():
         row |= {"prompt": chat(row["question"]), "images": []}
-    return training.Trainer(policy, chosen, args, train_rows, stage)
+    return training.build_trainer(policy, chosen, args, train_rows, stage)
 
 
 def learn(name: str, folder: Path, **more: Any) -> Outcome:

@@ -70,7 +70,7 @@ def train_grpo(stage: Stage, begin: Callable[[Any], None], force: bool = False) 
 
     Args:
         stage: Stage 03.
-        begin: Called with the `training.Trainer` before its first step, for example to watch it.
+        begin: Called with the `training.RunTrainer` before its first step, for example to watch it.
         force: Whether to train even if the rewards or a check failed.
 
     Returns:
@@ -83,7 +83,7 @@ def train_grpo(stage: Stage, begin: Callable[[Any], None], force: bool = False) 
     print(training.warm_up(policy, stage))
     args = training.grpo_config(stage, policy, preset)
     rows = data.load(stage.run, "train")
-    trainer = training.Trainer(policy, preset, args, rows, stage)
+    trainer = training.build_trainer(policy, preset, args, rows, stage)
     print(trainer.plan, trainer.paths, sep="\n")
     checks = grpo_nb.preflight(trainer, checkpoints=config.train.keep_checkpoints)
     ranks.from_main(lambda: stage.record_checks(checks))

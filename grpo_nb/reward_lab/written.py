@@ -28,7 +28,7 @@ OTHERS = 32  # distinct answers among which a row's wrong answer is looked for
 SECONDS = 0.6  # for the first comparison of forms; slow rewards try fewer
 QUICK = 0.01  # seconds for one completion, below which at least SOME are scored
 FEW, SOME, MOST = 12, 150, 3000  # how many completions the first comparison scores
-AT_ONCE = 8  # candidates that are scored between two readings of the clock
+AT_ONCE = 4  # candidates that are scored between two readings of the clock
 TIMED = 8  # candidates whose time tells how many can be tried
 TIE = 1e-6
 PROGRAM = "a function in a block of code"
@@ -512,14 +512,14 @@ class _Search:
         return Written(form, self.ways[way], self.reasoning, self.reasoning, way)
 
     def _first(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:
-        """Return the candidates' gains; once a program is right, for a third of SECONDS only."""
+        """Return the candidates' gains; once a program is right, for a tenth of SECONDS only."""
         gains, before = [], self.scorer.seconds.sum()
         is_run = _are_programs(self.ways)
         step = AT_ONCE if is_run else len(candidates)
         for place in range(0, len(candidates), step):
             gains += self._gains(candidates[place : place + step], rows)
             is_found = any(gain > TIE for _, gain in gains)
-            if is_run and is_found and self.scorer.seconds.sum() - before > SECONDS / 3:
+            if is_run and is_found and self.scorer.seconds.sum() - before > SECONDS / 10:
                 break
         return gains
 

@@ -1,7 +1,7 @@
 """Run stage 03: GRPO with TRL's trainer, checks before training, and readable metrics.
 
-    args = training.grpo_config(stage, policy, rewards)  # a trl.GRPOConfig
-    trainer = training.Trainer(policy, rewards, args, rows, stage)  # a trl.GRPOTrainer
+    trainer = GRPOTrainer(…)  # TRL's or Unsloth's
+    training.attach(trainer, stage, rewards, validation_rows)
     trainer.train()
 
 `trainer` can be read from top to bottom. `arguments` builds the GRPOConfig of a run, `callbacks`
@@ -21,7 +21,8 @@ __getattr__ = exports(
         "grpo_nb.training.arguments": "effective grpo_config notable refuse_unknown_trl",
         "grpo_nb.training.metrics": "read_completions",
         "grpo_nb.training.rescue": "Rescue rescue_base",
-        "grpo_nb.training.trainer": "Trainer",  # after Unsloth, which must precede TRL
+        "grpo_nb.training.trainer": """RunTrainer adapter_in_fp32 attach build_trainer datasets
+            environment_factory""",  # after Unsloth, which must precede transformers
         "grpo_nb.training.warm_up_run": "warm_up warm_up_base warm_up_curve",
     },
 )

@@ -209,10 +209,16 @@ class Guard(TrainerCallback):
 def is_doubtful(evidence: Evidence) -> bool:
     """Return whether samples that seem too rare must be tested again with less noise.
 
-    The score is a little too high, the noise is large, and the samples were made with it: so the
-    adapter is in use.
+    The score alone accuses them and is a little too high, the noise is large, and the samples were
+    made with it: so the adapter is in use.
     """
-    return 0 < evidence.score < ROUNDED and evidence.change > LOUD and evidence.gain > 0
+    is_narrow = SCORE < evidence.score < ROUNDED and not is_off(evidence)
+    return is_narrow and evidence.change > LOUD and evidence.gain > 0
+
+
+def is_off(evidence: Evidence) -> bool:
+    """Return whether the engine's log-probabilities are not the trainer's."""
+    return bool(evidence.difference > np.nanmax([DIFFERENCE, MISSING * evidence.change]))
 
 
 def wrong(evidence: Evidence, is_cut: bool = False) -> str:
@@ -222,7 +228,7 @@ def wrong(evidence: Evidence, is_cut: bool = False) -> str:
         evidence: The result of a test with noise on the adapter; a score of NaN proves nothing.
         is_cut: Whether an argument cuts unlikely tokens off; likelier samples are then no fault.
     """
-    off = evidence.difference > np.nanmax([DIFFERENCE, MISSING * evidence.change])
+    off = is_off(evidence)
     likelier = evidence.score < -SCORE and not is_cut
     if not (likelier or evidence.score > SCORE or off):
         return ""

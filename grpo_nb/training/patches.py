@@ -17,18 +17,18 @@ def refuse_missing(policy: Policy, base: type) -> None:
 
     Args:
         policy: The loaded policy to train.
-        base: The class that our trainer is derived from.
+        base: The trainer's class.
 
     Raises:
-        RuntimeError: Unsloth was imported after our trainer, or patches are missing. In the second
-            case, the message lists the missing effects and the versions.
+        RuntimeError: Unsloth was imported after the trainer's class, or patches are missing. In the
+            second case, the message lists the missing effects and the versions.
     """
     import trl
 
-    if trl.GRPOTrainer is not base:
+    if not issubclass(base, trl.GRPOTrainer):
         raise RuntimeError(
-            "Unsloth was imported after the trainer, which is built on TRL's class and not on "
-            "Unsloth's: restart the kernel, and load the policy before training.Trainer is used"
+            "GRPOTrainer was imported before Unsloth, so it is TRL's class and not Unsloth's: "
+            "restart the kernel, and import unsloth before trl"
         )
     if policy.backend != "unsloth" or not cuda_available():
         return

@@ -22,7 +22,7 @@ from grpo_nb.models.template import render
 from grpo_nb.rewards.prompts import images_of
 from grpo_nb.training import ranks
 from grpo_nb.training.pass_rate import PASS, suffices
-from grpo_nb.training.trainer import kept_in_32_bit, with_image_column
+from grpo_nb.training.trainer import adapter_in_fp32, with_image_column
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -107,7 +107,7 @@ def train_on(
     dataset = Dataset.from_list([as_example(policy.tokenizer, row) for row in rows])
     if has_bars := not are_progress_bars_disabled():
         disable_progress_bars()  # one for each step of preparing rows
-    with quiet(), kept_in_32_bit(policy.model):
+    with quiet(), adapter_in_fp32(policy.model):
         trainer = SFTTrainer(
             policy.model,
             _sft_config(stage),

@@ -1,10 +1,14 @@
-"""The trainer: TRL's GRPOTrainer, extended so that a run is safe and easy to follow.
+"""A run's trainer: TRL's or Unsloth's own, extended so that the run is safe and easy to follow.
 
-    trainer = training.Trainer(policy, rewards, args, rows, stage)
+    with adapter_in_fp32(model):
+        trainer = GRPOTrainer(model=model, …, args=GRPOConfig(**calls.grpo), …)
+    training.attach(trainer, stage, rewards, validation_rows)
     preflight(trainer).refuse()
     trainer.train()
 
-The parts of one step, in order, with the methods of this class and of `callbacks.StepCallback`:
+`attach` puts `RunTrainer` in front of this trainer's class, which is TRL's, or the one by which
+Unsloth replaces it on a GPU. The parts of one step, in order, with the methods of `RunTrainer` and
+of `callbacks.StepCallback`:
 
  0. Every few steps, and at the end, `guard.Guard` tests whether the samples come from the policy.
  1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. If the task has an
@@ -26,10 +30,10 @@ probability when it was sampled. The suffixes of names give shapes: P counts the
 completions of a group, N the completions of a step, and F the rewards.
 
 For each method that overrides TRL's, the docstring gives the reason, and what Unsloth's GPU trainer
-does with the method. That trainer replaces TRL's class when Unsloth is imported on a GPU, so this
-module must be imported after the policy is loaded; `training.Trainer` imports it at its first use.
+does with the method.
 """
 
+import atexit
 import functools
 import io
 import math
@@ -42,11 +46,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import trl
 from datasets import Dataset, Image, List
 from transformers.trainer_callback import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
-from trl import GRPOTrainer
 
 from grpo_nb import environments, models
 from grpo_nb.checks import Check
@@ -84,63 +86,42 @@ from grpo_nb.training.validation import Validation, hold_out, prompts_to_hold_ou
 from grpo_nb.updates import Buttons, Watcher
 
 if TYPE_CHECKING:
+    import trl
+
     from grpo_nb.runs import Stage
+    from grpo_nb.runs.config import RunConfig
+
+Row = Mapping[str, Any]
 
 
-class Trainer(GRPOTrainer):
-    """Train one run with TRL's GRPO, from its last checkpoint if it was interrupted.
+class RunTrainer:
+    """Add to a GRPOTrainer what makes it a run's; `attach` puts it in front of a trainer's class.
 
-    Args:
-        policy: The result of `models.load_policy`, or a model of your own as `models.Policy`.
-        rewards: The run's rewards, tested in notebook 2.
-        args: The result of `training.grpo_config`, which you may have changed.
-        rows: The training rows; `train.eval_prompts` of them become the validation split.
+    Attributes:
+        policy: The model with its tokenizer, as `models.policy_of` returns it.
+        rewards: The run's rewards.
         stage: Stage 03, which has been started.
-        callbacks: Further TrainerCallbacks of transformers.
-
-    Raises:
-        ValueError: `args` has a value that no training run can use; or settings have changed since
-            training was interrupted, and `train.resume` is "auto".
-        RuntimeError: Unsloth replaced TRL's trainer after this module was imported, or did not
-            change TRL in the way that training relies on.
+        validation_rows: The rows that are validated on.
+        folder: The run's folder train/.
+        plan: Whether `train` begins, or after which step it resumes.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        rewards: RewardSet,
-        args: "trl.GRPOConfig",
-        rows: Sequence[Mapping[str, Any]],
-        stage: "Stage",
-        callbacks: Sequence[TrainerCallback] = (),
+    def join(
+        self, stage: "Stage", rewards: RewardSet, validation_rows: list[Row], policy: Policy
     ) -> None:
-        patches.refuse_missing(policy, GRPOTrainer)
-        refuse_unusable(args, stage, policy, rewards)
-        self.policy, self.rewards, self.stage = policy, rewards, stage
-        self.folder = stage.run / "train"
-        args.output_dir = str(self.folder)  # the other stages read this folder
+        """Take over the run's settings, rewards and checkpoints; see `attach`."""
         config = stage.config
-        train_rows, self.validation_rows = hold_out(rows, prompts_to_hold_out(config.train))
-        self.resumption = checkpoints.Resumption(stage, rewards, args)
-        self.plan = self.resumption.plan  # whether `train` begins, or after which step it resumes
-        if "ref" in getattr(policy.model, "peft_config", {}):
-            policy.model.delete_adapter("ref")  # if beta > 0, TRL adds "ref", and refuses another
+        self.policy, self.rewards, self.stage = policy, rewards, stage
+        self.validation_rows, self.folder = validation_rows, stage.run / "train"
+        self.resumption = checkpoints.Resumption(stage, rewards, self.args)
+        self.plan = self.resumption.plan
         self.environment = environments.of(config)
-        prompts = [fold_system(policy.tokenizer, row["prompt"]) for row in train_rows]
         policy.model.max_seq_length = config.model.max_seq_length  # as Unsloth's models have it
-        warnings.filterwarnings("ignore", "You are using 'environment_factory'")  # experimental
         if "unsloth" not in sys.modules and not models.cuda_available():
             lm_head.install()  # for your own model too; Unsloth has its own LM head
-        with kept_in_32_bit(policy.model):
-            super().__init__(
-                model=policy.model,
-                processing_class=policy.processing_class,
-                reward_funcs=list(map(self._timed, rewards.reward_funcs)),
-                args=args,
-                train_dataset=_dataset(train_rows, prompts),
-                callbacks=list(callbacks),
-                environment_factory=_factory(self.environment, policy, rows),
-            )
+        self.reward_funcs = list(map(self._timed, rewards.reward_funcs))
+        if any(map(is_async, self.reward_funcs)) and not self._has_async_funcs:
+            self._start_event_loop()  # for rewards that wait, which run in threads
         self.remove_callback(PrinterCallback)
         if policy.vllm and self.use_vllm:  # else Unsloth leaves a folder in the working directory
             self.vllm_generation._unsloth_load_lora = policy.live_adapter
@@ -155,6 +136,14 @@ class Trainer(GRPOTrainer):
         self._gathered: dict[str, Any] = {}
         self.row_sampler: Any = None
         self._add_callbacks(stage)
+
+    def _start_event_loop(self) -> None:
+        """Start the thread in which TRL awaits rewards, as it does for rewards that are async."""
+        from trl.trainer.utils import shutdown_event_loop_in_daemon, start_event_loop_in_daemon
+
+        self.async_loop_thread, self.async_loop, ready = start_event_loop_in_daemon("rewards")
+        self._has_async_funcs = ready.wait()
+        atexit.register(shutdown_event_loop_in_daemon, self.async_loop_thread, self.async_loop)
 
     def _add_callbacks(self, stage: "Stage") -> None:
         """Give this trainer what acts between steps; a notebook's own monitor replaces this one."""
@@ -433,26 +422,103 @@ class Trainer(GRPOTrainer):
             yield
 
 
-def _factory(
-    environment: environments.Environment | None, policy: Policy, rows: Sequence[Mapping[str, Any]]
-) -> type | None:
-    """Check the rows, and return the class that TRL instantiates for each rollout."""
+def attach(
+    trainer: "trl.GRPOTrainer",
+    stage: "Stage",
+    rewards: RewardSet,
+    validation_rows: Sequence[Row] = (),
+    policy: Policy | None = None,
+) -> None:
+    """Make a trainer a run's: it resumes, validates, keeps checkpoints, and measures each step.
+
+    Args:
+        trainer: A new GRPOTrainer, TRL's or Unsloth's, whose `args` are those of the run.
+        stage: Stage 03, which has been started.
+        rewards: The run's rewards, tested in notebook 2.
+        validation_rows: Rows to validate on, which are not trained on.
+        policy: The policy, if it was loaded by `models.load_policy`.
+
+    Raises:
+        ValueError: Settings have changed since training was interrupted, and `train.resume` is
+            "auto".
+        RuntimeError: Unsloth replaced TRL's trainer after this one's class was imported, or did
+            not change TRL in the way that training relies on.
+    """
+    policy = policy or models.policy_of(trainer.model, trainer.processing_class)
+    patches.refuse_missing(policy, type(trainer))
+    trainer.__class__ = type("RunTrainer", (RunTrainer, type(trainer)), {})
+    trainer.join(stage, rewards, list(validation_rows), policy)
+
+
+def build_trainer(
+    policy: Policy,
+    rewards: RewardSet,
+    args: "trl.GRPOConfig",
+    rows: Sequence[Row],
+    stage: "Stage",
+    callbacks: Sequence[TrainerCallback] = (),
+) -> "RunTrainer":
+    """Build a run's trainer in one call, as the cells of notebook 3 do one by one.
+
+    Args:
+        policy: The result of `models.load_policy`.
+        rewards: The run's rewards.
+        args: The result of `training.grpo_config`, which you may have changed.
+        rows: The training rows; `train.eval_prompts` of them become the validation split.
+        stage: Stage 03, which has been started.
+        callbacks: Further TrainerCallbacks of transformers.
+
+    Raises:
+        ValueError: `args` has a value that no training run can use; or as `attach`.
+        RuntimeError: As `attach`.
+    """
+    import trl
+
+    refuse_unusable(args, stage, policy, rewards)
+    dataset, validation_rows = datasets(rows, policy.tokenizer, stage.config)
+    with adapter_in_fp32(policy.model):
+        trainer = trl.GRPOTrainer(
+            model=policy.model,
+            processing_class=policy.processing_class,
+            reward_funcs=list(rewards.reward_funcs),
+            args=args,
+            train_dataset=dataset,
+            callbacks=list(callbacks),
+            environment_factory=environment_factory(stage.config, policy.tokenizer, rows),
+        )
+    attach(trainer, stage, rewards, validation_rows, policy)
+    return trainer
+
+
+def environment_factory(config: "RunConfig", tokenizer: Any, rows: Sequence[Row]) -> type | None:
+    """Check the rows, and return the class that TRL makes for each rollout; None without one."""
+    environment = environments.of(config)
     if environment is None:
         return None
-    with_tools(policy.tokenizer)
+    warnings.filterwarnings("ignore", "You are using 'environment_factory'")  # experimental
+    with_tools(tokenizer)
     environments.check_rows(environment, rows)
     return environment.factory
 
 
-def _dataset(rows: Sequence[Mapping[str, Any]], prompts: Sequence[list[Message]]) -> Dataset:
-    """Return the rows as TRL expects them: prompts without pixels, and a column of images."""
+def datasets(
+    rows: Sequence[Row], tokenizer: Any, config: "RunConfig"
+) -> tuple[Dataset, list[Row]]:
+    """Return the rows to train on as TRL takes them, and the rows to validate on.
+
+    TRL's have prompts without pixels, a column of images, and no system turn where the template
+    has none.
+    """
+    train_rows, validation_rows = hold_out(rows, prompts_to_hold_out(config.train))
+    prompts = [fold_system(tokenizer, row["prompt"]) for row in train_rows]
     prepared = [
         {name: value for name, value in row.items() if name != "images"}
         | {"prompt": [_without_pixels(turn) for turn in prompt]}
-        for row, prompt in zip(rows, prompts, strict=True)
+        for row, prompt in zip(train_rows, prompts, strict=True)
     ]
     # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
-    return with_image_column(Dataset.from_list(prepared, on_mixed_types="use_json"), prompts)
+    dataset = Dataset.from_list(prepared, on_mixed_types="use_json")
+    return with_image_column(dataset, prompts), validation_rows
 
 
 def with_image_column(dataset: Dataset, prompts: Sequence[list[Message]]) -> Dataset:
@@ -489,10 +555,16 @@ def _bitmap(image: Any) -> bytes:
 
 
 @contextmanager
-def kept_in_32_bit(model: Any) -> Iterator[None]:
-    """Keep the adapter of a 4-bit model in fp32; TRL's trainers would cast it to bf16."""
+def adapter_in_fp32(model: Any) -> Iterator[None]:
+    """Keep the adapter in fp32 while a trainer is built: TRL casts a 4-bit model's to bf16.
+
+    The adapter "ref", which a trainer before this one has added for a `beta`, is removed: TRL
+    refuses a second.
+    """
     import torch
 
+    if "ref" in getattr(model, "peft_config", {}):
+        model.delete_adapter("ref")
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     whole = [weight.data.to(torch.float32) for weight in trained]
     yield

@@ -47,7 +47,7 @@ def report(policy, config, run):
     rows = [{"prompt": prompt, "answer": "85"} for prompt in PROMPTS]
     rewards, stage = load_preset("math"), Stage(run, "03", config)
     args = training.grpo_config(stage, policy, rewards)
-    trainer = training.Trainer(policy, rewards, args, rows, stage)
+    trainer = training.build_trainer(policy, rewards, args, rows, stage)
     built = answers(policy)
     flags = checkpoint_flags(policy.model, lambda: dry_run(trainer, dict(trainer.train_dataset[0])))
     trained = [weight for weight in policy.model.parameters() if weight.requires_grad]

@@ -193,12 +193,12 @@ def changed_arguments():
     args, stage = one.args, one.stage
     args.unsloth_num_chunks, args.vllm_sampling_params, args.temperature = 2, None, 0.9
     rows = one.train_dataset.to_list()
-    again = training.Trainer(one.policy, MATH, args, rows, stage)
+    again = training.build_trainer(one.policy, MATH, args, rows, stage)
     for name, value in {"learning_rat": 1, "num_generations": 6, "weight_decay": -1}.items():
         before = vars(args).copy()
         setattr(args, name, value)
         try:
-            training.Trainer(one.policy, MATH, args, rows, stage)
+            training.build_trainer(one.policy, MATH, args, rows, stage)
         except ValueError as error:
             refused[name] = str(error)
         vars(args).clear()
@@ -233,7 +233,7 @@ def a_guard():
     """Of whose samples it trains on: its own, then those of the base without the adapter."""
     one = start("guarded", **{"train.max_steps": 2, "train.guard_steps": 1})
     seen = {"steps": steps(one), "looks": [look._asdict() for look in one.guard.looks]}
-    kind = training.Trainer
+    kind = training.RunTrainer
     sample = kind._generate_single_turn
 
     def without_the_adapter(self, *args):
@@ -274,7 +274,7 @@ SCENARIOS = {function.__name__: function for function in RUN}
 
 
 def main():
-    assert training.Trainer  # imports all that stays
+    assert training.RunTrainer  # imports all that stays
     gc.collect()
     gc.freeze()  # Unsloth collects garbage at each step: half a second each time
     report = {}

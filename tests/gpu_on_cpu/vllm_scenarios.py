@@ -358,7 +358,7 @@ def main():
             if tiny is None and scenario is not what_unsloth_asks_of_vllm:
                 pretended.prepare_loader()
                 tiny = Tiny() if scenario is not a_real_model else None
-                assert training.Trainer  # imports what makes the claim
+                assert training.RunTrainer  # imports what makes the claim
                 pretended.claim_in("grpo_nb.training")
                 gc.freeze()  # Unsloth collects garbage at each step: half a second each time
             report[scenario.__name__] = scenario(tiny)

@@ -69,7 +69,7 @@ def trained(tmp_path_factory):
         sentence = training.warm_up(policy, stage)
         share["warm-up"] = right()
         args = training.grpo_config(stage, policy, chosen)
-        trainer = training.Trainer(policy, chosen, args, rows, stage)
+        trainer = training.build_trainer(policy, chosen, args, rows, stage)
         checks = grpo_nb.preflight(trainer)
         trainer.guard = grpo_nb.Guard(trainer, every=config.train.guard_steps)
         trainer.train()

@@ -12,7 +12,7 @@ from grpo_nb.machine import PROJECT_ROOT
 MODULES = sorted((PROJECT_ROOT / "grpo_nb").rglob("*.py"))
 HEAVY = {"torch", "unsloth", "trl", "vllm"}
 MAY_IMPORT_HEAVY = {"models", "training", "export"}
-# By `training.Trainer`, `train_and_save` and `engine_of`, once the model is loaded.
+# By `training.RunTrainer`, `train_and_save` and `engine_of`, once the model is loaded.
 IMPORTED_LATE = ("training/trainer.py", "training/sft.py", "models/dense.py")
 FLOORS = [
     {"machine", "checks", "lazy", "signals"},

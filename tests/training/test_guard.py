@@ -13,7 +13,7 @@ from trainings import comparable, make_run, trainer_of
 
 import grpo_nb
 from grpo_nb.training import guard, stock
-from grpo_nb.training.trainer import Trainer
+from grpo_nb.training.trainer import RunTrainer
 
 WHOLE = {"train.per_device_train_batch_size": 64, "train.gradient_accumulation_steps": 1}
 
@@ -122,7 +122,7 @@ def padded(trainer, prompts, completions):
 
 def test_an_engine_whose_log_probabilities_are_others_stops_it(one, monkeypatch):
     """vLLM's come with its samples; a None is TRL's for what vLLM could not tell."""
-    sample = Trainer._generate_single_turn
+    sample = RunTrainer._generate_single_turn
 
     def other(self, prompts, *rest):
         ids, _ = sample(self, prompts, *rest)
@@ -131,7 +131,7 @@ def test_an_engine_whose_log_probabilities_are_others_stops_it(one, monkeypatch)
         )
         return ids, [[None, *(row[1:] + off).tolist()] for row in exact]
 
-    monkeypatch.setattr(Trainer, "_generate_single_turn", other)
+    monkeypatch.setattr(RunTrainer, "_generate_single_turn", other)
     off = 0.02
     one.guard()
     assert one.guard.looks[-1].difference == pytest.approx(off, abs=1e-3)
@@ -207,7 +207,7 @@ def test_full_fine_tuning_is_guarded_too(start, monkeypatch):
     one = start(**full, **WHOLE, **{"model.quantization": "16bit", "train.guard_steps": 50})
     one.guard()
     assert one.guard.looks[0].change > guard.CHANGE
-    sample = Trainer._generate_single_turn
+    sample = RunTrainer._generate_single_turn
     stale = one.model.state_dict()
     stale = {name: weight.clone() for name, weight in stale.items()}
 
@@ -218,7 +218,7 @@ def test_full_fine_tuning_is_guarded_too(start, monkeypatch):
         self.model.load_state_dict(now)
         return sampled
 
-    monkeypatch.setattr(Trainer, "_generate_single_turn", other)
+    monkeypatch.setattr(RunTrainer, "_generate_single_turn", other)
     with pytest.raises(RuntimeError, match=RARER):
         one.guard()
 

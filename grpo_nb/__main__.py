@@ -62,12 +62,10 @@ def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: A
 
 
 def sweep(file: Path, jobs: int, ray: str | None, dry_run: bool) -> int | None:
-    from grpo_nb.pipeline import cluster, sweep
+    from grpo_nb.pipeline import sweep
 
     trials = sweep.read_sweep(file, elsewhere=bool(ray))
-    if dry_run:
-        return print(sweep.plan(trials))
-    return cluster.run_sweep(trials, ray) if ray else sweep.run_sweep(trials, jobs)
+    return print(sweep.plan(trials)) if dry_run else sweep.run_sweep(trials, jobs, ray=ray or "")
 
 
 def report(runs: list[str], csv: str | None) -> None:

@@ -136,7 +136,8 @@ def _read(
         try:
             row = row_to_ask(raw, settings)
             if answer_column and answer_column not in raw:
-                raise sources.Fault(MISSING, answer_column, f"the row has {', '.join(map(str, raw))}")
+                there = f"the row has {', '.join(map(str, raw))}"
+                raise sources.Fault(MISSING, answer_column, there)
             tokens = prompt_tokens(row["prompt"], settings, count)
             if tokens > room:
                 why = f"{tokens} tokens; with more than {room} there is no room for a completion"

@@ -501,9 +501,7 @@ def environment_factory(config: "RunConfig", tokenizer: Any, rows: Sequence[Row]
     return environment.factory
 
 
-def datasets(
-    rows: Sequence[Row], tokenizer: Any, config: "RunConfig"
-) -> tuple[Dataset, list[Row]]:
+def datasets(rows: Sequence[Row], tokenizer: Any, config: "RunConfig") -> tuple[Dataset, list[Row]]:
     """Return the rows to train on as TRL takes them, and the rows to validate on.
 
     TRL's have prompts without pixels, a column of images, and no system turn where the template

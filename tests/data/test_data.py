@@ -1,10 +1,8 @@
 """Sources, answers, validation, duplicates, splits: what can be wrong with rows, case by case."""
 
-import copy
 import json
 import re
 import resource
-import unicodedata
 from functools import partial
 from inspect import signature
 
@@ -13,7 +11,7 @@ import pandas as pd
 import pytest
 
 import grpo_nb
-from grpo_nb import data, reward_lab
+from grpo_nb import data
 from grpo_nb.answers import parse_number
 from grpo_nb.data import duplicates, sources, store
 from grpo_nb.data.rows import (
@@ -28,7 +26,7 @@ from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import hub, template
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, runs_root
-from grpo_nb.runs.config import DataConfig, resolve
+from grpo_nb.runs.config import DataConfig
 
 FEW_SHOT = [
     {"role": "user", "content": "1 + 1?"},
@@ -156,12 +154,6 @@ def test_a_local_copy_of_a_hub_dataset_loads_through_datasets(tmp_path, streamin
         read(tmp_path, split="nowhere")
 
 
-def test_a_hub_name_out_of_reach_says_how_to_use_a_local_copy(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=r"'nobody/no-such-set'.*hf download .*data.source=FOLDER"):
-        read("nobody/no-such-set")
-
-
 def brief(value):
     """The id of a case: what a file holds may be long."""
     return repr(value)[:40]
@@ -184,10 +176,8 @@ def csv_text(*rows, header="question,answer"):
         ("none.jsonl", None, "there is no .*; name a file that is there"),
         ("open.csv", csv_text("a?,1", '"b?,2'), "cannot be read .*EOF inside string"),
         ("ragged.csv", csv_text("a?,1", "c?,3,4"), "cannot be read .*in line 3, saw 3"),
-        ("deep.json", "[" * 100_000, "cannot be read .maximum recursion depth"),
         ("cut.json", '[{"question": "a"', "cannot be read"),
         ("cut.parquet", "PAR1", "cannot be read .*copy the file again"),
-        ("empty.csv", "", "holds no rows"),
         ("other.csv", csv_text("a?,1", header="ask,say"), "'question': known names: ask, say"),
     ],
     ids=brief,
@@ -201,29 +191,16 @@ def test_a_file_that_cannot_be_used_is_named_with_the_remedy(
         prepare(None, {"source": str(tmp_path / name)})
 
 
-LEGAL = [
-    *('"Ann has 3, Bob 4.\nHow many?",7', '"It costs 1,000.\nTwo of them?","2,000"'),
-    *('"Read:\nname,age\nAnn,3\nHow old?",3', 'b?,"Steps:\n\none\ntwo"', 'A 5" pipe?,"a ""b"""'),
-]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "rows"),
     [
         ("bom.csv", b"\xef\xbb\xbf" + csv_text("a?,1", "b?,2").encode(), TWO),
-        ("dos.csv", csv_text("a?,1", "b?,2").replace("\n", "\r\n"), TWO),
         ("latin.csv", csv_text("Caf\xe9?,1").encode("latin-1"),
          [{"question": "Caf\ufffd?", "answer": "1"}]),
         ("semicolons.csv", csv_text("a?;1", "b?;2", header="question;answer"), TWO),
-        ("tabs.csv", csv_text("a?\t1", "b?\t2", header="question\tanswer"), TWO),
-        ("blank.csv", csv_text("a?,1", "", "", "b?,2"), TWO),
-        ("legal.csv", csv_text(*LEGAL), [
-            {"question": "Ann has 3, Bob 4.\nHow many?", "answer": "7"},
-            {"question": "It costs 1,000.\nTwo of them?", "answer": "2,000"},
-            {"question": "Read:\nname,age\nAnn,3\nHow old?", "answer": "3"},
-            {"question": "b?", "answer": "Steps:\n\none\ntwo"},
-            {"question": 'A 5" pipe?', "answer": 'a "b"'},
-        ]),
+        ("legal.csv", csv_text('"Ann has 3,\nBob 4?",7', 'A 5" pipe?,"a ""b"""'),
+         [{"question": "Ann has 3,\nBob 4?", "answer": "7"},
+          {"question": 'A 5" pipe?', "answer": 'a "b"'}]),
         ("short.csv", csv_text("a?,1", "b?"), [TWO[0], {"question": "b?", "answer": ""}]),
         ("array.jsonl", "[1]\n7\n" + LINES, ["not an object: [1]", "not an object: 7", *TWO]),
     ],
@@ -234,33 +211,20 @@ def test_what_is_read_of_a_file(tmp_path, name, content, rows):
     assert [row for _, row in read(tmp_path / name)] == rows
 
 
-@pytest.mark.parametrize(
-    ("fields", "fault"),
-    [
-        ('"answer": NaN', "empty: '' holds no number"),
-        ('"answer": 1e999', "answer not of its kind: 'inf' holds no number"),
-        (f'"answer": {"[" * 100_000}', "unreadable: not JSON (maximum recursion depth"),
-    ],
-    ids=brief,
-)
-def test_a_line_of_json_that_is_no_row_is_reported_and_the_others_kept(
-    tmp_path, runs_dir, fields, fault
-):
+def test_a_line_of_json_that_is_no_row_is_reported_and_the_others_kept(tmp_path, runs_dir):
     path = tmp_path / "rows.jsonl"
-    path.write_text('\n{"question": "a?", ' + fields + "}\n" + LINES * 2)
-    with pytest.raises(ValueError, match=r"rows\.jsonl cannot be used") as caught:
-        prepare(None, {"source": str(path), "extra_columns": "all"})
-    assert fault in str(caught.value)
-    settings = {"source": str(path), "extra_columns": "all", "max_dropped_share": 1}
-    train, held_out, report = prepare(None, settings)
+    path.write_text('\n{"question": "a?", "answer": NaN}\n{"question"\n' + LINES * 2)
+    with pytest.raises(ValueError, match=r"rows\.jsonl cannot be used"):
+        prepare(None, {"source": str(path)})
+    train, held_out, report = prepare(None, {"source": str(path), "max_dropped_share": 1})
     assert len(train + held_out) == 2
-    assert report["dropped"][0]["rows"] == [2]  # the number of the line
+    rows = {entry["reason"]: entry["rows"] for entry in report["dropped"]}
+    assert rows == {"empty": [2], "unreadable": [3], "question repeated": [6, 7]}
 
 
 @pytest.mark.parametrize(
     ("rows", "settings", "held_out"),
-    [(80, {}, 16), (2, {}, 1), (80, {"eval_rows": 5}, 5), (80, {"eval_share": 0.5}, 40),
-     (1400, {}, 256)],
+    [(80, {}, 16), (2, {}, 1), (80, {"eval_rows": 5}, 5)],
 )  # fmt: skip
 def test_a_small_set_keeps_four_fifths_to_train_on(runs_dir, rows, settings, held_out):
     given = {"eval_rows": 256, "eval_share": 0.2} | settings
@@ -275,24 +239,14 @@ def test_a_small_set_keeps_four_fifths_to_train_on(runs_dir, rows, settings, hel
     ("row", "reason", "column", "value"),
     [
         ({"answer": "2"}, "column missing", "question", "the row has answer"),
-        ({"question": "a"}, "column missing", "answer", "the row has question"),
-        ({}, "column missing", "question", "the row has nothing"),
         ({"question": None, "answer": "2"}, "empty", "question", "None"),
         ({"question": 5, "answer": "2"}, "wrong type", "question", "5"),
-        ({"question": [{"role": "user"}], "answer": "2"}, "wrong type", "question", "[{'role"),
         ({**SUM, "question": FEW_SHOT[:2]}, "wrong type", "question", "[{'role': 'user'"),
         ({**SUM, "question": CALLED}, "wrong type", "question", "a turn has tool_calls beside"),
         ({"question": "a", "answer": float("nan")}, "empty", "answer", "''"),
-        ({"question": "a", "answer": "so #### "}, "answer not of its kind", "answer", "'so ####'"),
         ({"question": "CafÃ© 2?", "answer": "2"}, "damaged text", "question", r"'Caf\xc3\xa9 2?'"),
-        ({"question": "Caf\ufffd?", "answer": "2"}, "damaged text", "question", r"'Caf\ufffd?'"),
         ({"question": "a\ud800", "answer": "2"}, "damaged text", "question", r"'a\ud800'"),
-        (
-            {"question": "a", "answer": "2", "choices": ["x"]},
-            "wrong type",
-            "choices",
-            "['x'] is no",
-        ),
+        ({**SUM, "choices": ["x"]}, "wrong type", "choices", "['x'] is no"),
         ("not JSON", "unreadable", "", "not JSON"),
     ],
 )
@@ -305,7 +259,6 @@ def test_a_faulty_row_is_named_with_column_and_value_and_remedy(row, reason, col
 
 RED = {"question": "Red?", "choices": ["sky", "rose"]}
 ARC = {"question": "Red?", "choices": {"text": ["sky", "rose"], "label": ["A", "B"]}}
-WHO = {"question": "Who?", "answer": "Ann"}
 RENAMED = {"question_column": "text", "answer_column": "summary"}
 
 
@@ -313,11 +266,8 @@ RENAMED = {"question_column": "text", "answer_column": "summary"}
     ("row", "kind", "turns", "answer"),
     [
         (SUM, "number", ["Be brief.", "2 + 2?"], "4"),
-        ({**SUM, "question": "SÃO, ÂNGELA?"}, "number", ["Be brief.", "SÃO, ÂNGELA?"], "4"),
         ({"text": "Long.", "summary": "Short."}, "text", ["Be brief.", "Long."], "Short."),
         ({**SUM, "question": FEW_SHOT}, "number", ["Be brief.", "1 + 1?", "2", "2 + 2?"], "4"),
-        ({**SUM, "question": [{**turn, "tool_calls": None} for turn in FEW_SHOT]}, "number",
-         ["Be brief.", "1 + 1?", "2", "2 + 2?"], "4"),
         ({**SUM, "question": [ASKED, *FEW_SHOT]}, "number", ["Ask.", "1 + 1?", "2", "2 + 2?"], "4"),
         ({**RED, "answer": 1}, "choice", ["Be brief.", "Red?\nA. sky\nB. rose"], "B"),
         ({**ARC, "answer": "rose"}, "choice", ["Be brief.", "Red?\nA. sky\nB. rose"], "B"),
@@ -331,20 +281,13 @@ def test_the_shapes_of_rows(row, kind, turns, answer):
     assert passed == {name: row[name] for name in SHAPE_COLUMNS if name in row}
 
 
-def labelled(*labels):
-    return {"text": ["1", "2", "0"], "label": [*labels]}
-
-
 @pytest.mark.parametrize(
     ("answer", "choices", "letter"),
     [
         (1, [1, 2, 0], "'1' can be read as choice A and choice B"),
-        ("a", ["e", "a"], "'a' can be read as choice A and choice B"),
         (1, ["1", "2", "0"], "B"),  # a number among texts is a place, as in MMLU
-        (3, [1, 2, 3], "C"),
         ("A", [1, 2, 0], "A"),
-        ("1", labelled("1", "2", "3"), "A"),  # as ARC has some
-        (True, [False, True], "B"),
+        ("1", {"text": ["1", "2", "0"], "label": ["1", "2", "3"]}, "A"),  # as ARC has some
     ],
 )
 def test_a_choice_that_text_and_place_name_differently_is_refused(answer, choices, letter):
@@ -359,14 +302,11 @@ def test_a_choice_that_text_and_place_name_differently_is_refused(answer, choice
     ("answer_format", "cell", "answer"),
     [
         ("auto", "so 1\n#### 18", "18"),
-        ("auto", " 18 ", "18"),
         ("auto", 18.0, "18"),
         ("as_is", "so #### 18", "so #### 18"),
         ("boxed", r"so \boxed{18}.", "18"),
         ("tag", "<answer>18</answer>", "18"),
         (r'regex:"b": (\d+)', {"a": {"b": 18}}, "18"),
-        ("regex:Answer: (.*)$", "so\nAnswer: 18", "18"),
-        (r"regex:\d+", "18 or 20", "18"),
     ],
 )
 def test_the_answer_is_found_in_its_cell(answer_format, cell, answer):
@@ -380,9 +320,7 @@ def test_the_answer_is_found_in_its_cell(answer_format, cell, answer):
         ("json", '{"a": 1, "b": 2}', '{"b": 2, "a": 1}', "{a: 1}"),
         ("code", "def f(x): return x", "def f(x):\n    return x", "def f(x) return x"),
         ("text", "Ann  ran", "ann ran", None),
-        ("choice", "A", "A", None),
         ("math", r"$\dfrac12$", r"\frac{1}{2}", r"\frac{1}{"),
-        ("math", r"\{1, 2\}", r"$\left\{ 1, 2 \right\}$", "1 +"),
     ],
 )
 def test_golds_are_checked_by_kind_and_compared_in_plain_form(kind, good, same, bad):
@@ -416,20 +354,6 @@ def test_a_text_cannot_forge_turns(runs_dir, tokenizer):
     for row in train + held_out:
         ids = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True)["input_ids"]
         assert tokenizer.decode(ids).count("<|im_start|>") == len(row["prompt"]) + 1
-
-
-def test_what_a_template_writes_around_turns_need_not_be_special_tokens(tokenizer):
-    other = copy.deepcopy(tokenizer)
-    other.add_tokens(["<|User|>", "<think>"])
-    other.chat_template = (
-        "{% for turn in messages %}{% if turn.role == 'system' %}"
-        "{{ raise_exception('no system role') }}{% endif %}<|User|>{{ turn.content }}{% endfor %}"
-    )
-    assert template.render(other, [{"role": "user", "content": "<think>"}]) == "<|User|><think>"
-    with pytest.raises(ValueError, match=r"the content of a turn holds '<\|User\|>'"):
-        template.render(other, [{"role": "user", "content": "2?<|User|>"}])
-    with pytest.raises(ValueError, match="template refuses the turns user, system: no system role"):
-        template.render(other, [FEW_SHOT[0], ASKED])
 
 
 # Many rows
@@ -470,9 +394,7 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
         ([question(1), question(2)], {"system_prompt": "why " * 9, "max_prompt_tokens": 8},
          "(?s)usable rows left of .*: 0, .* dropped:.*prompt too long: 2 left.* raise data.max"),
         (None, {"source": "arithmetics"}, "'arithmetics': did you mean 'arithmetic'"),
-        ([question(1)], {"answer_format": "boxd"}, "'boxd': did you mean 'boxed'"),
         ([question(1)], {"answer_format": "regex:("}, "'regex:.': .* unterminated"),
-        ([question(1)], {"answer_format": "json:a"}, "known names: auto"),
         ([question(1)], {"extra_columns": "completion"}, "'completion' is reserved"),
     ],
 )  # fmt: skip
@@ -505,24 +427,6 @@ def test_repeated_and_contradictory_questions(runs_dir):
     assert dropped["question repeated"]["rows"] == list(range(21, 41))
 
 
-def test_two_answers_are_compared_by_value(runs_dir):
-    assert hash(-1) == hash(-2)
-    rows = [question(50, "-1"), question(50, "-2"), *map(question, range(9))]
-    _, _, report = prepare(rows)
-    (entry,) = report["dropped"]
-    assert (entry["reason"], entry["rows"]) == ("question with several answers", [1, 2])
-
-
-def test_contradictions_that_differ_in_punctuation_are_kept(runs_dir):
-    rows = [question(n) for n in range(5)]
-    texts = ["How many are 2 and 3?", "How many are 2, and 3", "How many are 2 + 3", "(Question 1)"]
-    rows += [
-        {"question": text, "answer": answer} for text, answer in zip(texts, "5671", strict=True)
-    ]
-    train, held_out, report = prepare(rows)
-    assert (len(train + held_out), report["dropped"]) == (9, [])
-
-
 LONG = (
     "At the harbour Ann buys {} stamps and {} shells, carries them home in a blue bag, gives a "
     "third of the shells to her brother and asks: how many of them are left at the end of the day"
@@ -551,33 +455,19 @@ def near(held_out, *texts):
     return found[len(held_out) :]
 
 
-def test_other_numbers_make_another_problem():
-    assert not near(["what is 47 + 38?"], "what is 47 + 39?", "what is 38 + 47?").any()
-    first, again = LONG.format(3, 4), LONG.format(3, 4) + " then"
-    assert near([first], LONG.format(3, 5), again, first).tolist() == [False, True, True]
-    assert near(["???"], "a", "a b", "???").tolist() == [False, False, True]
-
-
 BEANS = "A farmer near Málaga sells 1,250 beans and keeps 75; how many beans did he have at first?"
 APPLES = "小明有12个苹果，小红比小明多3个苹果，他们一共有多少个苹果？"
 TWINS = {
     "thousands separator": (BEANS, BEANS.replace("1,250", "1250")),
-    "a space": (BEANS, BEANS.replace("1,250", "1 250")),
-    "decomposed letters": (BEANS, unicodedata.normalize("NFD", BEANS)),
     "full-width digits": (BEANS, BEANS.replace("75", "７５")),
-    "one word": ("Photosynthesis?", "Photosynthesis."),
     "minus": ("7 - 5?", "7 − 5"),
-    "spaces in Chinese": (APPLES, APPLES.replace("苹果", " 苹果 ")),
     "a word in Chinese": (APPLES, "请问：" + APPLES),
 }
 NO_TWINS = {
     "another number": (BEANS, BEANS.replace("75", "76")),
     "numbers that changed places": (LONG.format(3, 4), LONG.format(4, 3)),
-    "a number in Chinese": (APPLES, APPLES.replace("12", "13")),
-    "a numeral in Chinese": (APPLES.replace("12", "五"), APPLES.replace("12", "六")),
     "an operator": ("What is 47 + 38?", "What is 47 - 38?"),
     "a power": ("What is 5² + 3?", "What is 52 + 3?"),
-    "a tag that is asked about": ("<b> makes text what?", "<i> makes text what?"),
 }  # fmt: skip
 
 
@@ -603,12 +493,6 @@ def test_twins_of_gsm8k_are_found_and_none_is_made_up(gsm8k_test_file):
     assert not near(texts[:600], *texts[600:]).any()
 
 
-def test_the_first_rows_are_read_alone(runs_dir):
-    assert len(read("arithmetic", max_rows=8)) == 8
-    train, *_ = prepare([question(i) for i in range(20)])
-    assert data.load(Run("r"), "train", max_rows=8) == train[:8]
-
-
 # What is handed on
 
 EXTRA = {
@@ -631,28 +515,10 @@ def test_columns_reach_the_rewards_as_they_were(runs_dir):
         prepare(rows, {"extra_columns": "nowhere"})
 
 
-def test_a_task_brings_its_rows_its_prompt_and_tests_to_its_rewards(runs_dir, monkeypatch):
-    tests = {"function": "f", "cases": [[[2], 4], [[0], 0]]}
-    row = {"answer": "def f(x): return 2 * x", "tests": tests}
-    path = write_jsonl(runs_dir / "code.jsonl", *({**row, "question": f"{i}?"} for i in range(3)))
-    monkeypatch.setitem(sources.BUILT_IN, "code", path)
-    config = resolve("tiny-cpu", {"task": "code", "data.eval_rows": 1})
-    preset = load_preset(config.rewards.preset)
-    data.prepare_run(Run("r"), config.data, 0, words, preset)
-    train = data.load(Run("r"), "train")
-    assert train[0]["prompt"][0]["content"] == preset.form.system_prompt
-    references = list(map(preset.reference, train))
-    assert reward_lab.Bench(preset).score(train, references).min() == 1.0
-
-
 def test_the_system_prompt_is_the_presets_unless_set(runs_dir):
     rows = [question(1), question(2)]
     boxed = load_preset("math", form="boxed")
-    for setting, turns in (
-        ("preset", [boxed.form.system_prompt]),
-        ("Mine.", ["Mine."]),
-        ("", []),
-    ):
+    for setting, turns in (("preset", [boxed.form.system_prompt]), ("Mine.", ["Mine."]), ("", [])):
         train, _, _ = prepare(rows, {"system_prompt": setting}, preset=boxed)
         assert [turn["content"] for turn in train[0]["prompt"][:-1]] == turns
 
@@ -675,26 +541,17 @@ def test_a_full_disk_leaves_the_data_as_they_were(runs_dir):
 # SFT warm-up
 
 
-@pytest.mark.parametrize(
-    ("form", "shown"),
-    [
-        ("tags", "<reasoning>She has 2+2=4 pens.</reasoning><answer>4</answer>"),
-        ("hash", "She has 2+2=4 pens.\n#### 4"),
-    ],
-)
-def test_sft_rows_show_the_worked_answer_in_the_wanted_format(runs_dir, form, shown):
-    worked = "She has 2+2=<<2+2=4>>4 pens.\n#### 4"
+def test_sft_rows_show_the_worked_answer_in_the_wanted_format(runs_dir):
+    worked, preset = "She has 2+2=<<2+2=4>>4 pens.\n#### 4", load_preset("math", form="hash")
     rows = [question(i, worked) for i in range(5)] + [question(9, "1")]
-    settings = {"sft_rows": 3, "eval_rows": 1}
-    preset = load_preset("math", form=form)
-    prepare(rows, settings, preset=preset)
+    prepare(rows, {"sft_rows": 3, "eval_rows": 1}, preset=preset)
     primed = data.worked_rows(data.load(Run("r"), "sft"), preset)
     texts = {row["completion"][0]["content"] for row in primed}
-    assert texts <= {shown, preset.reference({"answer": "1"})}
-    assert shown in texts
+    shown = "She has 2+2=4 pens.\n#### 4"
+    assert shown in texts and texts <= {shown, preset.reference({"answer": "1"})}
 
 
-@pytest.mark.parametrize(("wanted", "written"), [(0, 0), (3, 3), (400, 4)])
+@pytest.mark.parametrize(("wanted", "written"), [(0, 0), (400, 4)])
 def test_what_the_warm_up_shows_is_neither_trained_nor_asked(runs_dir, wanted, written):
     rows = [question(i, str(i)) for i in range(10)]
     _, _, report = prepare(rows, {"sft_rows": wanted, "eval_rows": 2})

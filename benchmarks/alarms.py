@@ -176,7 +176,7 @@ def prepared(recipe: Recipe) -> Prepared:
 
     config, run = configured(recipe), Run(recipe.name)
     honest, stage = rewards.load_rewards(config.rewards), Stage(run, "03", config)
-    policy = models.load_policy(config.model, config.seed, config.policy)
+    policy = models.load_policy(config)
     data.prepare_run(
         run, config.data, config.seed, partial(template.count_tokens, policy.tokenizer), honest
     )
@@ -198,8 +198,7 @@ def trained(recipe: Recipe) -> dict[str, Any]:
     stage, policy, honest, chosen, rows, held_out = prepared(recipe)
     config, train = stage.config, stage.config.train
     facts = before_training(policy, config, rows, (chosen, honest))
-    args = training.grpo_config(stage, policy, chosen)
-    trainer = training.build_trainer(policy, chosen, args, rows, stage)
+    trainer = training.build_trainer(policy, chosen, rows, stage)
     truth = Validation(policy, held_out[:HELD_OUT_ROWS], honest, config)
     whole = Validation(policy, held_out[:ALL_HELD_OUT_ROWS], honest, config)
     lines: list[dict] = []

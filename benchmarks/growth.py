@@ -70,10 +70,9 @@ def step(point: dict[str, int]) -> dict[str, float]:
         }
         config, run = resolve("tiny-cpu", settings), Run("benchmark")
         data.prepare_run(run, config.data, 0, lambda chats: [30] * len(chats))
-        policy = models.load_policy(config.model, 0, config.policy)
+        policy = models.load_policy(config)
         stage, chosen = Stage(run, "03", config), rewards.load_preset("math")
-        args = training.grpo_config(stage, policy, chosen)
-        trainer = training.build_trainer(policy, chosen, args, data.load(run, "train"), stage)
+        trainer = training.build_trainer(policy, chosen, data.load(run, "train"), stage)
         trainer.train()
     lines = [line for line in trainer.state.log_history if "seconds/update" in line][1:]
     found = {name: statistics.median(x[f"seconds/{name}"] for x in lines) for name in PHASES}

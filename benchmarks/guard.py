@@ -37,9 +37,8 @@ def build(task: str, seed: int, **settings: object) -> training.RunTrainer:
     config = resolve("tiny-cpu", {"task": task, "seed": seed} | SETTINGS | settings)
     run, chosen = Run(f"{task}-{seed}-{len(settings)}"), rewards.load_rewards(config.rewards)
     data.prepare_run(run, config.data, seed, lambda chats: [30] * len(chats), chosen)
-    policy, stage = models.load_policy(config.model, seed, config.policy), Stage(run, "03", config)
-    args = training.grpo_config(stage, policy, chosen)
-    trainer = training.build_trainer(policy, chosen, args, data.load(run, "train"), stage)
+    policy, stage = models.load_policy(config), Stage(run, "03", config)
+    trainer = training.build_trainer(policy, chosen, data.load(run, "train"), stage)
     trainer.guard = Guard(trainer, every=max(1, config.train.guard_steps))
     if not config.train.guard_steps:  # it is called by hand
         trainer.remove_callback(trainer.guard)

@@ -62,9 +62,8 @@ def prepare(name: str, settings: dict[str, Any]) -> None:
 def train(name: str, settings: dict[str, Any], *watchers: Any) -> training.RunTrainer:
     stage = start_stage("03", name, settings, all_stages=True)
     config, chosen = stage.config, load_rewards(stage.config.rewards)
-    policy = models.load_policy(config.model, config.seed, config.policy)
-    args = training.grpo_config(stage, policy, chosen)
-    trainer = training.build_trainer(policy, chosen, args, data.load(stage.run, "train"), stage)
+    policy = models.load_policy(config)
+    trainer = training.build_trainer(policy, chosen, data.load(stage.run, "train"), stage)
     for watcher in watchers:
         trainer.watch(watcher)
     trainer.train()

@@ -32,10 +32,9 @@ def curve(rows, chosen, seed: int, rollouts: str, folder: str, steps: int = STEP
         "seed": seed,
     }
     config = resolve("tiny-cpu", settings)
-    policy = models.load_policy(config.model, seed, config.policy)
+    policy = models.load_policy(config)
     stage = Stage(Run(f"{rollouts}-{seed}-{steps}"), "03", config)
-    args = training.grpo_config(stage, policy, chosen)
-    trainer = training.build_trainer(policy, chosen, args, rows, stage)
+    trainer = training.build_trainer(policy, chosen, rows, stage)
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.train()
     rewards = [line["reward"] for line in trainer.state.log_history if "reward" in line]

@@ -71,10 +71,9 @@ def main() -> None:
         data.prepare_run(run, config.data, 0, lambda chats: [30] * len(chats), preset)
         judge = rewards.LLMJudge("m", base_url=f"http://127.0.0.1:{server.server_address[1]}/v1")
         for chosen in (preset, preset.adding(judge, 1.0)):
-            policy, rows = models.load_policy(config.model, 0), data.load(run, "train")
+            policy, rows = models.load_policy(config), data.load(run, "train")
             stage = Stage(run, "03", config)
-            args = training.grpo_config(stage, policy, chosen)
-            trainer = training.build_trainer(policy, chosen, args, rows, stage)
+            trainer = training.build_trainer(policy, chosen, rows, stage)
             trainer.model.train()
             seconds = compare(trainer, chosen.reward_funcs, judge)
             for way, values in seconds.items():

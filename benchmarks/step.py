@@ -77,11 +77,10 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
     data.prepare_run(run, config.data, config.seed, lambda chats: [30] * len(chats))
     rows, chosen = data.load(run, "train"), rewards.load_preset("math")
     held_out = data.load(run, "eval")
-    policy = models.load_policy(config.model, config.seed, config.policy)
+    policy = models.load_policy(config)
     if way == "ours":
         stage = Stage(run, "03", config)
-        args = training.grpo_config(stage, policy, chosen)
-        return training.build_trainer(policy, chosen, args, rows, stage), policy, held_out, chosen
+        return training.build_trainer(policy, chosen, rows, stage), policy, held_out, chosen
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 

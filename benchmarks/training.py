@@ -49,12 +49,11 @@ def ours(stage, policy, rewards, rows) -> float:
     """Processor seconds a step of our trainer, with a dashboard that watches."""
     from grpo_nb import training, views
 
-    args = training.grpo_config(stage, policy, rewards)
-    trainer = training.build_trainer(policy, rewards, args, rows, stage)
+    trainer = training.build_trainer(policy, rewards, rows, stage)
     trainer.watch(views.TrainingDashboard(trainer.buttons))
     started = time.process_time()
     trainer.train()
-    return (time.process_time() - started) / args.max_steps
+    return (time.process_time() - started) / trainer.args.max_steps
 
 
 def count_inside() -> list[float]:
@@ -96,7 +95,7 @@ def main() -> None:
         stage = Stage(run, "03", config)
         pairs, spent = [], count_inside()
         for turn in range(TURNS + 1):
-            policies = [models.load_policy(config.model, config.seed) for _ in range(2)]
+            policies = [models.load_policy(config) for _ in range(2)]
             pair = bare(Path(folder) / "bare", stage, policies[0], chosen, rows)
             pairs.append((pair, ours(stage, policies[1], chosen, rows)))
             print(f"turn {turn}: bare {pairs[-1][0]:.3f} s a step, ours {pairs[-1][1]:.3f} s")
@@ -104,7 +103,7 @@ def main() -> None:
         middle, spread = statistics.median(ratios), max(ratios) - min(ratios)
         print(f"ours / bare: {middle:.3f} (median of {TURNS}, spread {spread:.3f})")
         whole = resolve("tiny-cpu", SETTINGS | {"train.max_steps": STEPS})
-        policy = models.load_policy(config.model, config.seed)
+        policy = models.load_policy(config)
         spent.clear()
         a_step = ours(Stage(run, "03", whole), policy, chosen, rows)
         share = sum(spent) / (a_step * STEPS)

@@ -37,13 +37,12 @@ def plain_trainer(folder: Path) -> Any:
     from grpo_nb.runs.config import resolve
 
     config = resolve("tiny-cpu", {"policy.backend": "transformers", "train.eval_steps": 0})
-    policy = models.load_policy(config.model, 0, config.policy)
+    policy = models.load_policy(config)
     rewards = reward_set([(load_preset("math").reward_funcs[0], 1.0)])
     rows = [{"prompt": build_prompt("1 + 1"), "answer": "2"}] * 8
     os.environ["GRPO_NB_RUNS"] = str(folder)
     stage = Stage(Run("plain"), "03", config)
-    args = training.grpo_config(stage, policy, rewards)
-    trainer = training.build_trainer(policy, rewards, args, rows, stage)
+    trainer = training.build_trainer(policy, rewards, rows, stage)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     return trainer

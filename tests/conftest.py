@@ -219,6 +219,8 @@ def moved(folder: Path, size: float, settings: dict[str, str]) -> Run:
     from grpo_nb.runs import config
     from grpo_nb.runs.settings import PolicyConfig
 
+    plain = PolicyConfig(backend="transformers")
+
     with patch.dict(os.environ, {"GRPO_NB_RUNS": str(folder)}):
         run, settled = Run("moved"), config.resolve("tiny-cpu", settings)
     run.write_config(settled)
@@ -226,7 +228,7 @@ def moved(folder: Path, size: float, settings: dict[str, str]) -> Run:
     columns = {"question": "question", "answer": "answer"}
     files.write_json(run / "data/report.json", {"columns": columns})
     # Without Unsloth, which does not import beside vLLM's CPU build on every processor.
-    policy = models.load_policy(settled.model, 0, PolicyConfig(backend="transformers"))
+    policy = models.load_policy(settled.model_copy(update={"policy": plain}))
     with torch.no_grad():
         for name, weight in policy.model.named_parameters():
             if "lora_B" in name:

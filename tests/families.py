@@ -256,10 +256,9 @@ def learn(name: str, folder: Path, backend: str, **more: Any) -> Outcome:
     tokenizer = hub.load_tokenizer(str(folder), config.model.chat_template_kwargs)
     data.prepare_run(run, config.data, 0, lambda prompts: template.count_tokens(tokenizer, prompts))
     run.write_config(config)
-    policy = models.load_policy(config.model, 0, config.policy)
+    policy = models.load_policy(config)
     stage = Stage(run, "03", config)
-    args = training.grpo_config(stage, policy, chosen)
-    trainer = training.build_trainer(policy, chosen, args, data.load(run, "train"), stage)
+    trainer = training.build_trainer(policy, chosen, data.load(run, "train"), stage)
     checks = {check.name: check for check in grpo_nb.preflight(trainer)}
     trainer.train()
     weights = [p for n, p in policy.model.named_parameters() if "lora_B.default" in n]

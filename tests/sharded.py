@@ -17,7 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from grpo_nb import models
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs.config import PolicyConfig, resolve
+from grpo_nb.runs.config import resolve
 from grpo_nb.training import ranks
 from grpo_nb.training.trainer import unsharded_root
 
@@ -26,9 +26,8 @@ PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), 
 
 def main(folder):
     ranks.start(None)
-    config = PolicyConfig(backend="transformers")
-    tiny = resolve("tiny-cpu", {"model.quantization": "16bit"}).model
-    policy = models.load_policy(tiny, 0, config)
+    settings = {"model.quantization": "16bit", "policy.backend": "transformers"}
+    policy = models.load_policy(resolve("tiny-cpu", settings))
     for weights in policy.model.parameters():
         if weights.requires_grad:  # as the trainer has them: fp32 among bf16
             weights.data = weights.data.float()

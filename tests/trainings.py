@@ -38,11 +38,10 @@ def trainer_of(run, policy=None, chosen=MATH, rows=None, **settings):
     """A trainer over a fresh policy (or the given one), for the run's own rows (or these)."""
     stored = flatten(run.config()) if (run / "config.yaml").exists() else {}
     config = resolve("tiny-cpu", stored, settings)
-    policy = policy or models.load_policy(config.model, config.seed, config.policy)
+    policy = policy or models.load_policy(config)
     stage = Stage(run, "03", config)
-    args = training.grpo_config(stage, policy, chosen)
     rows = data.load(run, "train") if rows is None else rows
-    trainer = training.build_trainer(policy, chosen, args, rows, stage)
+    trainer = training.build_trainer(policy, chosen, rows, stage)
     if config.train.guard_steps:
         trainer.guard = Guard(trainer, every=config.train.guard_steps)
     return trainer

@@ -267,13 +267,12 @@ def stage_of(name: str, config: RunConfig) -> Stage:
 def trainer_of(folder: Path, name: str, mixed: bool = False, **more: Any) -> training.RunTrainer:
     """Build the trainer of a run whose rows have images; `mixed`: every other row."""
     config, chosen = settings_of(folder, **more), rewards.reward_set([(spread, 1.0)])
-    policy = models.load_policy(config.model, 0, config.policy)
+    policy = models.load_policy(config)
     stage = stage_of(name, config)
-    args = training.grpo_config(stage, policy, chosen)
     train_rows = rows(24)
     for row in train_rows[1::2] if mixed else ():
         row |= {"prompt": chat(row["question"]), "images": []}
-    return training.build_trainer(policy, chosen, args, train_rows, stage)
+    return training.build_trainer(policy, chosen, train_rows, stage)
 
 
 def learn(name: str, folder: Path, **more: Any) -> Outcome:

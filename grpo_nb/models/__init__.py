@@ -5,7 +5,7 @@ A base and its adapter are separate arguments: `model_path` and `adapter`.
 torch, unsloth, transformers and vllm take seconds to import, so functions import them when needed.
 """
 
-from grpo_nb.models.adapter import trained_base
+from grpo_nb.models.adapter import name_layers, trained_base
 from grpo_nb.models.engine import (
     Engine,
     Progress,
@@ -16,12 +16,23 @@ from grpo_nb.models.engine import (
 )
 from grpo_nb.models.engine_choice import engine_of, open_engine
 from grpo_nb.models.hub import load_tokenizer
-from grpo_nb.models.policy import Policy, load_policy, load_weights, policy_of
+from grpo_nb.models.policy import (
+    Policy,
+    is_by_cells,
+    load_policy,
+    load_weights,
+    lora_arguments,
+    model_arguments,
+    policy_of,
+    set_environment,
+)
 from grpo_nb.models.vllm import lora_rank, use_vllm
 from grpo_nb.models.weights import (
+    adapter_in_fp32,
     cuda_available,
     has_bf16,
     load_checkpoint,
     load_dequantized,
     sharded,
+    unpacked,
 )

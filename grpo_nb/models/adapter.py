@@ -1,6 +1,7 @@
 """Choose the weights that a LoRA adapter trains, and find the base of a saved adapter."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,8 +10,6 @@ from grpo_nb.names import refuse_unknown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from grpo_nb.runs.config import ModelConfig
 
 
 class Weights(NamedTuple):
@@ -54,31 +53,38 @@ def trainable_weights(model: "PreTrainedModel") -> Weights:
     return Weights(layers, experts, vision, others)
 
 
-def lora_arguments(config: "ModelConfig", model: "PreTrainedModel") -> dict[str, Any]:
-    """Return arguments for peft's LoraConfig; Unsloth's `get_peft_model` takes the same.
+def name_layers(
+    model: "PreTrainedModel", lora_arguments: Mapping[str, Any], vision_tower: bool = False
+) -> dict[str, Any]:
+    """Return the arguments with `target_modules` and `target_parameters` by name.
+
+    Args:
+        model: The base, without an adapter.
+        lora_arguments: Arguments of peft's LoraConfig, or of Unsloth's `get_peft_model`;
+            `target_modules` is "all-linear", or names such as "q_proj, v_proj".
+        vision_tower: Whether the part that reads images gets an adapter, too.
 
     Raises:
-        ValueError: `model.lora_targets` names a layer that the model does not have, or
-            `model.vision_tower` is set for a text-only model.
+        ValueError: `target_modules` names a layer that the model does not have, or `vision_tower`
+            is set for a text-only model.
     """
     layers, experts, vision, others = trainable_weights(model)
-    if config.lora_targets != "all-linear":
-        targets = config.lora_targets.replace(" ", "").split(",")
+    if (names := lora_arguments["target_modules"]) != "all-linear":
+        targets = names.replace(" ", "").split(",")
         leaves = sorted({leaf(name) for name in layers + experts})
         for target in targets:
             refuse_unknown("model.lora_targets", target, leaves)
         layers = [name for name in layers if leaf(name) in targets]
         experts = [name for name in experts if leaf(name) in targets]
-    if config.vision_tower and not vision:
-        why = f"{config.model_path} has no part that reads images"
+    if vision_tower and not vision:
+        why = f"{model.name_or_path} has no part that reads images"
         raise ValueError(f"model.vision_tower = true: {why}; leave the setting out")
-    (layers if config.vision_tower else others).extend(vision)
+    (layers if vision_tower else others).extend(vision)
     leaves = {leaf(name) for name in layers}
     # A leaf matches all modules whose names end with it; some in a vision tower are not linear.
-    ambiguous = config.vision_tower or leaves & {leaf(name) for name in others}
+    ambiguous = vision_tower or leaves & {leaf(name) for name in others}
     return {
-        "r": config.lora_rank,
-        "lora_alpha": config.lora_alpha,
+        **lora_arguments,
         "target_modules": layers if ambiguous else sorted(leaves),
         "target_parameters": experts or None,
     }

@@ -1,5 +1,6 @@
 """Load the policy, the model that is trained, with Unsloth or with plain transformers and peft."""
 
+import logging
 import os
 import sys
 import tempfile
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grpo_nb.files import project_path, runs_root
 from grpo_nb.machine import bound_kernels, several_gpus
 from grpo_nb.models import lm_head
-from grpo_nb.models.adapter import adapter_config, leaf, lora_arguments, trained_base
+from grpo_nb.models.adapter import adapter_config, leaf, name_layers, trained_base
 from grpo_nb.models.engine import Engine, Sample, free_memory
 from grpo_nb.models.engine_choice import engine_of
 from grpo_nb.models.hub import find_model, hide_bars, hub_errors, load_tokenizer, quiet
-from grpo_nb.models.vision import auto_class, has_vision, read_config
+from grpo_nb.models.vision import auto_class, has_vision, may_have_vision, read_config
 from grpo_nb.models.vllm import VllmEngine, use_vllm
 from grpo_nb.models.weights import cuda_available, load_base, never_sample_images, unpacked
 from grpo_nb.rewards.prompts import Message
@@ -24,7 +25,7 @@ from grpo_nb.rewards.prompts import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-    from grpo_nb.runs.config import ModelConfig, PolicyConfig
+    from grpo_nb.runs.config import ModelConfig, RunConfig
 
 # Unsloth and TRL set these variables for their own vLLM. A later engine must not see them, whether
 # it runs in this process or in a child process.
@@ -39,6 +40,8 @@ ENGINE_VARIABLES = [
 # Our values of Unsloth's variables for vLLM, unless the user has set them. FlashInfer's sampler
 # refuses a T4, and merging the adapter into 16-bit weights rounds most of a small update away.
 UNSLOTHS_VLLM = {"UNSLOTH_VLLM_NO_FLASHINFER": "1", "UNSLOTH_VLLM_MERGED_ROLLOUT": "0"}
+# What `set_environment` notes for `policy_of`: ENGINE_VARIABLES "before", and "wants vllm".
+_environment: dict[str, Any] = {}
 
 
 class Policy(NamedTuple):
@@ -102,16 +105,25 @@ class Policy(NamedTuple):
         free_memory()
 
 
-def policy_of(model: "PreTrainedModel", processing_class: Any) -> Policy:
+def policy_of(
+    model: "PreTrainedModel", processing_class: Any, config: "ModelConfig | None" = None
+) -> Policy:
     """Return a model that a person loaded, by Unsloth or transformers, as a policy.
 
     Args:
         model: The model, with its adapter if it has one.
         processing_class: Its tokenizer or processor.
+        config: The settings by which it was loaded, if there are any.
+
+    Raises:
+        RuntimeError: `model.fast_inference` is "vllm", but Unsloth has not started vLLM.
     """
     backend = "unsloth" if hasattr(model, "for_inference") else "transformers"
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    return Policy(model, tokenizer, hasattr(model, "vllm_engine"), backend)
+    vllm = hasattr(model, "vllm_engine")
+    if config and _environment.get("wants vllm") and not vllm:
+        has_engine(model, config)
+    return Policy(model, tokenizer, vllm, backend, _environment.get("before"))
 
 
 @contextmanager
@@ -133,38 +145,72 @@ def _for_inference(policy: Policy) -> Iterator[None]:
         model.train(was_training)
 
 
-def load_policy(config: "ModelConfig", seed: int, policy: "PolicyConfig | None" = None) -> Policy:
+def set_environment(config: "RunConfig") -> None:
+    """Set the variables that Unsloth and vLLM read when they are imported, and print what differs.
+
+    Args:
+        config: The settings of the run.
+
+    Raises:
+        RuntimeError: Unsloth was imported with another `policy.standby`; or vLLM is not installed
+            and `model.fast_inference` is "vllm".
+    """
+    bound_kernels()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a hint to install a kernel
+    names = [name for name in ENGINE_VARIABLES if name in os.environ]
+    _environment["before"] = {name: os.environ[name] for name in names}
+    if config.policy.backend == "unsloth":
+        folder = str(runs_root() / ".unsloth_compiled_cache")  # else the working directory
+        os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", folder)
+        if note := several_gpus():
+            print(note)
+    vllm = _environment["wants vllm"] = wants_vllm(config)
+    if vllm:
+        for name, value in UNSLOTHS_VLLM.items():
+            os.environ.setdefault(name, value)
+        _announce_standby(config.policy.standby)
+
+
+def wants_vllm(config: "RunConfig") -> bool:
+    """Return whether Unsloth shall start vLLM with the model; the vision tower excludes it."""
+    choice = "off" if config.model.vision_tower else config.model.fast_inference
+    return use_vllm(choice, config.model.quantization, config.policy)
+
+
+def is_by_cells(config: "RunConfig") -> bool:
+    """Return whether the two calls of an Unsloth notebook load the policy, as notebook 3 does.
+
+    `load_policy` is for all other cases: images, full fine-tuning, an adapter to begin from, and
+    plain transformers.
+    """
+    is_lora = (config.policy.backend, config.policy.finetuning) == ("unsloth", "lora")
+    has_images = may_have_vision(find_model(config.model.model_path))
+    return is_lora and not config.model.adapter and not has_images
+
+
+def load_policy(config: "RunConfig") -> Policy:
     """Load a base to train, either with a new LoRA adapter on its linear layers or in full.
 
     Args:
-        config: The settings of the model and of its adapter.
-        seed: The seed of the adapter's initial weights.
-        policy: The settings of the policy, such as its backend; None for the defaults.
+        config: The settings of the run: its sections `model` and `policy`, and the seed of the
+            adapter's initial weights.
     """
     from grpo_nb.runs import Run, refuse_changed
-    from grpo_nb.runs.settings import PolicyConfig
 
-    policy = policy or PolicyConfig()
-    bound_kernels()
-    # vLLM supports no adapter on the vision tower.
-    choice = "off" if config.vision_tower else config.fast_inference
-    vllm = use_vllm(choice, config.quantization, policy)
-    environment = {name: os.environ[name] for name in ENGINE_VARIABLES if name in os.environ}
-    if policy.backend == "unsloth" and (note := several_gpus()):
-        print(note)
-    with quiet(), hub_errors(config.model_path):
-        if policy.backend == "unsloth":
-            model = _load_unsloth(config, seed, policy, vllm)
+    model_config = config.model
+    set_environment(config)
+    with quiet(), hub_errors(model_config.model_path):
+        if config.policy.backend == "unsloth":
+            model = _load_unsloth(config)
         else:
-            model = _load_transformers(config, seed, policy)
-    tokenizer = load_tokenizer(config.model_path, config.chat_template_kwargs)
-    vllm = vllm and has_engine(model, config)
-    result = Policy(model, tokenizer, vllm, policy.backend, environment)
-    if config.adapter:
-        folder = runs_root() / config.adapter / "train/adapter"
+            model = _load_transformers(config)
+    tokenizer = load_tokenizer(model_config.model_path, model_config.chat_template_kwargs)
+    result = policy_of(model, tokenizer, model_config)
+    if model_config.adapter:
+        folder = runs_root() / model_config.adapter / "train/adapter"
         if folder.is_dir():
-            refuse_changed(Run(config.adapter), "03", "or set model.adapter to another")
-        load_weights(result, folder if folder.is_dir() else project_path(config.adapter))
+            refuse_changed(Run(model_config.adapter), "03", "or set model.adapter to another")
+        load_weights(result, folder if folder.is_dir() else project_path(model_config.adapter))
     return result
 
 
@@ -191,56 +237,66 @@ def _live_folder() -> tempfile.TemporaryDirectory:
 
 def import_unsloth(vision: bool = False) -> Any:
     """Import and return Unsloth's `FastLanguageModel`, or its `FastVisionModel` if `vision`."""
-    # On a GPU, Unsloth writes compiled code, by default into the working directory.
-    cache_folder = str(runs_root() / ".unsloth_compiled_cache")
-    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", cache_folder)
     from unsloth import FastLanguageModel, FastVisionModel
 
     return FastVisionModel if vision else FastLanguageModel
 
 
-def _load_unsloth(
-    config: "ModelConfig", seed: int, policy: "PolicyConfig", vllm: bool
-) -> "PreTrainedModel":
+def model_arguments(config: "RunConfig") -> dict[str, Any]:
+    """Return the keyword arguments of `FastLanguageModel.from_pretrained` on this machine."""
+    vllm = wants_vllm(config)
     options: dict[str, Any] = {}
     if vllm:
         options = {
-            "max_lora_rank": config.lora_rank,
-            "gpu_memory_utilization": policy.gpu_memory_utilization,
-            "unsloth_vllm_standby": policy.standby,
+            "max_lora_rank": config.model.lora_rank,
+            "gpu_memory_utilization": config.policy.gpu_memory_utilization,
+            "unsloth_vllm_standby": config.policy.standby,
         }
-        for name, value in UNSLOTHS_VLLM.items():
-            os.environ.setdefault(name, value)
-        _announce_standby(policy.standby)
+    return {
+        "model_name": find_model(config.model.model_path),
+        "max_seq_length": config.model.max_seq_length,
+        "load_in_4bit": config.model.quantization == "4bit",
+        "full_finetuning": config.policy.finetuning == "full",
+        # Recomputing activations halves the memory that a GPU needs, but also a CPU's speed.
+        "use_gradient_checkpointing": "unsloth" if cuda_available() else False,
+        "fast_inference": vllm,
+        **options,
+    }
+
+
+def lora_arguments(config: "RunConfig") -> dict[str, Any]:
+    """Return the keyword arguments of `FastLanguageModel.get_peft_model` on this machine.
+
+    Which layers are meant by "all-linear" depends on the model: `name_layers` says it.
+    """
+    return {
+        **_lora(config),
+        "use_gradient_checkpointing": "unsloth" if cuda_available() else False,
+        "random_state": config.seed,
+    }
+
+
+def _lora(config: "RunConfig") -> dict[str, Any]:
+    """Return the arguments that peft and Unsloth share."""
+    names = {"r": "lora_rank", "lora_alpha": "lora_alpha", "target_modules": "lora_targets"}
+    return {name: getattr(config.model, setting) for name, setting in names.items()}
+
+
+def _load_unsloth(config: "RunConfig") -> "PreTrainedModel":
     import_unsloth()  # must precede the import of transformers, which reads the config
-    vision = _reads_images(config)
+    vision = _reads_images(config.model)
     fast_model = import_unsloth(vision)
     hide_bars()
-    # Recomputing activations halves the memory that a GPU needs, but also the speed of a CPU.
-    checkpointing = "unsloth" if cuda_available() else False
-    model, _ = fast_model.from_pretrained(
-        find_model(config.model_path),
-        max_seq_length=config.max_seq_length,
-        load_in_4bit=config.quantization == "4bit",
-        full_finetuning=policy.finetuning == "full",
-        use_gradient_checkpointing=checkpointing,
-        fast_inference=vllm,
-        **options,
-    )
+    model, _ = fast_model.from_pretrained(**model_arguments(config))
     never_sample_images(model)
-    if policy.finetuning == "full":
+    if config.policy.finetuning == "full":
         return model
     model = unpacked(model)
-    arguments = lora_arguments(config, model)
-    if vision and not config.vision_tower:  # Unsloth matches leaf names in the decoder
+    arguments = name_layers(model, lora_arguments(config), config.model.vision_tower)
+    if vision and not config.model.vision_tower:  # Unsloth matches leaf names in the decoder
         leaves = {leaf(name) for name in arguments["target_modules"]}
         arguments |= {"target_modules": sorted(leaves), "finetune_vision_layers": False}
-    return fast_model.get_peft_model(
-        model,
-        **arguments,
-        use_gradient_checkpointing=checkpointing,
-        random_state=seed,
-    )
+    return fast_model.get_peft_model(model, **arguments)
 
 
 def _reads_images(config: "ModelConfig") -> bool:
@@ -271,22 +327,20 @@ def _announce_standby(standby: bool) -> None:
     os.environ[name] = value
 
 
-def _load_transformers(
-    config: "ModelConfig", seed: int, policy: "PolicyConfig"
-) -> "PreTrainedModel":
+def _load_transformers(config: "RunConfig") -> "PreTrainedModel":
     import torch
 
-    model = unpacked(load_base(config.model_path, config.quantization))
+    model = unpacked(load_base(config.model.model_path, config.model.quantization))
     if not cuda_available():
         lm_head.install()
-    if policy.finetuning == "full":
+    if config.policy.finetuning == "full":
         return model
     from peft import LoraConfig, get_peft_model
 
     # peft's preparation for 4-bit training is left out: TRL enables the input gradients, and
     # Unsloth does not cast the norms and the head to fp32 either.
-    torch.manual_seed(seed)
-    arguments = lora_arguments(config, model)
+    torch.manual_seed(config.seed)
+    arguments = name_layers(model, _lora(config), config.model.vision_tower)
     return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **arguments))
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from grpo_nb.files import read_json
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
@@ -22,6 +24,19 @@ def has_vision(config: "PretrainedConfig") -> bool:
     )
 
     return hasattr(config, "vision_config") and config.model_type in TYPES
+
+
+def may_have_vision(model_path: str) -> bool:
+    """Return whether a model's config.json has a part for images, without importing transformers.
+
+    Args:
+        model_path: A folder, or the name of a model on the hub.
+    """
+    from huggingface_hub import hf_hub_download
+
+    file = Path(model_path) / "config.json"
+    file = file if file.is_file() else Path(hf_hub_download(model_path, "config.json"))
+    return "vision_config" in read_json(file)
 
 
 def read_config(model_path: str) -> "PretrainedConfig":

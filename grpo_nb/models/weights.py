@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +125,24 @@ def unpacked(model: "PreTrainedModel") -> "PreTrainedModel":
     """Dequantise a 4-bit model if there is no GPU: a CPU would do so again in each forward pass."""
     is_packed = getattr(model, "is_loaded_in_4bit", False) and not cuda_available()
     return dequantized(model) if is_packed else model
+
+
+@contextmanager
+def adapter_in_fp32(model: Any) -> Iterator[None]:
+    """Keep the adapter in fp32 while a trainer is built: TRL casts a 4-bit model's to bf16.
+
+    The adapter "ref", which a trainer before this one has added for a `beta`, is removed: TRL
+    refuses a second.
+    """
+    import torch
+
+    if "ref" in getattr(model, "peft_config", {}):
+        model.delete_adapter("ref")
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    whole = [weight.data.to(torch.float32) for weight in trained]
+    yield
+    for weight, data in zip(trained, whole, strict=True):
+        weight.data = data
 
 
 def load_checkpoint(

@@ -18,10 +18,10 @@ __getattr__ = exports(
     {
         "grpo_nb.files": "append_line read_lines",
         "grpo_nb.updates": "Buttons Update Watcher",
-        "grpo_nb.training.arguments": "effective grpo_config notable refuse_unknown_trl",
+        "grpo_nb.training.arguments": "effective grpo_arguments notable refuse_unknown_trl",
         "grpo_nb.training.metrics": "read_completions",
         "grpo_nb.training.rescue": "Rescue rescue_base",
-        "grpo_nb.training.trainer": """RunTrainer adapter_in_fp32 attach build_trainer datasets
+        "grpo_nb.training.trainer": """RunTrainer attach build_trainer datasets
             environment_factory""",  # after Unsloth, which must precede transformers
         "grpo_nb.training.warm_up_run": "warm_up warm_up_base warm_up_curve",
     },

@@ -1,6 +1,6 @@
 """Turn our settings into TRL's GRPOConfig, and show where each argument's value comes from.
 
-`grpo_config` builds the config; `effective` compares the values we passed with its final values. On
+`grpo_arguments` returns its arguments; `effective` compares them with the config's final values. On
 a GPU, Unsloth replaces GRPOConfig with its own class. That class only warns about unknown
 arguments, has other defaults (weight_decay 0.001, router_aux_loss_coef 0, no importance sampling
 correction for vLLM), and follows some papers: an explicit loss_type "dapo" masks truncated
@@ -38,18 +38,6 @@ ARGUMENTS = read_yaml(Path(__file__).with_name("arguments.yaml"))
 TRL_NAMES = ARGUMENTS["same_name"]
 SETTING_OF = {name: f"train.{name}" for name in TRL_NAMES} | ARGUMENTS["setting_of"]
 STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
-
-
-def grpo_config(stage: "Stage", policy: Policy, rewards: RewardSet) -> "GRPOConfig":
-    """Build the trl.GRPOConfig of this run; it may be changed until the trainer is built.
-
-    Raises:
-        ValueError: TRL does not accept one of the settings.
-    """
-    from trl import GRPOConfig
-
-    refuse_unknown_trl(stage.config)
-    return GRPOConfig(**grpo_arguments(stage, policy, rewards))
 
 
 def own_config() -> type["GRPOConfig"]:
@@ -104,7 +92,7 @@ def refuse_unusable(args: "GRPOConfig", stage: "Stage", policy: Policy, rewards:
     """Refuse arguments from a notebook's cell that no training run can use.
 
     Args:
-        args: The result of `grpo_config`, or a GRPOConfig of the caller's own.
+        args: The GRPOConfig.
         stage: Stage 03.
         policy: The policy.
         rewards: The run's rewards.
@@ -175,7 +163,11 @@ def grpo_arguments(stage: "Stage", policy: Policy, rewards: RewardSet) -> dict[s
     """Return the arguments of trl.GRPOConfig that this run sets; the others keep TRL's defaults.
 
     Completions per step are the total over all processes; the micro-batch size is per process.
+
+    Raises:
+        ValueError: TRL does not accept one of the settings.
     """
+    refuse_unknown_trl(stage.config)
     config, train, gpu = stage.config, stage.config.train, cuda_available()
     prompts = config.step_completions // train.num_generations
     rows = train.per_device_train_batch_size
@@ -228,7 +220,7 @@ def effective(
     """Return the value of each GRPOConfig argument in training, and the source of the value.
 
     Args:
-        args: The result of `grpo_config`, with later changes to it.
+        args: The GRPOConfig, with later changes to it.
         stage: Stage 03.
         policy: The policy.
         rewards: The run's rewards.
@@ -237,7 +229,11 @@ def effective(
         The columns argument, value, from ("set", "task …", "profile …", "grpo_nb" for our defaults
         and fixed values, "TRL's default"), and changed ("", or "before → after" if TRL, Unsloth or
         a cell changed our value).
+
+    Raises:
+        ValueError: As `refuse_unusable`.
     """
+    refuse_unusable(args, stage, policy, rewards)
     ours = grpo_arguments(stage, policy, rewards)
     rows = []
     for field in fields(own_config()):

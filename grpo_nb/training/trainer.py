@@ -53,7 +53,7 @@ from transformers.trainer_utils import TrainOutput
 from grpo_nb import environments, models
 from grpo_nb.checks import Check
 from grpo_nb.files import atomic_path, read_lines
-from grpo_nb.models import Policy, dense, lm_head, sharded
+from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head, sharded
 from grpo_nb.models.template import fold_system
 from grpo_nb.models.tool_calls import with_tools
 from grpo_nb.models.vision import image_tokens
@@ -76,7 +76,7 @@ from grpo_nb.training import (
     rules,
     stock,
 )
-from grpo_nb.training.arguments import expected, refuse_unusable
+from grpo_nb.training.arguments import expected, grpo_arguments, refuse_unusable
 from grpo_nb.training.callbacks import StepCallback
 from grpo_nb.training.checkpoints import GOES_ON, save_trained
 from grpo_nb.training.monitor import Monitor
@@ -453,9 +453,9 @@ def attach(
 def build_trainer(
     policy: Policy,
     rewards: RewardSet,
-    args: "trl.GRPOConfig",
     rows: Sequence[Row],
     stage: "Stage",
+    args: "trl.GRPOConfig | None" = None,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> "RunTrainer":
     """Build a run's trainer in one call, as the cells of notebook 3 do one by one.
@@ -463,9 +463,9 @@ def build_trainer(
     Args:
         policy: The result of `models.load_policy`.
         rewards: The run's rewards.
-        args: The result of `training.grpo_config`, which you may have changed.
         rows: The training rows; `train.eval_prompts` of them become the validation split.
         stage: Stage 03, which has been started.
+        args: The run's GRPOConfig; by default as its settings say.
         callbacks: Further TrainerCallbacks of transformers.
 
     Raises:
@@ -474,8 +474,10 @@ def build_trainer(
     """
     import trl
 
-    refuse_unusable(args, stage, policy, rewards)
+    args = args or trl.GRPOConfig(**grpo_arguments(stage, policy, rewards))
     dataset, validation_rows = datasets(rows, policy.tokenizer, stage.config)
+    environment = environment_factory(stage.config, policy.tokenizer, rows)
+    refuse_unusable(args, stage, policy, rewards)
     with adapter_in_fp32(policy.model):
         trainer = trl.GRPOTrainer(
             model=policy.model,
@@ -484,7 +486,7 @@ def build_trainer(
             args=args,
             train_dataset=dataset,
             callbacks=list(callbacks),
-            environment_factory=environment_factory(stage.config, policy.tokenizer, rows),
+            environment_factory=environment,
         )
     attach(trainer, stage, rewards, validation_rows, policy)
     return trainer
@@ -550,24 +552,6 @@ def _bitmap(image: Any) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "BMP")
     return buffer.getvalue()
-
-
-@contextmanager
-def adapter_in_fp32(model: Any) -> Iterator[None]:
-    """Keep the adapter in fp32 while a trainer is built: TRL casts a 4-bit model's to bf16.
-
-    The adapter "ref", which a trainer before this one has added for a `beta`, is removed: TRL
-    refuses a second.
-    """
-    import torch
-
-    if "ref" in getattr(model, "peft_config", {}):
-        model.delete_adapter("ref")
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    whole = [weight.data.to(torch.float32) for weight in trained]
-    yield
-    for weight, data in zip(trained, whole, strict=True):
-        weight.data = data
 
 
 @contextmanager

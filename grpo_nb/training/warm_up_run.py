@@ -43,7 +43,7 @@ def warm_up_base(stage: "Stage") -> str:
 def load_untrained(config: "RunConfig") -> Policy:
     """Load the policy as GRPO would, but without vLLM, which stage 02 does not need."""
     model = config.model.model_copy(update={"fast_inference": "off"})
-    return models.load_policy(model, config.seed, config.policy)
+    return models.load_policy(config.model_copy(update={"model": model}))
 
 
 def warm_up(policy: Policy, stage: "Stage") -> str:

@@ -286,7 +286,7 @@ class Merge(NamedTuple):
 def noise_adapter(base, folder, size):
     """Save an adapter whose B is noise of this size."""
     config = resolve("tiny-cpu", {"model.model_path": base, "policy.backend": "transformers"})
-    policy = models.load_policy(config.model, 0, config.policy)
+    policy = models.load_policy(config)
     torch.manual_seed(0)
     with torch.no_grad():
         for name, weight in policy.model.named_parameters():

@@ -46,8 +46,7 @@ def report(policy, config, run):
     before = answers(policy)
     rows = [{"prompt": prompt, "answer": "85"} for prompt in PROMPTS]
     rewards, stage = load_preset("math"), Stage(run, "03", config)
-    args = training.grpo_config(stage, policy, rewards)
-    trainer = training.build_trainer(policy, rewards, args, rows, stage)
+    trainer = training.build_trainer(policy, rewards, rows, stage)
     built = answers(policy)
     flags = checkpoint_flags(policy.model, lambda: dry_run(trainer, dict(trainer.train_dataset[0])))
     trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
@@ -92,7 +91,7 @@ def judge(report, checkpointed=True):
 
 def main(settings, folder):
     config = resolve("tiny-cpu", SIZES, json.loads(settings))
-    policy = models.load_policy(config.model, 0, config.policy)
+    policy = models.load_policy(config)
     text = json.dumps(report(policy, config, Run("two")))
     (folder / "report.json").write_text(text, encoding="utf-8")
 

@@ -137,7 +137,7 @@ def start_vllm(model_name, max_seq_length, max_lora_rank, **_):
     return llm
 
 
-def load_policy(config, policy):
+def load_policy(config):
     """Load a policy with `models.load_policy`, by Unsloth's loader for GPUs and with vLLM.
 
     Unsloth's kernels are a GPU's: the forward that trains is then transformers' own.
@@ -146,7 +146,7 @@ def load_policy(config, policy):
 
     claim_in("grpo_nb.models")
     with claims():
-        loaded = models.load_policy(config, 0, policy)
+        loaded = models.load_policy(config)
     claim_in("grpo_nb.models", there=False)
     plain_forward(loaded.model)
     return loaded

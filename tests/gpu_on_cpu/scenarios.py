@@ -21,6 +21,7 @@ os.environ["GRPO_NB_RUNS"] = str(FOLDER)
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch  # noqa: E402
+import trl  # noqa: E402
 from trainings import (  # noqa: E402
     MATH,
     beside_a_stock_trainer,
@@ -39,7 +40,6 @@ from grpo_nb.models import dense  # noqa: E402, F401 (it is told of a GPU, as th
 from grpo_nb.rewards import reward_set  # noqa: E402
 from grpo_nb.runs import Run, Stage  # noqa: E402
 from grpo_nb.runs.config import flatten, resolve  # noqa: E402
-from grpo_nb.runs.settings import PolicyConfig  # noqa: E402
 
 models.weights.has_bf16 = lambda: False  # fp32, whatever this CPU computes in
 SETTINGS = {
@@ -58,8 +58,8 @@ VALIDATED = {"train.eval_steps": 2}
 
 def policy(config):
     """As Unsloth's loader leaves one, but with transformers' own forward."""
-    plain = PolicyConfig(backend="transformers", finetuning=config.policy.finetuning)
-    model = models.load_policy(config.model, config.seed, plain).model
+    plain = config.policy.model_copy(update={"backend": "transformers"})
+    model = models.load_policy(config.model_copy(update={"policy": plain})).model
     model.max_seq_length = config.model.max_seq_length
     model._unsloth_gradient_checkpointing = True
     model.enable_input_require_grads()
@@ -180,7 +180,7 @@ def arguments():
         for extra in ({}, {"trl.epsilon_high": 0.3, "trl.mask_truncated_completions": False}):
             settings = SETTINGS | {"train.loss_type": loss} | extra
             stage = Stage(run, "03", resolve("tiny-cpu", settings))
-            args = training.grpo_config(stage, policy, MATH)
+            args = trl.GRPOConfig(**training.grpo_arguments(stage, policy, MATH))
             table = training.effective(args, stage, policy, MATH).set_index("argument")
             found[loss + " set" * bool(extra)] = dict(table["changed"])
             training.arguments.refuse_unusable(args, stage, policy, MATH)
@@ -193,12 +193,12 @@ def changed_arguments():
     args, stage = one.args, one.stage
     args.unsloth_num_chunks, args.vllm_sampling_params, args.temperature = 2, None, 0.9
     rows = one.train_dataset.to_list()
-    again = training.build_trainer(one.policy, MATH, args, rows, stage)
+    again = training.build_trainer(one.policy, MATH, rows, stage, args)
     for name, value in {"learning_rat": 1, "num_generations": 6, "weight_decay": -1}.items():
         before = vars(args).copy()
         setattr(args, name, value)
         try:
-            training.build_trainer(one.policy, MATH, args, rows, stage)
+            training.build_trainer(one.policy, MATH, rows, stage, args)
         except ValueError as error:
             refused[name] = str(error)
         vars(args).clear()

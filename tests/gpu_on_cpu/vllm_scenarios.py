@@ -62,8 +62,7 @@ PROMPTS = [build_prompt(f"What is {a} + {a + 7}?") for a in range(8)]
 
 
 def load(**settings):
-    config = resolve("tiny-cpu", SETTINGS, settings)
-    return pretended.load_policy(config.model, config.policy)
+    return pretended.load_policy(resolve("tiny-cpu", SETTINGS, settings))
 
 
 class Tiny:

@@ -33,7 +33,7 @@ def folders(tmp_path_factory):
 
 def policy_of(folder, backend, **settings):
     config = families.settings_of(folder, backend, **settings)
-    return models.load_policy(config.model, 0, config.policy)
+    return models.load_policy(config)
 
 
 @BACKENDS

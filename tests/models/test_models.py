@@ -208,7 +208,7 @@ def test_completions_are_cut_at_the_length(engine, tokenizer):
 
 
 def test_unsloth_trains_on_the_4_bit_weights_that_the_merge_dequantises():
-    policy = models.load_policy(TINY_MODEL, seed=0)
+    policy = models.load_policy(resolve("tiny-cpu"))
     theirs = policy.model.get_base_model().state_dict()
     for name, weight in weights.load_dequantized(TINY, "4bit").state_dict().items():
         layer, _, leaf = name.rpartition(".")
@@ -271,9 +271,8 @@ def test_the_policy_answers_as_its_saved_adapter(trained, backend):
 
 
 def plain_policy(**settings):
-    return models.load_policy(
-        TINY_MODEL.model_copy(update=settings), 0, PolicyConfig(backend="transformers")
-    )
+    settings |= {"policy.backend": "transformers"}
+    return models.load_policy(resolve("tiny-cpu", settings))
 
 
 @pytest.mark.parametrize("quantization", ["4bit", "16bit"])
@@ -334,9 +333,9 @@ def test_weights_that_do_not_fit_are_refused(trained, tmp_path):
 def test_a_full_models_weights_go_into_a_policy(tmp_path):
     import torch
 
-    settings = TINY_MODEL.model_copy(update={"quantization": "16bit"})
-    full = PolicyConfig(backend="transformers", finetuning="full")
-    policy, other = (models.load_policy(settings, 0, full) for _ in range(2))
+    settings = {"model.quantization": "16bit", "policy.finetuning": "full"}
+    config = resolve("tiny-cpu", settings | {"policy.backend": "transformers"})
+    policy, other = models.load_policy(config), models.load_policy(config)
     assert all(parameter.requires_grad for parameter in policy.model.parameters())
     with torch.no_grad():
         for parameter in policy.model.parameters():

@@ -51,7 +51,7 @@ def trained(tmp_path_factory):
         before = psutil.Process().memory_info().rss / 2**30  # what tests before this one left
         stage = Stage(Run("real"), "03", resolve("smollm2-cpu", SETTINGS))
         run, config = stage.run, stage.config
-        policy = models.load_policy(config.model, config.seed, config.policy)
+        policy = models.load_policy(config)
         chosen = reward_lab.in_template(stage, policy.tokenizer)
         count = partial(template.count_tokens, policy.tokenizer)
         data.prepare_run(run, config.data, config.seed, count, chosen)
@@ -68,8 +68,7 @@ def trained(tmp_path_factory):
         share = {"base": right()}
         sentence = training.warm_up(policy, stage)
         share["warm-up"] = right()
-        args = training.grpo_config(stage, policy, chosen)
-        trainer = training.build_trainer(policy, chosen, args, rows, stage)
+        trainer = training.build_trainer(policy, chosen, rows, stage)
         checks = grpo_nb.preflight(trainer)
         trainer.guard = grpo_nb.Guard(trainer, every=config.train.guard_steps)
         trainer.train()

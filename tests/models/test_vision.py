@@ -148,7 +148,7 @@ def test_an_adapter_is_on_the_language_part_or_also_on_the_tower(folders):
         config = vision_families.settings_of(
             folders["qwen2_5_vl"], **settings, **{"model.vision_tower": tower}
         )
-        base = models.load_policy(config.model, 0, config.policy).model.get_base_model()
+        base = models.load_policy(config).model.get_base_model()
         adapted = [name for name, m in base.named_modules() if isinstance(m, LoraLayer)]
         assert any("language_model" in name for name in adapted)
         assert any("visual" in name for name in adapted) == tower
@@ -157,7 +157,7 @@ def test_an_adapter_is_on_the_language_part_or_also_on_the_tower(folders):
 def test_an_impossible_tower_is_refused():
     config = vision_families.settings_of("data/tiny_base", **{"model.vision_tower": True})
     with pytest.raises(ValueError, match="has no part that reads images"):
-        models.load_policy(config.model, 0, config.policy)
+        models.load_policy(config)
     driven = {"model.fast_inference": "vllm", "policy.backend": "unsloth"}
     with pytest.raises(ValueError, match="vLLM takes no adapter on the part that reads images"):
         vision_families.settings_of("data/tiny_base", **driven, **{"model.vision_tower": True})
@@ -166,4 +166,4 @@ def test_an_impossible_tower_is_refused():
 def test_unsloth_without_a_gpu_names_the_other_backend(qwen):
     config = vision_families.settings_of(qwen, **{"policy.backend": "unsloth"})
     with pytest.raises(ValueError, match=r"on a GPU only: set policy.backend = 'transformers'"):
-        models.load_policy(config.model, 0, config.policy)
+        models.load_policy(config)

@@ -36,7 +36,7 @@ def foreign(completions, **_):
 
 @pytest.fixture(scope="module")
 def policy():
-    return models.load_policy(resolve("tiny-cpu").model, seed=0)
+    return models.load_policy(resolve("tiny-cpu"))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 from trainings import MATH, arguments_of
+from trl import GRPOConfig
 
 from grpo_nb import names
 from grpo_nb.models import Policy, weights
@@ -153,7 +154,7 @@ def test_what_a_cell_cannot_set_is_refused_when_the_trainer_is_built(
     runs_dir, name, value, message
 ):
     tiny = Stage(Run("a"), "03", resolve("tiny-cpu"))
-    args = arguments.grpo_config(tiny, NOBODY, MATH)
+    args = GRPOConfig(**arguments.grpo_arguments(tiny, NOBODY, MATH))
     arguments.refuse_unusable(args, tiny, NOBODY, MATH)
     setattr(args, name, value)
     with pytest.raises(ValueError, match=message):
@@ -163,7 +164,7 @@ def test_what_a_cell_cannot_set_is_refused_when_the_trainer_is_built(
 def test_what_a_cell_may_set_is_not_refused(runs_dir):
     """Also where several changes fit only together, and in a config of one's own."""
     tiny = Stage(Run("a"), "03", resolve("tiny-cpu"))
-    args = arguments.grpo_config(tiny, NOBODY, MATH)
+    args = GRPOConfig(**arguments.grpo_arguments(tiny, NOBODY, MATH))
     changes = {"num_generations": 6, "per_device_train_batch_size": 12, "max_grad_norm": 0.5}
     changes |= {"generation_batch_size": 12, "lr_scheduler_type": "cosine", "report_to": "none"}
     changes |= {"top_k": -1, "seed": 0, "learning_rate": np.float64(1e-4), "optim": "sgd"}

@@ -42,7 +42,7 @@ def move(model, size, seed=0):
 
 @pytest.fixture(scope="module")
 def policy():
-    policy = models.load_policy(resolve("tiny-cpu").model, seed=0)
+    policy = models.load_policy(resolve("tiny-cpu"))
     move(policy.model, 0.02)
     return policy
 

@@ -33,7 +33,7 @@ ROWS = [{"prompt": prompt, "answer": str(2 * a + 3)} for a, prompt in ASKED.item
 
 @pytest.fixture(scope="module")
 def policy():
-    return models.load_policy(CONFIG.model, seed=0)
+    return models.load_policy(CONFIG)
 
 
 @pytest.fixture

@@ -150,7 +150,7 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
     config = resolve("tiny-cpu", flatten(run.config()), warm)
     stage, prompts = Stage(run, "03", config), [row["prompt"] for row in load(run, "train")]
 
-    policy = models.load_policy(config.model, config.seed)
+    policy = models.load_policy(config)
     said = training.warm_up(policy, stage)
     groups = policy.generate(prompts[:64], max_completion_length=32, temperature=1.0, seed=1)
     begin = MATH.reference({"answer": "7"})[:16]
@@ -158,13 +158,13 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
     assert said.startswith("30 SFT warm-up steps: loss")
     lines = training.warm_up_curve(run)
     assert lines[-1]["loss"] < lines[0]["loss"] / 3
-    again = models.load_policy(config.model, config.seed)
+    again = models.load_policy(config)
     assert training.warm_up(again, stage) == said, "it is done once"
     pairs = zip(policy.model.parameters(), again.model.parameters(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
     trained = (run / "rewards/warm_up/adapter_model.safetensors").read_bytes()
     (run / "rewards/warm_up/adapter_model.safetensors").write_bytes(trained[:-8] + bytes(8))
-    assert training.warm_up(models.load_policy(config.model, config.seed), stage) == said
+    assert training.warm_up(models.load_policy(config), stage) == said
     assert (run / "rewards/warm_up/adapter_model.safetensors").read_bytes() == trained, "done again"
     assert (run / "rewards/damaged-warm_up-1").is_dir()
 

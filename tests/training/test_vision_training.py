@@ -157,7 +157,7 @@ def test_the_warm_up_learns_with_images(folders, runs_dir):
 
     settings = {"train.sft_steps": 12, "data.sft_rows": 8, "train.sft_learning_rate": 1e-2}
     config = vision_families.settings_of(folders["qwen3_vl"], **settings)
-    policy = models.load_policy(config.model, 0, config.policy)
+    policy = models.load_policy(config)
     examples = [
         row | {"completion": [{"role": "assistant", "content": row["answer"]}]}
         for row in vision_families.rows(16)

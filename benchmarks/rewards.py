@@ -14,8 +14,7 @@ from pathlib import Path
 from math_verify import parse, verify
 
 from grpo_nb.answers import parse_number
-from grpo_nb.data import sources
-from grpo_nb.data import answer_finder
+from grpo_nb.data import answer_finder, sources
 from grpo_nb.rewards import math_verify_reward, numeric_correctness_reward
 from grpo_nb.rewards.sets import built_in
 from grpo_nb.runs.config import DataConfig

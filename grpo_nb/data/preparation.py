@@ -40,6 +40,7 @@ REPEATED, LEAKS = "question repeated", "nearly a held-out question"
 CONTRADICTORY = "question with several answers"
 SHOWN_ROWS = 20  # row numbers listed per reason
 TABLE = ["number", "packed", "question", "answer", "sequences", "images"]
+Drop = tuple[str, int, str]  # reason, number of the row, example
 FIRST_ROWS = 10  # rows that are tried before anything starts
 
 
@@ -153,14 +154,14 @@ def prepare(
         tokenizer = getattr(processing_class, "tokenizer", processing_class)
         config.count_tokens = count_tokens or partial(template.count_tokens, tokenizer)
     table, drops, tokens, columns = _read(config)
-    total = len(table) + drops.count
+    total = len(table) + len(drops)
     splits = _split(table, drops, config)
     p50, p95, p99 = (int(np.percentile(tokens, p, method="higher")) for p in (50, 95, 99))
     lengths = {"p50": p50, "p95": p95, "p99": p99, "max": max(tokens)}
     lengths["recommended_cap"] = -(-p99 // 8) * 8
     report = {"source": source, "rows_read": total, "columns": columns}
     report |= {f"{name}_rows": len(splits[name]) for name in splits}
-    report |= {"dropped": list(drops.values()), "prompt_tokens": lengths}
+    report |= {"dropped": _dropped(drops), "prompt_tokens": lengths}
     return Prepared(splits, report, checks(report, config))
 
 
@@ -217,28 +218,21 @@ def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
     return pairs
 
 
-class Drops(dict[str, dict[str, Any]]):
-    """Map each reason for leaving out rows to its report entry: count, first rows, an example."""
-
-    def add(self, reason: str, rows: Sequence[int], example: str = "") -> None:
-        """Count rows (their numbers in the source) as left out for this reason."""
-        if len(rows):
-            empty = {"reason": reason, "count": 0, "rows": [], "example": example}
-            entry = self.setdefault(reason, empty)
-            entry["count"] += len(rows)
-            entry["rows"] += [int(row) for row in rows[: SHOWN_ROWS - len(entry["rows"])]]
-
-    @property
-    def count(self) -> int:
-        """Return the number of rows left out."""
-        return sum(entry["count"] for entry in self.values())
-
-    def __str__(self) -> str:
-        lines = map(_line, self.values())
-        return "".join(f"\n  {c.name}: {c.evidence}. {c.fix}" for c in lines) or " none"
+def _dropped(drops: Sequence[Drop]) -> list[dict[str, Any]]:
+    """Return an entry of the report for each reason: count, first rows, an example."""
+    table = pd.DataFrame(drops, columns=["reason", "rows", "example"])
+    groups = table.groupby("reason", sort=False)
+    rows = groups["rows"].agg(list).map(lambda numbers: numbers[:SHOWN_ROWS])
+    entries = {"count": groups.size(), "rows": rows, "example": groups["example"].first()}
+    return pd.DataFrame(entries).reset_index().to_dict("records")
 
 
-def _read(config: Options) -> tuple[pd.DataFrame, Drops, list[int], dict[str, Any]]:
+def _as_text(drops: Sequence[Drop]) -> str:
+    lines = map(_line, _dropped(drops))
+    return "".join(f"\n  {c.name}: {c.evidence}. {c.fix}" for c in lines) or " none"
+
+
+def _read(config: Options) -> tuple[pd.DataFrame, list[Drop], list[int], dict[str, Any]]:
     """Read and validate rows.
 
     Returns:
@@ -249,7 +243,7 @@ def _read(config: Options) -> tuple[pd.DataFrame, Drops, list[int], dict[str, An
         ValueError: The source cannot be read, or too many of its rows are faulty.
     """
     config, names, numbered = sources.read_columns(config)
-    lines, drops, tokens = [], Drops(), []
+    lines, drops, tokens = [], [], []
     for number, raw in tqdm(numbered, unit=" rows", unit_scale=True, delay=2):
         try:
             row, plain = prepare_row(raw, config)
@@ -259,17 +253,16 @@ def _read(config: Options) -> tuple[pd.DataFrame, Drops, list[int], dict[str, An
                 raise Fault(LONG, "prompt", f"{tokens[-1]} tokens, {limit}")
         except Fault as fault:
             fault.row = number
-            drops.add(fault.reason, [number], fault.evidence)
+            drops.append((fault.reason, number, fault.evidence))
             continue
         line = duplicates.fingerprint(row, plain, columns=bool(config.environment))
         packed = store.pack(row | {"prompt_tokens": tokens[-1]})
         lines.append({"number": number, "packed": packed, **line})
-    faulty = drops.count - drops.get(LONG, {"count": 0})["count"]
-    total = len(lines) + drops.count
-    if faulty > config.max_dropped_share * total:
+    faulty = sum(reason != LONG for reason, *_ in drops)
+    if faulty > config.max_dropped_share * (total := len(lines) + len(drops)):
         raise ValueError(
             f"{faulty} of {total} rows of {config.source} cannot be used, more than "
-            f"data.max_dropped_share = {config.max_dropped_share:g} of them:{drops}"
+            f"data.max_dropped_share = {config.max_dropped_share:g} of them:{_as_text(drops)}"
         )
     columns = {"question": config.question_column, "answer": config.answer_column}
     columns |= {"image": config.image_column} if config.image_column else {}
@@ -277,12 +270,12 @@ def _read(config: Options) -> tuple[pd.DataFrame, Drops, list[int], dict[str, An
     return pd.DataFrame(lines, columns=TABLE), drops, tokens, columns
 
 
-def _split(table: pd.DataFrame, drops: Drops, config: Options) -> dict[str, list[Row]]:
+def _split(table: pd.DataFrame, drops: list[Drop], config: Options) -> dict[str, list[Row]]:
     """Leave out repeated, contradictory and leaked rows; return the rows of each split."""
     conflicts = table.groupby("question")["answer"].transform("nunique") > 1
     repeats = table.duplicated("question") & ~conflicts
-    drops.add(CONTRADICTORY, table["number"][conflicts].tolist())
-    drops.add(REPEATED, table["number"][repeats].tolist())
+    drops += [(CONTRADICTORY, number, "") for number in table["number"][conflicts]]
+    drops += [(REPEATED, number, "") for number in table["number"][repeats]]
     rest = table[~conflicts & ~repeats]
     order = list(range(len(rest)))
     random.Random(config.seed).shuffle(order)
@@ -294,12 +287,12 @@ def _split(table: pd.DataFrame, drops: Drops, config: Options) -> dict[str, list
     most = min(config.eval_rows, max(1, int(len(rest) * config.eval_share)))
     held_out, train = np.split(order, [most])
     leaks = duplicates.near(rest, held_out)
-    drops.add(LEAKS, rest["number"].to_numpy()[leaks].tolist())
+    drops += [(LEAKS, number, "") for number in rest["number"][leaks]]
     train = train[~leaks[train]]
     if not len(train):
         raise ValueError(
             f"usable rows left of {config.source}: {len(held_out)}, and training and evaluation "
-            f"need at least one each: give more data. Rows dropped:{drops}"
+            f"need at least one each: give more data. Rows dropped:{_as_text(drops)}"
         )
     # Warm-up rows are kept out of "train": they would make baseline and validation look better.
     train, warm_up = np.split(train, [len(train) - min(config.sft_rows, len(train) // 2)])
@@ -327,26 +320,24 @@ def checks(report: Mapping[str, Any], config: Options) -> Checks:
     columns, lengths, cap = report["columns"], report["prompt_tokens"], config.max_prompt_tokens
     names = f"questions in {columns['question']!r}, reference answers in {columns['answer']!r}"
     names += f", images in {columns['image']!r}" if "image" in columns else ""
-    if columns["others"]:
-        names += f"; data.extra_columns can give the rewards {', '.join(columns['others'])}"
+    names += f"; others: {', '.join(columns['others']) or 'none'} (data.extra_columns)"
     rows = f"{report['rows_read']} rows read: {report['train_rows']} to train on, "
     rows += f"{report['sft_rows']} for the SFT warm-up, " if report["sft_rows"] else ""
     rows += f"{report['eval_rows']} held out"
-    if report["eval_rows"] < config.eval_rows:
-        rows += f" (at most {config.eval_share:.0%} of them: data.eval_share)"
     leaks = sum(entry["count"] for entry in report["dropped"] if entry["reason"] == LEAKS)
     split = f"no held-out prompt is trained on; {leaks} rows nearly equal to one were left out"
     length = f"half have at most {lengths['p50']} tokens, 99 % {lengths['p99']}"
     length += f", the longest {lengths['max']}; cap {cap}"
-    fix = f"set data.max_prompt_tokens = {lengths['recommended_cap']}"
-    fix = fix if lengths["p99"] > cap else ""
+    state, fix = "ok", ""
     if not lengths["max"]:
-        length, fix = "not measured", "give prepare the model's tokenizer"
+        state, length, fix = "note", "not measured", "give prepare the model's tokenizer"
+    elif lengths["p99"] > cap:
+        state, fix = "warning", f"set data.max_prompt_tokens = {lengths['recommended_cap']}"
     lines = [
         Check("columns", "ok", names),
         Check("dataset", "ok", rows),
         Check("no leakage", "ok", split),
-        Check("prompt length", "warning" if fix else "ok", length, fix),
+        Check("prompt length", state, length, fix),
     ]
     if rates := report.get("difficulty"):
         evidence = "{judged} prompts tried; left out: {too_hard} too hard, {too_easy} too easy"

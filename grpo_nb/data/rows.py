@@ -221,14 +221,13 @@ def _prompt(row: Row, column: str, system_prompt: str) -> list[Message]:
             question += "".join(f"\n{letter}. {text}" for letter, text in lettered)
         return build_prompt(question, system_prompt)
     try:
-        turns = [{key: turn[key] for key in ("role", "content")} for turn in question]
-        more = {key for turn in question for key in turn if turn[key] and key not in turns[0]}
-    except (TypeError, KeyError):
-        turns, more = [], set()
-    if more:
-        raise Fault(TYPE, column, f"a turn has {', '.join(sorted(more))} besides role and content")
-    texts = [text for turn in turns for text in turn.values()]
-    if not turns or turns[-1]["role"] != "user" or not all(isinstance(t, str) for t in texts):
+        turns = [{"role": turn["role"], "content": turn["content"]} for turn in question]
+        more = [turn[key] for turn in question for key in turn if key not in turns[0]]
+        texts = [text for turn in turns for text in turn.values()]
+        fits = turns[-1]["role"] == "user" and all(isinstance(text, str) for text in texts)
+    except (TypeError, KeyError, IndexError):
+        fits, more = False, []
+    if not fits or any(more):
         raise Fault(TYPE, column, f"{question!r:.80}")
     if system_prompt and turns[0]["role"] != "system":
         turns.insert(0, {"role": "system", "content": system_prompt})

@@ -348,7 +348,7 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     assert read_json(run / "model/parity.json")["passed"]
     said = {check["name"]: check["evidence"] for check in run.manifest()["01"]["checks"]}
     assert "'Problem', reference answers in 'Solution'" in said["columns"]
-    assert "80 rows read: 64 to train on, 16 held out (at most 20%" in said["dataset"]
+    assert "80 rows read: 64 to train on, 16 held out" in said["dataset"]
     report = read_json(run / "eval/report.json")
     assert report["prompts"] == 16 and list(report["models"]) == ["base", "adapter", "merged"]
     (kernels / "new.csv").write_text("Problem\nWhat is 2 + 3?\n")

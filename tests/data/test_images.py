@@ -15,7 +15,6 @@ from grpo_nb import data
 from grpo_nb.data import images, sources
 from grpo_nb.data.preparation import CONTRADICTORY, LEAKS, REPEATED
 from grpo_nb.data.sources import Fault
-from grpo_nb.environments.cache import row_key
 from grpo_nb.rewards import prompts
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import DataConfig
@@ -316,15 +315,6 @@ def test_train_rows_are_replaced_without_loss(dots):
     assert sorted(path.name for path in (Run("r") / "data").iterdir()) == [
         *("eval.parquet", "report.json", "train.parquet")
     ]
-
-
-def test_a_key_of_the_cache_knows_images_by_their_pixels(dots):
-    folder, rows = dots
-    train, _, _ = prepare(folder, rows)
-    again = data.load(Run("r"), "train")
-    assert [row_key(row, None) for row in train] == [row_key(row, None) for row in again]
-    assert len({row_key(row, None) for row in train}) == len(train)
-    assert "PIL" not in row_key(train[0], None)
 
 
 def test_a_file_of_questions_is_read_with_its_images(dots):

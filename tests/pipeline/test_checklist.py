@@ -123,11 +123,9 @@ def test_config_yaml_is_a_run_file_that_makes_the_run_again(run):
     assert {name for name, _ in differ} <= {"model.model_path"}, "by its whole path"
 
 
-def test_parameters_set_in_a_notebook_do_not_make_a_run_dirty_and_code_does(
-    tmp_path, monkeypatch, capfd
-):
+def test_parameters_set_in_a_notebook_do_not_make_a_run_dirty_and_code_does(tmp_path, monkeypatch):
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(tmp_path)]
-    files = [tmp_path / name for name in ("notebooks/01.ipynb", "grpo_nb/a.py", "data/b.csv")]
+    files = [tmp_path / name for name in ("notebooks/01.ipynb", "grpo_nb/a.py")]
     for file in files:
         file.parent.mkdir()
         file.write_text("one")
@@ -135,18 +133,12 @@ def test_parameters_set_in_a_notebook_do_not_make_a_run_dirty_and_code_does(
         subprocess.run([*git, *command], check=True)
     monkeypatch.setattr(versions, "PROJECT_ROOT", tmp_path)
     clean = versions.git_commit()
-    assert len(clean) == 40
     files[0].write_text("two")
-    assert versions.git_commit() == clean
-    for file in files[1:]:
-        file.write_text("two")
-        assert versions.git_commit() == f"{clean}-dirty"
-        file.write_text("one")
-    assert versions.git_commit() == clean
-    capfd.readouterr()
+    assert versions.git_commit() == clean and len(clean) == 40
+    files[1].write_text("two")
+    assert versions.git_commit() == f"{clean}-dirty"
     monkeypatch.setattr(versions, "PROJECT_ROOT", tmp_path.parent)
     assert versions.git_commit() == "unknown"
-    assert capfd.readouterr() == ("", ""), "git explains its usage to nobody"
 
 
 @pytest.mark.parametrize("relative", ["manifest.json", "config.yaml"])

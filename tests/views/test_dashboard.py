@@ -107,14 +107,6 @@ def test_a_metric_that_is_no_number_leaves_a_gap(lost):
     assert "nan" not in str(said(fed(*map(update, lines))))
 
 
-def test_nothing_is_drawn_before_the_first_step():
-    dashboard = TrainingDashboard(Buttons())
-    assert "step 0 of 0" in dashboard.header.value
-    parts = (dashboard.curves, dashboard.completions, dashboard.listed)
-    assert [part.value for part in parts] == [""] * 3
-    assert "validation" in said(fed(update({"step": 0, "eval/accuracy": 0.5})))
-
-
 def test_the_best_the_worst_and_another_completion_are_shown_escaped():
     texts = ["<b>worst</b>", "middle & co", "<script>best</script>", "a" * 300 + "<i>tail</i>"]
     scored = [completion(text, reward) for text, reward in zip(texts, (-1, 0, 2, 1), strict=True)]

@@ -9,6 +9,7 @@ Images stay in memory as PNG files.
 import random
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -20,7 +21,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from grpo_nb.answers import TAGS, Form
+from grpo_nb.answers import TAGS, Form, find_form
 from grpo_nb.checks import Check, Checks
 from grpo_nb.data import duplicates, sources, store
 from grpo_nb.data.rows import LONG, PLAIN, CountTokens, extra_names, prepare_row, prompt_tokens
@@ -107,7 +108,7 @@ def prepare(
     max_prompt_tokens: int = 256,
     environment: str = "",
     sft_rows: int = 0,
-    form: Form = TAGS,
+    form: Form | str = TAGS,
     seed: int = 0,
     count_tokens: CountTokens | None = None,
 ) -> Prepared:
@@ -132,7 +133,7 @@ def prepare(
         max_prompt_tokens: Longer prompts are dropped.
         environment: If it is set, extra columns count as part of the question.
         sft_rows: Rows for an SFT warm-up, taken from the training rows.
-        form: How completions are written.
+        form: How completions are written, or the name of a form.
         seed: The seed of the split.
         count_tokens: Counts the tokens of prompts in place of `processing_class`.
 
@@ -146,13 +147,13 @@ def prepare(
         FileNotFoundError: The source does not exist.
     """
     config = SimpleNamespace(**locals())
+    form = find_form(form) if isinstance(form, str) else form
     refuse_unknown("data.answer_kind", answer_kind, list(PLAIN))
     extra_names(config)
     if system_prompt == "preset":
         config.system_prompt = form.system_prompt
     if processing_class is not None:
-        tokenizer = getattr(processing_class, "tokenizer", processing_class)
-        config.count_tokens = count_tokens or partial(template.count_tokens, tokenizer)
+        config.count_tokens = count_tokens or _counter(processing_class)
     table, drops, tokens, columns = _read(config)
     total = len(table) + len(drops)
     splits = _split(table, drops, config)
@@ -298,6 +299,16 @@ def _split(table: pd.DataFrame, drops: list[Drop], config: Options) -> dict[str,
     train, warm_up = np.split(train, [len(train) - min(config.sft_rows, len(train) // 2)])
     splits = {"train": train, "sft": warm_up, "eval": held_out}
     return {name: rest["packed"].iloc[places].tolist() for name, places in splits.items()}
+
+
+def _counter(processing_class: Any) -> CountTokens:
+    """Return a function that counts tokens, by a tokenizer or a processor of text and images."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    if tokenizer is not processing_class:
+        tokenizer = copy(tokenizer)
+        tokenizer.processor = processing_class
+        tokenizer.chat_template = processing_class.chat_template or tokenizer.chat_template
+    return partial(template.count_tokens, tokenizer)
 
 
 def _dataset(packed: Sequence[Row]) -> "Dataset":

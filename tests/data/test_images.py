@@ -4,6 +4,8 @@ import io
 import json
 import struct
 import zlib
+from copy import copy
+from functools import partial
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,6 +17,7 @@ from grpo_nb import data
 from grpo_nb.data import images, sources
 from grpo_nb.data.preparation import CONTRADICTORY, LEAKS, REPEATED
 from grpo_nb.data.sources import Fault
+from grpo_nb.models import load_tokenizer, template
 from grpo_nb.rewards import prompts
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import DataConfig
@@ -106,6 +109,21 @@ def test_trl_takes_the_prepared_rows_with_their_images(dots):
     for row in prepared.train_dataset:
         assert same(row["images"][0], dot(row["answer"]))
         assert row["prompt"][-1]["content"] == "Which color?"
+
+
+def test_a_processor_counts_the_tokens_of_images():
+    tokenizer = load_tokenizer("data/vision_base")
+    count = partial(template.count_tokens, tokenizer)
+    processor = copy(tokenizer.processor)
+    processor.tokenizer = copy(tokenizer)
+    del processor.tokenizer.processor  # as transformers loads it
+    options = {"max_rows": 20, "form": "boxed"}
+    ours, theirs = (grpo_nb.prepare("charts", **options, **of) for of in (
+        {"processing_class": processor}, {"count_tokens": count}
+    ))  # fmt: skip
+    assert ours.rows == theirs.rows and ours.report["prompt_tokens"]["max"] > 20
+    assert r"\boxed" in ours.rows["train"][0]["prompt"][0]["content"]
+    assert not hasattr(processor.tokenizer, "processor")
 
 
 def test_the_report_says_what_images_cost(dots):

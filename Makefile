@@ -55,7 +55,7 @@ demo: install
 
 demo-real: install $(SMOLLM2)
 	@$(BIN)/python -m grpo_nb run --profile smollm2-cpu --name demo-real \
-	  --set task=json_extraction --set model.model_path=$(VENV)/smollm2
+	  --set task=json_extraction --set model.model_name=$(VENV)/smollm2
 
 lab: install
 	$(BIN)/jupyter lab --notebook-dir=. --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb \

@@ -31,9 +31,9 @@ from grpo_nb.files import sha256, write_json
 CORPUS, SUMS = Path(__file__).parent / "corpus", "SHA256SUMS"
 TASKS = ("math", "qa", "json_extraction", "summarization", "calculator")
 STEPS, EVERY, HELD_OUT_ROWS, ALL_HELD_OUT_ROWS = 60, 5, 64, 128
-COMMON = {"train.max_steps": STEPS, "train.eval_steps": EVERY, "train.save_steps": STEPS}
+COMMON = {"grpo.max_steps": STEPS, "train.eval_steps": EVERY, "grpo.save_steps": STEPS}
 COMMON |= {"data.eval_share": 0.32}
-FEW = {"train.num_generations": 2, "train.per_device_train_batch_size": 16}
+FEW = {"grpo.num_generations": 2, "grpo.per_device_train_batch_size": 16}
 SLOWER, FASTER = 0.1, 20  # times the learning rate
 SHORTER = 0.4  # times the longest completion
 
@@ -73,12 +73,12 @@ def configured(recipe: Recipe) -> Any:
     from grpo_nb.runs.config import resolve
 
     settings = COMMON | {"task": recipe.task, "seed": recipe.seed}
-    train = resolve("tiny-cpu", settings, {}).train
+    grpo = resolve("tiny-cpu", settings, {}).grpo
     settings |= {
-        "slow": {"train.learning_rate": train.learning_rate * SLOWER},
-        "fast": {"train.learning_rate": train.learning_rate * FASTER},
+        "slow": {"grpo.learning_rate": grpo.learning_rate * SLOWER},
+        "fast": {"grpo.learning_rate": grpo.learning_rate * FASTER},
         "few": FEW,
-        "short": {"train.max_completion_length": int(train.max_completion_length * SHORTER)},
+        "short": {"grpo.max_completion_length": int(grpo.max_completion_length * SHORTER)},
     }.get(recipe.what, {})
     if recipe.kind == "hacked" and FAMILIES[recipe.what].trick:
         settings |= {"train.sft_steps": SEED_STEPS, "train.sft_learning_rate": SEED_RATE}
@@ -131,8 +131,8 @@ def sampled(policy: Any, config: Any, rows: list[dict], generations: int) -> lis
         policy.engine,
         rows,
         environments.of(config),
-        max_completion_length=config.train.max_completion_length,
-        temperature=config.train.temperature,
+        max_completion_length=config.grpo.max_completion_length,
+        temperature=config.grpo.temperature,
         num_generations=generations,
         seed=config.seed,
         batch_size=config.step_completions,
@@ -196,7 +196,7 @@ def trained(recipe: Recipe) -> dict[str, Any]:
 
     started = time.time()
     stage, policy, honest, chosen, rows, held_out = prepared(recipe)
-    config, train = stage.config, stage.config.train
+    config, grpo = stage.config, stage.config.grpo
     facts = before_training(policy, config, rows, (chosen, honest))
     trainer = training.build_trainer(policy, chosen, rows, stage)
     truth = Validation(policy, held_out[:HELD_OUT_ROWS], honest, config)
@@ -213,13 +213,13 @@ def trained(recipe: Recipe) -> dict[str, Any]:
     facts["true/first"] = whole()["eval/accuracy"]
     trainer.train()
     facts["true/last"] = whole()["eval/accuracy"]
-    cap = train.max_completion_length
+    cap = grpo.max_completion_length
     shown = training.read_completions(stage.run, chosen, policy.tokenizer, cap)
     shown = shown[shown["step"].isin((1, STEPS // 2, STEPS))].groupby("step").head(8)
     told = shown[["step", "question", "reference", "completion", "advantage"]]
     known = expected(chosen, stage, len(trainer.validation_rows))
-    about = recipe._asdict() | {"run": recipe.name, "learning_rate": train.learning_rate}
-    about |= {"num_generations": train.num_generations, "max_completion_length": cap}
+    about = recipe._asdict() | {"run": recipe.name, "learning_rate": grpo.learning_rate}
+    about |= {"num_generations": grpo.num_generations, "max_completion_length": cap}
     about |= {**known._asdict(), "seconds": round(time.time() - started, 1), **facts}
     return {"about": about, "lines": lines, "completions": told.to_dict("records")}
 

@@ -57,7 +57,7 @@ def prepare(source: str) -> None:
 
     settings = {"data.source": source, "data.max_prompt_tokens": 1000, "model.max_seq_length": 2000}
     config = resolve("tiny-cpu", settings)
-    tokenizer = hub.load_tokenizer(config.model.model_path)
+    tokenizer = hub.load_tokenizer(config.model.model_name)
     started = time.monotonic()
     count_tokens = partial(template.count_tokens, tokenizer)
     report = data.prepare_run(Run("benchmark"), config.data, config.seed, count_tokens)

@@ -25,9 +25,9 @@ def seconds(run: Run) -> dict[str, float]:
     config = run.config()
     model, rows = config.model, [*data.load(run, "eval"), *data.load(run, "train")][:PROMPTS]
     candidates = [
-        evaluation.Candidate("base", model.model_path, None, model.quantization),
+        evaluation.Candidate("base", model.model_name, None, model.quantization),
         evaluation.Candidate(
-            "adapter", model.model_path, run / "train/adapter", model.quantization
+            "adapter", model.model_name, run / "train/adapter", model.quantization
         ),
         evaluation.Candidate("merged", run / "model/merged"),
     ]

@@ -27,7 +27,8 @@ from step import build, spread
 WARM_UP = 2
 # The slowest last: a limit of time then costs least. Where vLLM is, Unsloth's trainer takes it.
 WAYS = {
-    "ours, Unsloth 4 bit, vLLM with standby": "ours policy.standby=True model.fast_inference=vllm",
+    "ours, Unsloth 4 bit, vLLM with standby": "ours model.unsloth_vllm_standby=True "
+    "model.fast_inference=vllm",
     "Unsloth + TRL, 4 bit, defaults": "unsloth",
     "TRL + peft, 16 bit, vLLM beside it": "transformers vllm",
     "ours, transformers 4 bit": "ours policy.backend=transformers",
@@ -90,10 +91,10 @@ def arguments_of(base: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
     batch = BATCH | {"max_completion_length": COMPLETION[Path(base).name]}
     settings = {f"train.{name}": value for name, value in batch.items()}
-    settings |= {"model.model_path": base, "model.max_seq_length": CONTEXT}
-    settings |= {"model.lora_rank": 32, "model.lora_alpha": 64}
+    settings |= {"model.model_name": base, "model.max_seq_length": CONTEXT}
+    settings |= {"lora.r": 32, "lora.lora_alpha": 64}
     settings |= {"data.system_prompt": PROMPT, "data.max_prompt_tokens": CONTEXT // 2}
-    settings |= {"policy.gpu_memory_utilization": VLLM_SHARE}
+    settings |= {"model.gpu_memory_utilization": VLLM_SHARE}
     return settings, batch | {"use_cpu": not cuda_available(), "bf16": True}
 
 

@@ -112,7 +112,7 @@ def fetch(profile: str) -> None:
     """Download the weights of a profile's model, as far as the hub gives them."""
     from huggingface_hub import snapshot_download
 
-    model = resolve(profile).model.model_path
+    model = resolve(profile).model.model_name
     print(f"downloading {model} …", flush=True)
     try:
         snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.txt"])
@@ -159,10 +159,10 @@ def try_profile(profile: str) -> int:
     from huggingface_hub import snapshot_download
 
     config = resolve(profile)
-    name, model = f"profile-{profile}", config.model.model_path
+    name, model = f"profile-{profile}", config.model.model_name
     with tempfile.TemporaryDirectory() as folder:
         settings = {"data.source": str(Path(folder, "sums.csv")), "data.subset": ""}
-        settings |= {"data.eval_rows": 8, "rewards.baseline_prompts": 4, "train.max_steps": STEPS}
+        settings |= {"data.eval_rows": 8, "rewards.baseline_prompts": 4, "grpo.max_steps": STEPS}
         write_sums(Path(folder, "sums.csv"), config.data.max_prompt_tokens)
         try:
             snapshot_download(model, allow_patterns=["*.json"], local_files_only=True)
@@ -172,7 +172,7 @@ def try_profile(profile: str) -> int:
             weights = f"random weights, for {model} cannot be had from the hub: {said}"
             size = next(size for size in SHAPES if size in model)
             save_base(SHAPES[size], Path(folder, size), config.model.max_seq_length)
-            settings["model.model_path"] = str(Path(folder, size))
+            settings["model.model_name"] = str(Path(folder, size))
         arguments = [f"--set={key}={value}" for key, value in settings.items()]
         command = [PYTHON, "-m", "grpo_nb", "run", "--name", name, "--profile", profile]
         subprocess.run([*command, "--to=03", "--force", *arguments], check=False)

@@ -59,13 +59,13 @@ def step(point: dict[str, int]) -> dict[str, float]:
         model.save_pretrained(Path(folder) / "model")
         tokenizer.save_pretrained(Path(folder) / "model")
         settings = {
-            "model.model_path": str(Path(folder) / "model"),
-            "model.lora_rank": point["rank"],
-            "model.lora_alpha": 2 * point["rank"],
-            "train.num_generations": point["group"],
-            "train.per_device_train_batch_size": PROMPTS * point["group"],
-            "train.max_completion_length": point["tokens"],
-            "train.max_steps": STEPS,
+            "model.model_name": str(Path(folder) / "model"),
+            "lora.r": point["rank"],
+            "lora.lora_alpha": 2 * point["rank"],
+            "grpo.num_generations": point["group"],
+            "grpo.per_device_train_batch_size": PROMPTS * point["group"],
+            "grpo.max_completion_length": point["tokens"],
+            "grpo.max_steps": STEPS,
             "train.eval_steps": 0,
         }
         config, run = resolve("tiny-cpu", settings), Run("benchmark")

@@ -26,10 +26,10 @@ from grpo_nb.runs.config import resolve
 
 TASKS, SEEDS, LOOKS = ("math", "json_extraction", "qa", "summarization"), 5, 5
 SETTINGS = {
-    "train.max_steps": 7,
+    "grpo.max_steps": 7,
     "train.guard_steps": 3,
     "train.eval_steps": 0,
-    "train.per_device_train_batch_size": 16,
+    "grpo.per_device_train_batch_size": 16,
 }
 
 
@@ -74,7 +74,7 @@ def clean() -> None:
 def faults() -> None:
     from sampling_faults import FAULTS, leaves_tokens_out
 
-    trainer = build("math", 0, **{"train.max_steps": 8})
+    trainer = build("math", 0, **{"grpo.max_steps": 8})
     mild = {f"top_p {p}": (leaves_tokens_out(top_p=p), "") for p in (0.9, 0.95)}
     for name, (plant, _) in (FAULTS | mild).items():
         scores, alarms = [], 0
@@ -92,7 +92,7 @@ def faults() -> None:
 
 
 def cost() -> None:
-    whole = {"train.per_device_train_batch_size": 64, "train.guard_steps": 0}
+    whole = {"grpo.per_device_train_batch_size": 64, "train.guard_steps": 0}
     trainer = build("math", 0, **whole)
     begun, steps, looks = time.process_time(), [], []
 

@@ -87,7 +87,7 @@ def greedy_score(run: Run, model: str) -> float:
 
 def settings_of(seed: int, steps: int) -> dict[str, Any]:
     """Nothing but the judge is paid for."""
-    settings = {"task": "summarization", "seed": seed, "train.max_steps": steps}
+    settings = {"task": "summarization", "seed": seed, "grpo.max_steps": steps}
     settings |= {"evaluate.samples": 1, "rewards.preset": str(runs_root() / "judged.py")}
     return settings | {"rewards.reward_weights": "0, 0, 0, 1"}
 

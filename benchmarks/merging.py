@@ -33,14 +33,14 @@ CASES = ((16, 2e-5, 12), (16, 3e-4, 12), (8, 3e-4, 40), (16, 2e-3, 40))  # rank,
 PROMPTS = 8
 SETTINGS = {
     **{"task": "json_extraction", "data.max_rows": 200, "data.eval_rows": 48, "data.sft_rows": 64},
-    **{"data.max_prompt_tokens": 400, "train.per_device_train_batch_size": 16},
+    **{"data.max_prompt_tokens": 400, "grpo.per_device_train_batch_size": 16},
 }
 
 
 def train(base: str, rank: int, rate: float, steps: int) -> Run:
     """Prepare a run and save the adapter of its warm-up."""
-    own = {"model.model_path": base, "model.lora_rank": rank, "model.lora_alpha": rank}
-    own |= {"model.max_seq_length": 512, "train.max_completion_length": 64}
+    own = {"model.model_name": base, "lora.r": rank, "lora.lora_alpha": rank}
+    own |= {"model.max_seq_length": 512, "grpo.max_completion_length": 64}
     config = resolve(
         "tiny-cpu", SETTINGS | own | {"train.sft_steps": steps, "train.sft_learning_rate": rate}
     )

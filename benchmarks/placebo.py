@@ -42,7 +42,7 @@ TRAINED = ("train/adapter", "train/metrics.jsonl")
 
 def settings_of(reward: str, seed: int, steps: int) -> dict[str, Any]:
     """The demo's, with one sample a prompt: verdicts are on greedy answers."""
-    chosen = {"seed": seed, "train.max_steps": steps, "evaluate.samples": 1}
+    chosen = {"seed": seed, "grpo.max_steps": steps, "evaluate.samples": 1}
     chosen["task"] = "math" if reward == "random" else reward
     if reward == "random":  # answers are still judged by the first reward, which pays nothing
         file = runs_root() / "placebo-random.py"
@@ -53,7 +53,7 @@ def settings_of(reward: str, seed: int, steps: int) -> dict[str, Any]:
 def prepare(name: str, settings: dict[str, Any]) -> None:
     stage = start_stage("01", name, settings, profile="tiny-cpu", all_stages=True)
     config = stage.config
-    count = partial(template.count_tokens, models.load_tokenizer(config.model.model_path))
+    count = partial(template.count_tokens, models.load_tokenizer(config.model.model_name))
     data.prepare_run(stage.run, config.data, config.seed, count, load_rewards(config.rewards))
     stage.finish("data")
     start_stage("02", name, settings, all_stages=True).finish()

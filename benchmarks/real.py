@@ -19,7 +19,7 @@ from grpo_nb.runs import Run
 
 def measure(model: str, task: str, seed: int, placebo: bool) -> str:
     """Return one line of the table."""
-    settings = {"model.model_path": model, "task": task, "seed": seed}
+    settings = {"model.model_name": model, "task": task, "seed": seed}
     run = Run(f"real-{task}-{seed}")
     if run.undone():
         run_pipeline(run.name, "smollm2-cpu", settings)

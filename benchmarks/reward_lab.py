@@ -41,7 +41,7 @@ def seconds(action: Callable[[], object], wait: Callable[[], object] = int) -> f
 
 def prepare() -> tuple[runs.Stage, list[dict]]:
     first = runs.start_stage("01", "bench", profile="tiny-cpu")
-    tokenizer = hub.load_tokenizer(first.config.model.model_path)
+    tokenizer = hub.load_tokenizer(first.config.model.model_name)
     count_tokens = partial(template.count_tokens, tokenizer)
     data.prepare_run(first.run, first.config.data, 0, count_tokens)
     first.finish("data")
@@ -66,7 +66,7 @@ def main() -> None:
     run, config = stage.run, stage.config
     started = time.perf_counter()
     tried = baseline.sample(run, rows[:64], config)
-    tokenizer = hub.load_tokenizer(config.model.model_path)
+    tokenizer = hub.load_tokenizer(config.model.model_name)
     rewards = reward_lab.Bench(load_preset("math"), config.train, tokenizer)
     test = reward_lab.RewardTest(stage, rows, tried, rewards)
     lab = RewardLab(test)

@@ -28,7 +28,7 @@ def curve(rows, chosen, seed: int, rollouts: str, folder: str, steps: int = STEP
     settings = {
         "train.eval_steps": 0,
         "policy.rollouts": rollouts,
-        "train.max_steps": steps,
+        "grpo.max_steps": steps,
         "seed": seed,
     }
     config = resolve("tiny-cpu", settings)

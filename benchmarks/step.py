@@ -69,9 +69,9 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
     sizes = SIZES | {"bf16": models.has_bf16()} | changed
     names = ("learning_rate", "warmup_steps", *REAL)
     fixed = {f"train.{name}": sizes[name] for name in names}
-    fixed |= {"train.max_steps": steps, "seed": sizes["seed"], "train.eval_steps": 0}
+    fixed |= {"grpo.max_steps": steps, "seed": sizes["seed"], "train.eval_steps": 0}
     if way == "transformers":
-        fixed |= {"policy.backend": "transformers", "model.quantization": "16bit"}
+        fixed |= {"policy.backend": "transformers", "model.load_in_4bit": False}
     overrides = assigned(options) if way == "ours" else {}
     config, run = resolve("tiny-cpu", fixed, dict(settings), overrides), Run("benchmark")
     data.prepare_run(run, config.data, config.seed, lambda chats: [30] * len(chats))
@@ -98,7 +98,7 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
 
 def of_model(model: str) -> tuple[int, dict[str, Any]]:
     """Return the steps of a turn, and how the arguments of `build` differ for a real model."""
-    return (REAL_TURN, {"settings": {"model.model_path": model}, **REAL}) if model else (TURN, {})
+    return (REAL_TURN, {"settings": {"model.model_name": model}, **REAL}) if model else (TURN, {})
 
 
 def work(way: str, turns: int, answers: TextIO, model: str) -> None:

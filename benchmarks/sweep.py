@@ -17,7 +17,7 @@ from grpo_nb.pipeline.sweep import read_sweep, run_sweep
 from grpo_nb.runs import NOTEBOOKS, Run
 
 TRIALS, SECONDS = 20, 1.0
-SETTINGS = {"data.eval_rows": 64, "rewards.baseline_prompts": 4, "train.max_steps": 20}
+SETTINGS = {"data.eval_rows": 64, "rewards.baseline_prompts": 4, "grpo.max_steps": 20}
 DONE = json.dumps({stage: {"status": "done"} for stage in NOTEBOOKS})
 SLEEP = f"mkdir -p $0 && echo '{DONE}' > $0/manifest.json && exec sleep {SECONDS}"
 

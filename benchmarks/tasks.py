@@ -1,7 +1,7 @@
 """Does GRPO raise each task on its tiny base? The table in data/task_base/README.md.
 
     python benchmarks/tasks.py                       # about 2 minutes a task on 2 cores
-    python benchmarks/tasks.py --tasks qa --set train.max_steps=40
+    python benchmarks/tasks.py --tasks qa --set grpo.max_steps=40
     python benchmarks/tasks.py --tasks calculator guess --seeds 5        # docs/environments.md
 
 Each task runs through all four notebooks. A line says what the report of the fourth says on

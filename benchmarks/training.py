@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 TURNS, TURN, STEPS, PROMPTS = 5, 10, 100, 64
-SETTINGS = {"train.max_steps": TURN, "train.eval_steps": 0, "train.save_steps": 25, "seed": 0}
+SETTINGS = {"grpo.max_steps": TURN, "train.eval_steps": 0, "grpo.save_steps": 25, "seed": 0}
 SETTINGS |= {"train.resume": "never"}
 
 
@@ -102,7 +102,7 @@ def main() -> None:
         ratios = [b / a for a, b in pairs[1:]]  # the first turn warms up
         middle, spread = statistics.median(ratios), max(ratios) - min(ratios)
         print(f"ours / bare: {middle:.3f} (median of {TURNS}, spread {spread:.3f})")
-        whole = resolve("tiny-cpu", SETTINGS | {"train.max_steps": STEPS})
+        whole = resolve("tiny-cpu", SETTINGS | {"grpo.max_steps": STEPS})
         policy = models.load_policy(config)
         spent.clear()
         a_step = ours(Stage(run, "03", whole), policy, chosen, rows)

@@ -30,7 +30,7 @@ RULE = "samples differ"
 
 def look(tiny: "scenarios.Tiny", plant, seed: int) -> tuple[float, bool]:
     """Return the guard's score, and whether it stopped the training."""
-    settings = {"train.max_steps": 1, "train.guard_steps": 1, "seed": seed}
+    settings = {"grpo.max_steps": 1, "train.guard_steps": 1, "seed": seed}
     trainer = tiny.start(f"look-{seed}", **settings)
     undo, stopped = plant(trainer), False
     try:
@@ -44,7 +44,7 @@ def look(tiny: "scenarios.Tiny", plant, seed: int) -> tuple[float, bool]:
 
 def train(tiny: "scenarios.Tiny", plant, seed: int) -> tuple[int, list[float]]:
     """Return the step of the alert (0: there was none), and the difference at each step."""
-    trainer = tiny.start(f"run-{seed}", **{"train.max_steps": STEPS, "seed": seed})
+    trainer = tiny.start(f"run-{seed}", **{"grpo.max_steps": STEPS, "seed": seed})
     undo, alerts = plant(trainer), []
 
     def stop(update) -> None:

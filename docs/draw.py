@@ -18,7 +18,7 @@ from grpo_nb.views.charts import BLUE, COLORS, GREEN, ORANGE
 
 PAGE = Path(__file__).parent / "concepts.md"
 IMAGES = PAGE.parent / "images"
-CAP = 48  # train.max_completion_length of the trainer below
+CAP = 48  # grpo.max_completion_length of the trainer below
 LENGTHS = {"grpo": "grpo, sapo", "dapo": "dapo, bnpo, dr_grpo,\ncispo, luspo, vespo"}
 # Loss types that treat a ratio alike, and what of TRL's each needs.
 RATIOS = {

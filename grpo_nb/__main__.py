@@ -12,10 +12,10 @@ from grpo_nb.machine import limit_spinning
 COMMON = """the most common settings; docs/settings.md explains them all:
   --set task=code                    math, code, summarization, qa, json_extraction, guess, …
   --set data.source=problems.csv     a built-in set, a file, or a hub dataset
-  --set model.model_path=FOLDER      the base: a folder, or a name on the hub
+  --set model.model_name=FOLDER      the base: a folder, or a name on the hub
   --set rewards.preset=mine.py       a set of rewards, or a file of your own
-  --set train.max_steps=200          optimizer steps
-  --set train.learning_rate=2e-4     peak learning rate"""
+  --set grpo.max_steps=200          optimizer steps
+  --set grpo.learning_rate=2e-4     peak learning rate"""
 
 CHECK = """exit code: 0 if nothing says stop, 1 if something does, 2 if the file cannot be used.
 docs/check-rewards.md says what else the file may define."""
@@ -177,7 +177,7 @@ def _add_of_one_run(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_settings(add: Callable) -> None:
-    what = "a setting, such as train.max_steps=20; may be given several times"
+    what = "a setting, such as grpo.max_steps=20; may be given several times"
     many = {"action": "append", "default": [], "dest": "assignments"}
     add("--set", **many, metavar="SECTION.NAME=VALUE", help=what)
     add("--force", action="store_true", help="go on although an input has changed")

@@ -35,7 +35,7 @@ ALIKE = 0.9  # correlation of length and reward
 PAID = 0.9  # quantile of the total from which completions are read
 # How settings are called in a trainer of one's own.
 OURS = {
-    r"\b(?:train|trl|model)\.(?=[a-z_]+)": "",
+    r"\b(?:train|grpo|lora|model)\.(?=[a-z_]+)": "",
     r"\brewards\.cases\b": "the attacks of check_rewards",
     r"\brewards\.preset\b": "set of rewards",
     r"\brewards\.reward_weights\b": "reward_weights",

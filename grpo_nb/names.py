@@ -16,7 +16,9 @@ def refuse_unknown(what: str, name: str, names: list[str]) -> None:
     if name in names:
         return
     refuse_elsewhere(name)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    last = str(name).rpartition(".")[2]
+    near = [each for each in names if each.rpartition(".")[2] == last]  # in another section
+    near = near or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(names)}."
     raise ValueError(f"unknown {what} {name!r}: {hint}")
 

@@ -25,8 +25,8 @@ SHARED_DATA = PROJECT_ROOT.parent / "shared" / "data"
 TINY_SETTINGS = {
     "data.eval_rows": 32,
     "rewards.baseline_prompts": 4,
-    "train.max_steps": 4,
-    "train.per_device_train_batch_size": 16,
+    "grpo.max_steps": 4,
+    "grpo.per_device_train_batch_size": 16,
 }
 # In this order: while the first makes `demo_run`, the next do without it.
 LONGEST = (

@@ -210,9 +210,9 @@ def build(name: str, parent: Path) -> Path:
 
 SETTINGS = {
     **{"data.max_rows": 24, "data.eval_rows": 8, "data.max_prompt_tokens": 400},
-    **{"train.max_steps": 2, "train.num_generations": 4, "train.per_device_train_batch_size": 8},
-    **{"train.max_completion_length": 8, "train.eval_steps": 0, "train.eval_prompts": 2},
-    **{"train.save_steps": 9, "train.learning_rate": 1e-2, "export.parity_prompts": 3},
+    **{"grpo.max_steps": 2, "grpo.num_generations": 4, "grpo.per_device_train_batch_size": 8},
+    **{"grpo.max_completion_length": 8, "train.eval_steps": 0, "train.eval_prompts": 2},
+    **{"grpo.save_steps": 9, "grpo.learning_rate": 1e-2, "export.parity_prompts": 3},
     **{"train.guard_steps": 0},  # these models are random, and hardly feel its noise
 }
 
@@ -233,7 +233,7 @@ class Outcome(NamedTuple):
 
 
 def settings_of(folder: Path, backend: str, **more: Any) -> RunConfig:
-    own = {"model.model_path": str(folder), "policy.backend": backend}
+    own = {"model.model_name": str(folder), "policy.backend": backend}
     return resolve("tiny-cpu", SETTINGS | own | more)
 
 
@@ -253,7 +253,7 @@ def learn(name: str, folder: Path, backend: str, **more: Any) -> Outcome:
     """
     config = settings_of(folder, backend, **more)
     run, chosen = Run(f"{name.replace(' ', '-')}-{backend}"), rewards.reward_set([(spread, 1.0)])
-    tokenizer = hub.load_tokenizer(str(folder), config.model.chat_template_kwargs)
+    tokenizer = hub.load_tokenizer(str(folder), config.grpo.chat_template_kwargs)
     data.prepare_run(run, config.data, 0, lambda prompts: template.count_tokens(tokenizer, prompts))
     run.write_config(config)
     policy = models.load_policy(config)

@@ -26,7 +26,7 @@ PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), 
 
 def main(folder):
     ranks.start(None)
-    settings = {"model.quantization": "16bit", "policy.backend": "transformers"}
+    settings = {"model.load_in_4bit": False, "policy.backend": "transformers"}
     policy = models.load_policy(resolve("tiny-cpu", settings))
     for weights in policy.model.parameters():
         if weights.requires_grad:  # as the trainer has them: fp32 among bf16

@@ -14,20 +14,20 @@ from grpo_nb.runs import Run, runs_root
 
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9), (3, 4))]
 SETTINGS = {
-    "train.max_steps": 3,
-    "train.learning_rate": 1e-2,
-    "train.warmup_steps": 0,
-    "train.per_device_train_batch_size": 16,
-    "train.max_completion_length": 40,
+    "grpo.max_steps": 3,
+    "grpo.learning_rate": 1e-2,
+    "grpo.warmup_steps": 0,
+    "grpo.per_device_train_batch_size": 16,
+    "grpo.max_completion_length": 40,
     "train.eval_steps": 0,
     "train.guard_steps": 0,
     "policy.rollouts": "model",
 }
 CASES = {
-    "4bit": {"trl.gradient_checkpointing": True},
-    "16bit": {"model.quantization": "16bit"},
-    "full": {"model.quantization": "16bit", "policy.finetuning": "full"},
-    "asked": {"trl.gradient_checkpointing": True},  # while it trains, the policy is asked
+    "4bit": {"grpo.gradient_checkpointing": True},
+    "16bit": {"model.load_in_4bit": False},
+    "full": {"model.load_in_4bit": False, "model.full_finetuning": True},
+    "asked": {"grpo.gradient_checkpointing": True},  # while it trains, the policy is asked
 }
 
 

@@ -12,13 +12,13 @@ SETTINGS = {
     "data.max_rows": 26,  # 2 prompts a step of 9 to train on: a new order after each 4 steps
     "data.eval_rows": 16,
     "data.eval_share": 0.65,
-    "train.max_steps": 12,
-    "train.per_device_train_batch_size": 8,
-    "train.gradient_accumulation_steps": 2,
-    "train.save_steps": 2,
+    "grpo.max_steps": 12,
+    "grpo.per_device_train_batch_size": 8,
+    "grpo.gradient_accumulation_steps": 2,
+    "grpo.save_steps": 2,
     "train.eval_steps": 5,
     "train.guard_steps": 0,  # test_guard.py's; it takes half a second
-    "train.max_completion_length": 32,
+    "grpo.max_completion_length": 32,
 }
 OF_THE_MACHINE = ("seconds", "step_time", "memory_gib", "host_gib", "tokens_per_second")
 MATH = rewards.load_preset("math")

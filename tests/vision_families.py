@@ -237,15 +237,15 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 SETTINGS = {
     **{"policy.backend": "transformers", "data.max_prompt_tokens": 400},
-    **{"train.max_steps": 2, "train.num_generations": 4, "train.per_device_train_batch_size": 8},
-    **{"train.max_completion_length": 8, "train.eval_steps": 0, "train.eval_prompts": 2},
-    **{"train.save_steps": 9, "train.learning_rate": 1e-2, "export.parity_prompts": 3},
+    **{"grpo.max_steps": 2, "grpo.num_generations": 4, "grpo.per_device_train_batch_size": 8},
+    **{"grpo.max_completion_length": 8, "train.eval_steps": 0, "train.eval_prompts": 2},
+    **{"grpo.save_steps": 9, "grpo.learning_rate": 1e-2, "export.parity_prompts": 3},
     **{"train.guard_steps": 0},  # these models are random, and hardly feel its noise
 }
 
 
 def settings_of(folder: Path | str, **more: Any) -> RunConfig:
-    return resolve("tiny-cpu", SETTINGS | {"model.model_path": str(folder)} | more)
+    return resolve("tiny-cpu", SETTINGS | {"model.model_name": str(folder)} | more)
 
 
 def spread(completions: list, images: list, **columns: Any) -> list[float]:

@@ -83,7 +83,7 @@ def answer_file(
             opened,
             rows,
             bench.environment,
-            max_completion_length=config.train.max_completion_length,
+            max_completion_length=config.grpo.max_completion_length,
             batch_size=config.evaluate.eval_batch_size,
             progress=lambda done, _, note: bar.set_postfix_str(note) or bar.update(done - bar.n),
         )
@@ -120,7 +120,7 @@ def weights_of(run: "Run", model: str) -> dict[str, Any]:
         "model_path": path,
         "adapter": adapter,
         "quantization": "16bit" if model == "merged" else config.model.quantization,
-        "chat_template_kwargs": config.model.chat_template_kwargs,
+        "chat_template_kwargs": config.grpo.chat_template_kwargs,
     }
 
 
@@ -130,7 +130,7 @@ def _read(
     """Return the numbers of the rows in the source, and the rows with their prompts."""
     tools = environments.tools_of(config, bench.tokenizer)
     count = partial(count_tokens, bench.tokenizer, tools=tools)
-    room = config.model.max_seq_length - config.train.max_completion_length
+    room = config.model.max_seq_length - config.grpo.max_completion_length
     numbers, rows = [], []
     for number, raw in sources.read(settings):
         try:

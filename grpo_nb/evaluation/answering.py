@@ -90,7 +90,7 @@ def run(
     for candidate in candidates:
         label, model, adapter, _ = candidate
         report = part_of(progress, len(samples) * each, len(candidates) * each, label)
-        tokenizer = load_tokenizer(str(model), config.model.chat_template_kwargs)
+        tokenizer = load_tokenizer(str(model), config.grpo.chat_template_kwargs)
         bench, started = bench_of(config, preset, tokenizer), time.perf_counter()
         caches = _caches(run, candidate, rows, config)
         show = f"{label}, the first completion" if progress else ""
@@ -108,7 +108,7 @@ def run(
 def _open(candidate: Candidate, config: "RunConfig", stack: ExitStack) -> Engine:
     """Return an engine with the candidate's model; `stack` closes it at the end."""
     _, model, adapter, quantization = candidate
-    template = config.model.chat_template_kwargs
+    template = config.grpo.chat_template_kwargs
     options = {"adapter": adapter, "quantization": quantization, "chat_template_kwargs": template}
     return stack.enter_context(closing(open_engine(str(model), **options)))
 
@@ -128,8 +128,8 @@ def _caches(
         "model": [str(candidate.model), digests(model, "*")],
         "adapter": candidate.adapter and digests(candidate.adapter, "*"),
         "quantization": candidate.quantization,
-        "chat_template_kwargs": config.model.chat_template_kwargs,
-        "max_completion_length": config.train.max_completion_length,
+        "chat_template_kwargs": config.grpo.chat_template_kwargs,
+        "max_completion_length": config.grpo.max_completion_length,
         "evaluate": config.evaluate.model_dump(include={"samples", "eval_batch_size"}),
         "seed": config.seed,
         "environment": environments.identity(environment),
@@ -200,7 +200,7 @@ def answer_rows(
             rows,
             bench.environment,
             opened,
-            max_completion_length=bench.train.max_completion_length,
+            max_completion_length=bench.grpo.max_completion_length,
             temperature=temperature,
             num_generations=samples if temperature else 1,
             seed=seed,

@@ -117,7 +117,7 @@ def build(samples: Samples, preset: RewardSet, config: "RunConfig") -> dict[str,
         means that the first reward gives partial credit, so that `accuracy` is a mean score, as a
         share of its range.
     """
-    length = config.train.max_completion_length
+    length = config.grpo.max_completion_length
     about = {"samples": config.evaluate.samples, "seed": config.seed}
     about |= {"max_completion_length": length}
     return report_on(with_accuracy(samples, preset), preset, about)

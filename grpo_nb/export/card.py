@@ -40,7 +40,7 @@ def model_card(run: Run) -> str:
     from huggingface_hub import ModelCard, ModelCardData
 
     config, manifest = run.config(), run.manifest()
-    base, preset = config.model.model_path, load_rewards(config.rewards)
+    base, preset = config.model.model_name, load_rewards(config.rewards)
     of_hub = HUB_NAME.fullmatch(base) and not project_path(base).exists()
     head = ModelCardData(
         base_model=base if of_hub else None,

@@ -261,7 +261,7 @@ def _size(model_path: str, modules: list[str]) -> int:
     if missing := sorted(set(modules) - dict(empty.named_modules()).keys()):
         raise ValueError(
             f"the adapter changes {missing[0]}, which the base {model_path} lacks: give the base "
-            "that the adapter was trained on (in a run: model.model_path)"
+            "that the adapter was trained on (in a run: model.model_name)"
         )
     return 2 * empty.num_parameters()
 

@@ -38,10 +38,10 @@ def merge_run(stage: "Stage", *, force: bool = False) -> tuple[Path, Check]:
         [row["prompt"] for row in data.load(run, "eval")[: config.export.parity_prompts]],
         quantization=config.model.quantization,
         sampling={
-            "max_completion_length": config.train.max_completion_length,
+            "max_completion_length": config.grpo.max_completion_length,
             "batch_size": config.evaluate.eval_batch_size,
         },
-        chat_template_kwargs=config.model.chat_template_kwargs,
+        chat_template_kwargs=config.grpo.chat_template_kwargs,
         force=force,
     )
     about = {"base": paths[0], "base in training": config.model.quantization}
@@ -59,7 +59,7 @@ def trained_paths(run: "Run", config: "RunConfig") -> tuple[str, str, Path | Non
     adapter = run / "train/adapter"
     if not adapter.is_dir():
         raise FileNotFoundError(f"run {run.name!r} holds no train/adapter: run 03_train_grpo first")
-    if config.policy.finetuning == "full":
-        return config.model.model_path, str(adapter), None
-    base = trained_base(config.model.model_path, adapter)
+    if config.model.full_finetuning:
+        return config.model.model_name, str(adapter), None
+    base = trained_base(config.model.model_name, adapter)
     return base, base, adapter

@@ -17,7 +17,7 @@ class Weights(NamedTuple):
 
     layers: Linear layers of the decoder.
     experts: Weights of experts that are stacked in one tensor.
-    vision: Linear layers of the vision tower; trained only if `model.vision_tower` is set.
+    vision: Linear layers of the vision tower; trained only if `lora.finetune_vision_layers` is set.
     others: Linear layers that are never trained: routers, and mamba's `out_proj`. The fused
         kernel of `out_proj` bypasses an adapter, and peft refuses to adapt it, too.
     """
@@ -73,12 +73,12 @@ def name_layers(
         targets = names.replace(" ", "").split(",")
         leaves = sorted({leaf(name) for name in layers + experts})
         for target in targets:
-            refuse_unknown("model.lora_targets", target, leaves)
+            refuse_unknown("lora.target_modules", target, leaves)
         layers = [name for name in layers if leaf(name) in targets]
         experts = [name for name in experts if leaf(name) in targets]
     if vision_tower and not vision:
         why = f"{model.name_or_path} has no part that reads images"
-        raise ValueError(f"model.vision_tower = true: {why}; leave the setting out")
+        raise ValueError(f"lora.finetune_vision_layers = true: {why}; leave the setting out")
     (layers if vision_tower else others).extend(vision)
     leaves = {leaf(name) for name in layers}
     # A leaf matches all modules whose names end with it; some in a vision tower are not linear.
@@ -125,7 +125,7 @@ def trained_base(model_path: str, adapter: Path) -> str:
     if copy.sub("", model_name) != copy.sub("", base_name):
         raise ValueError(
             f"the adapter in {adapter} was trained on {base}, not on {model_path}: set "
-            "model.model_path to its base, or train on this one"
+            "model.model_name to its base, or train on this one"
         )
     is_other_copy = model_name != base_name and copy.search(base_name)
     return base if is_other_copy else model_path

@@ -92,7 +92,7 @@ def load_tokenizer(
 
     Args:
         model_path: Folder or hub name.
-        chat_template_kwargs: The setting `model.chat_template_kwargs`. Its values become defaults
+        chat_template_kwargs: The setting `grpo.chat_template_kwargs`. Its values become defaults
             in the template itself. So every program that renders with the template uses them,
             including a server of the merged model.
 

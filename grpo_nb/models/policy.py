@@ -152,8 +152,8 @@ def set_environment(config: "RunConfig") -> None:
         config: The settings of the run.
 
     Raises:
-        RuntimeError: Unsloth was imported with another `policy.standby`; or vLLM is not installed
-            and `model.fast_inference` is "vllm".
+        RuntimeError: Unsloth was imported with another `model.unsloth_vllm_standby`; or vLLM is not
+            installed and `model.fast_inference` is "vllm".
     """
     bound_kernels()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a hint to install a kernel
@@ -168,13 +168,13 @@ def set_environment(config: "RunConfig") -> None:
     if vllm:
         for name, value in UNSLOTHS_VLLM.items():
             os.environ.setdefault(name, value)
-        _announce_standby(config.policy.standby)
+        _announce_standby(config.model.unsloth_vllm_standby)
 
 
 def wants_vllm(config: "RunConfig") -> bool:
     """Return whether Unsloth shall start vLLM with the model; the vision tower excludes it."""
-    choice = "off" if config.model.vision_tower else config.model.fast_inference
-    return use_vllm(choice, config.model.quantization, config.policy)
+    choice = "off" if config.lora.finetune_vision_layers else config.model.fast_inference
+    return use_vllm(choice, config.model.quantization, config)
 
 
 def is_by_cells(config: "RunConfig") -> bool:
@@ -183,9 +183,9 @@ def is_by_cells(config: "RunConfig") -> bool:
     `load_policy` is for all other cases: images, full fine-tuning, an adapter to begin from, and
     plain transformers.
     """
-    is_lora = (config.policy.backend, config.policy.finetuning) == ("unsloth", "lora")
-    has_images = may_have_vision(find_model(config.model.model_path))
-    return is_lora and not config.model.adapter and not has_images
+    is_lora = config.policy.backend == "unsloth" and not config.model.full_finetuning
+    has_images = may_have_vision(find_model(config.model.model_name))
+    return is_lora and not config.policy.adapter and not has_images
 
 
 def load_policy(config: "RunConfig") -> Policy:
@@ -197,20 +197,20 @@ def load_policy(config: "RunConfig") -> Policy:
     """
     from grpo_nb.runs import Run, refuse_changed
 
-    model_config = config.model
+    name = config.model.model_name
     set_environment(config)
-    with quiet(), hub_errors(model_config.model_path):
+    with quiet(), hub_errors(name):
         if config.policy.backend == "unsloth":
             model = _load_unsloth(config)
         else:
             model = _load_transformers(config)
-    tokenizer = load_tokenizer(model_config.model_path, model_config.chat_template_kwargs)
-    result = policy_of(model, tokenizer, model_config)
-    if model_config.adapter:
-        folder = runs_root() / model_config.adapter / "train/adapter"
+    tokenizer = load_tokenizer(name, config.grpo.chat_template_kwargs)
+    result = policy_of(model, tokenizer, config.model)
+    if adapter := config.policy.adapter:
+        folder = runs_root() / adapter / "train/adapter"
         if folder.is_dir():
-            refuse_changed(Run(model_config.adapter), "03", "or set model.adapter to another")
-        load_weights(result, folder if folder.is_dir() else project_path(model_config.adapter))
+            refuse_changed(Run(adapter), "03", "or set policy.adapter to another")
+        load_weights(result, folder if folder.is_dir() else project_path(adapter))
     return result
 
 
@@ -222,7 +222,7 @@ def has_engine(model: "PreTrainedModel", config: "ModelConfig") -> bool:
     """
     if hasattr(model, "vllm_engine"):
         return True
-    reason = f"Unsloth does not run {config.model_path} with vLLM on this GPU"
+    reason = f"Unsloth does not run {config.model_name} with vLLM on this GPU"
     if config.fast_inference == "vllm":
         raise RuntimeError(f"{reason}: set model.fast_inference = 'detect'")
     print(f"{reason}: transformers generates the completions, which takes longer")
@@ -248,15 +248,15 @@ def model_arguments(config: "RunConfig") -> dict[str, Any]:
     options: dict[str, Any] = {}
     if vllm:
         options = {
-            "max_lora_rank": config.model.lora_rank,
-            "gpu_memory_utilization": config.policy.gpu_memory_utilization,
-            "unsloth_vllm_standby": config.policy.standby,
+            "max_lora_rank": config.lora.r,
+            "gpu_memory_utilization": config.model.gpu_memory_utilization,
+            "unsloth_vllm_standby": config.model.unsloth_vllm_standby,
         }
     return {
-        "model_name": find_model(config.model.model_path),
+        "model_name": find_model(config.model.model_name),
         "max_seq_length": config.model.max_seq_length,
-        "load_in_4bit": config.model.quantization == "4bit",
-        "full_finetuning": config.policy.finetuning == "full",
+        "load_in_4bit": config.model.load_in_4bit,
+        "full_finetuning": config.model.full_finetuning,
         # Recomputing activations halves the memory that a GPU needs, but also a CPU's speed.
         "use_gradient_checkpointing": "unsloth" if cuda_available() else False,
         "fast_inference": vllm,
@@ -278,8 +278,7 @@ def lora_arguments(config: "RunConfig") -> dict[str, Any]:
 
 def _lora(config: "RunConfig") -> dict[str, Any]:
     """Return the arguments that peft and Unsloth share."""
-    names = {"r": "lora_rank", "lora_alpha": "lora_alpha", "target_modules": "lora_targets"}
-    return {name: getattr(config.model, setting) for name, setting in names.items()}
+    return config.lora.model_dump(include={"r", "lora_alpha", "target_modules"})
 
 
 def _load_unsloth(config: "RunConfig") -> "PreTrainedModel":
@@ -289,11 +288,13 @@ def _load_unsloth(config: "RunConfig") -> "PreTrainedModel":
     hide_bars()
     model, _ = fast_model.from_pretrained(**model_arguments(config))
     never_sample_images(model)
-    if config.policy.finetuning == "full":
+    if config.model.full_finetuning:
         return model
     model = unpacked(model)
-    arguments = name_layers(model, lora_arguments(config), config.model.vision_tower)
-    if vision and not config.model.vision_tower:  # Unsloth matches leaf names in the decoder
+    arguments = name_layers(model, lora_arguments(config), config.lora.finetune_vision_layers)
+    if (
+        vision and not config.lora.finetune_vision_layers
+    ):  # Unsloth matches leaf names in the decoder
         leaves = {leaf(name) for name in arguments["target_modules"]}
         arguments |= {"target_modules": sorted(leaves), "finetune_vision_layers": False}
     return fast_model.get_peft_model(model, **arguments)
@@ -307,11 +308,11 @@ def _reads_images(config: "ModelConfig") -> bool:
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as TEXT
 
-    base = read_config(find_model(config.model_path))
+    base = read_config(find_model(config.model_name))
     if not has_vision(base) or cuda_available():
         return has_vision(base)
     if TEXT.get(type(base), None) is not auto_class(base)._model_mapping[type(base)]:
-        why = f"Unsloth loads the vision-language model {config.model_path} on a GPU only"
+        why = f"Unsloth loads the vision-language model {config.model_name} on a GPU only"
         raise ValueError(f"{why}: set policy.backend = 'transformers'")
     return False
 
@@ -321,8 +322,8 @@ def _announce_standby(standby: bool) -> None:
     name, value = "UNSLOTH_VLLM_STANDBY", "1" if standby else "0"
     if "unsloth" in sys.modules and os.environ.get(name, "0") != value:
         raise RuntimeError(
-            f"policy.standby = {standby} comes too late: Unsloth was imported with the other "
-            "value. Restart the kernel"
+            f"model.unsloth_vllm_standby = {standby} comes too late: Unsloth was imported with the "
+            "other value. Restart the kernel"
         )
     os.environ[name] = value
 
@@ -330,17 +331,17 @@ def _announce_standby(standby: bool) -> None:
 def _load_transformers(config: "RunConfig") -> "PreTrainedModel":
     import torch
 
-    model = unpacked(load_base(config.model.model_path, config.model.quantization))
+    model = unpacked(load_base(config.model.model_name, config.model.quantization))
     if not cuda_available():
         lm_head.install()
-    if config.policy.finetuning == "full":
+    if config.model.full_finetuning:
         return model
     from peft import LoraConfig, get_peft_model
 
     # peft's preparation for 4-bit training is left out: TRL enables the input gradients, and
     # Unsloth does not cast the norms and the head to fp32 either.
     torch.manual_seed(config.seed)
-    arguments = name_layers(model, _lora(config), config.model.vision_tower)
+    arguments = name_layers(model, _lora(config), config.lora.finetune_vision_layers)
     return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **arguments))
 
 
@@ -376,7 +377,7 @@ def load_weights(policy: Policy, folder: Path) -> None:
         if saved_config["r"] == config.r and alpha != config.lora_alpha:
             raise ValueError(
                 f"the adapter in {folder} has lora_alpha = {alpha}, the policy "
-                f"{config.lora_alpha}: load the policy with model.lora_alpha = {alpha}"
+                f"{config.lora_alpha}: load the policy with lora.lora_alpha = {alpha}"
             )
     _refuse_other_shapes(weights, tensors, folder)
     with torch.no_grad():
@@ -395,6 +396,6 @@ def _refuse_other_shapes(weights: dict[str, Any], tensors: dict[str, Any], folde
             raise ValueError(
                 f"{folder} does not fit the policy: {name} is "
                 f"{there or 'missing'} there and {here or 'missing'} here. Load the "
-                "policy with the base, model.lora_rank and policy.finetuning that it was saved "
+                "policy with the base, lora.r and model.full_finetuning that it was saved "
                 "with"
             )

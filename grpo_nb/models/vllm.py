@@ -18,19 +18,19 @@ from grpo_nb.rewards.prompts import images_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from grpo_nb.runs.config import PolicyConfig
+    from grpo_nb.runs.config import RunConfig
 
 BNB_PLUGIN = "the package vllm-bnb-plugin (pip install --no-deps vllm-bnb-plugin==0.0.3)"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # adapter ranks for which vLLM can reserve room
 
 
-def use_vllm(choice: str, quantization: str, policy: "PolicyConfig | None" = None) -> bool:
+def use_vllm(choice: str, quantization: str, config: "RunConfig | None" = None) -> bool:
     """Return whether to generate completions with vLLM.
 
     Args:
         choice: "vllm"; "detect" for vLLM if it and a GPU are present; any other value for no vLLM.
         quantization: "4bit" or "16bit".
-        policy: The policy's settings if Unsloth is to start vLLM for training, else None.
+        config: The run's settings if Unsloth is to start vLLM for training, else None.
 
     Raises:
         RuntimeError: The choice is "vllm", but vLLM cannot run on this machine or with this policy.
@@ -38,10 +38,10 @@ def use_vllm(choice: str, quantization: str, policy: "PolicyConfig | None" = Non
     if choice not in ("vllm", "detect"):
         return False
     needs: dict[str, Any] = {}
-    if policy:
-        needs["policy.backend = 'unsloth'"] = policy.backend == "unsloth"
-        needs["policy.finetuning = 'lora'"] = policy.finetuning == "lora"
-    if policy or choice == "detect":  # our own engine may use vLLM's CPU build
+    if config:
+        needs["policy.backend = 'unsloth'"] = config.policy.backend == "unsloth"
+        needs["model.full_finetuning = False"] = not config.model.full_finetuning
+    if config or choice == "detect":  # our own engine may use vLLM's CPU build
         needs["a CUDA GPU"] = cuda_available()
     # vLLM itself is not imported here, because Unsloth must be imported before it.
     needs["the package vllm"] = importlib.util.find_spec("vllm")
@@ -49,7 +49,7 @@ def use_vllm(choice: str, quantization: str, policy: "PolicyConfig | None" = Non
         needs[f"{BNB_PLUGIN} for 4-bit weights"] = importlib.util.find_spec("vllm_bnb_plugin")
     missing = next((need for need, met in needs.items() if not met), "")
     if missing and choice == "vllm":
-        setting = "model.fast_inference" if policy else "engine"
+        setting = "model.fast_inference" if config else "engine"
         raise RuntimeError(
             f"{setting} = 'vllm' needs {missing}; otherwise set {setting} = 'detect'"
         )

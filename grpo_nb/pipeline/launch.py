@@ -93,11 +93,11 @@ def _refuse(settings: RunConfig) -> None:
             f"Unsloth trains in one process, and there are {ranks.count()}: start one, or use "
             "--set policy.backend=transformers"
         )
-    bits, steps = settings.model.quantization, settings.train.sft_steps
-    if models.sharded() and (bits != "16bit" or steps):
+    packed, steps = settings.model.load_in_4bit, settings.train.sft_steps
+    if models.sharded() and (packed or steps):
         raise ValueError(
-            "FSDP and ZeRO-3 need model.quantization = '16bit' and train.sft_steps = 0, and these "
-            f"are {bits!r} and {steps}: set them, or use ddp.yaml"
+            "FSDP and ZeRO-3 need model.load_in_4bit = False and train.sft_steps = 0, and these "
+            f"are {packed} and {steps}: set them, or use ddp.yaml"
         )
 
 

@@ -4,7 +4,7 @@ A run file:
 
     name: mine
     profile: tiny-cpu
-    train.max_steps: 200
+    grpo.max_steps: 200
     rewards.reward_weights: "1, 0.5, 0, 0"
 
 Everything that can be checked in advance is checked before anything starts. Each notebook runs in
@@ -33,7 +33,7 @@ from grpo_nb.runs import config as configs
 from grpo_nb.runs.profiles import TASKS
 from grpo_nb.signals import signals
 
-FOLDERS = ("data.source", "model.model_path")  # these may also be files
+FOLDERS = ("data.source", "model.model_name")  # these may also be files
 PATHS = (*FOLDERS, "data.environment", "rewards.preset", "rewards.cases")
 QUIET = {
     "TQDM_DISABLE": "1",
@@ -73,7 +73,7 @@ def planned_run(
         name: The name of the run; by default the one in the file, or the file's own name. Without
             a file, it is made from profile and time.
         profile: The profile of the run.
-        assignments: Settings in the form of `--set`, such as ["train.max_steps=20"].
+        assignments: Settings in the form of `--set`, such as ["grpo.max_steps=20"].
 
     Returns:
         The run's name, profile and settings.
@@ -126,7 +126,9 @@ def resolve_run(
     settings = settings or {}
     earlier = kept_settings(run, first) if first > "01" else {}
     config = resolve_stages(run, earlier | settings, first, last, profile)
-    if config.trl:  # TRL may be imported here: only kernels must import Unsloth before it
+    if (
+        config.grpo.model_extra
+    ):  # TRL may be imported here: only kernels must import Unsloth before it
         from grpo_nb.training import refuse_unknown_trl
 
         refuse_unknown_trl(config)
@@ -153,7 +155,7 @@ def refuse_unusable_inputs(config: configs.RunConfig, first: str) -> None:
     from grpo_nb import data, reward_lab
     from grpo_nb.models import hub
 
-    hub.find_model(config.model.model_path)
+    hub.find_model(config.model.model_name)
     if config.rewards.cases:
         reward_lab.read_attacks(project_path(config.rewards.cases))
     if first == "01":
@@ -168,9 +170,9 @@ def kept_settings(run: Run, first: str) -> dict[str, Any]:
 
 
 def assigned(assignments: Sequence[str]) -> dict[str, Any]:
-    """Convert the assignments of `--set` to settings, {"train.max_steps": "20"}.
+    """Convert the assignments of `--set` to settings, {"grpo.max_steps": "20"}.
 
-    The value of a `trl.…` name is parsed as a Python literal if it is one.
+    The value of a `grpo.…` name is parsed as a Python literal if it is one.
 
     Raises:
         ValueError: An assignment has no `=`.
@@ -179,9 +181,9 @@ def assigned(assignments: Sequence[str]) -> dict[str, Any]:
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
-            raise ValueError(f"--set {assignment!r}: write NAME=VALUE, such as train.beta=0.1")
+            raise ValueError(f"--set {assignment!r}: write NAME=VALUE, such as grpo.beta=0.1")
         settings[name.strip()] = value
-        if name.startswith("trl."):
+        if name.startswith("grpo.") and name.strip() not in configs.MEANINGS:
             with suppress(ValueError, SyntaxError):  # not a literal: it stays text
                 settings[name.strip()] = ast.literal_eval(value)
     return with_full_paths(settings)
@@ -231,7 +233,7 @@ def run_pipeline(
     Args:
         name: The name of the run; an existing run is executed again in place.
         profile: A name in grpo_nb/runs/profiles/, or "auto" for the one that fits this machine.
-        settings: Dotted names to values, {"train.max_steps": 20}.
+        settings: Dotted names to values, {"grpo.max_steps": 20}.
         first: The first stage, "01" … "04"; the stages before it must be done.
         last: The last stage, "01" … "04".
         force: Whether to start a stage even if its inputs have changed.

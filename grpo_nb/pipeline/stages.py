@@ -31,7 +31,7 @@ def prepare_data(stage: Stage, policy: models.Policy | None = None) -> Checks:
         The checks, which are also in the manifest.
     """
     model = stage.config.model
-    tokenizer = models.load_tokenizer(model.model_path, model.chat_template_kwargs)
+    tokenizer = models.load_tokenizer(model.model_name, stage.config.grpo.chat_template_kwargs)
     tools = environments.tools_of(stage.config, tokenizer)
     preset = reward_lab.in_template(stage, tokenizer)
     config = stage.config.data
@@ -84,7 +84,7 @@ def train_grpo(stage: Stage, begin: Callable[[Any], None], force: bool = False) 
     rows = data.load(stage.run, "train")
     trainer = training.build_trainer(policy, preset, rows, stage)
     print(trainer.plan, trainer.paths, sep="\n")
-    checks = grpo_nb.preflight(trainer, checkpoints=config.train.keep_checkpoints)
+    checks = grpo_nb.preflight(trainer, checkpoints=config.grpo.save_total_limit)
     ranks.from_main(lambda: stage.record_checks(checks))
     print(checks)
     checks.refuse(force)

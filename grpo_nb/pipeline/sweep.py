@@ -1,10 +1,10 @@
 """Execute the many runs of a sweep file, each in its own process, so that kill -9 loses nothing.
 
     name: rates
-    settings: {train.max_steps: 100}
-    grid: {train.learning_rate: [1e-3, 3e-4], seed: [0, 1, 2]}
+    settings: {grpo.max_steps: 100}
+    grid: {grpo.learning_rate: [1e-3, 3e-4], seed: [0, 1, 2]}
 
-Instead of `grid`, a file may have `list: [{train.beta: 0.01}, …]`. When the process that started a
+Instead of `grid`, a file may have `list: [{grpo.beta: 0.01}, …]`. When the process that started a
 trial ends, the system sends SIGTERM to the trial, which then saves its work. There is no state
 outside the runs: a trial's manifest shows whether it is done, its config.yaml holds its settings,
 and its locks show whether a process is working on it. So each call to `run_sweep` starts every

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BASE = "base model"  # the name of the check on the base model
 EASIER = (
     "{} SFT warm-up (data.sft_rows = 64 and train.sft_steps = 12, or more), easier rows "
-    "(data.source), or another base (model.model_path)"
+    "(data.source), or another base (model.model_name)"
 )
 HARDER = "harder rows (data.source)"
 MOSTLY = 0.5  # share of zero-advantage groups above which a base that is never right learns little
@@ -51,7 +51,7 @@ def summary(
     lines, group = flagged(baseline, table, preset), len(baseline.samples_P_G[0])
     right, tokens = lines["correct"].to_numpy().reshape(-1, group), lines["tokens"]
     solved = right.mean(axis=1)
-    length, why = recommended_length(baseline.samples, config.train.max_completion_length)
+    length, why = recommended_length(baseline.samples, config.grpo.max_completion_length)
     return {
         "prompts": len(baseline.rows),
         "completions per prompt": group,
@@ -64,7 +64,7 @@ def summary(
         "completion tokens, mean": float(tokens.mean()),
         "completion tokens, p95": float(tokens.quantile(0.95)),
         "completion tokens, max": int(tokens.max()),
-        "max_completion_length": config.train.max_completion_length,
+        "max_completion_length": config.grpo.max_completion_length,
         "recommended max_completion_length": length,
         "because": why,
     }
@@ -91,7 +91,7 @@ def checks(figures: Mapping[str, Any], warmed: bool = False) -> list[Check]:
     cut, p95 = figures["share truncated"], figures["completion tokens, p95"]
     fits = cap >= best or (cut <= 0.05 and cap >= p95)
     usage = f"95 % of its completions have at most {p95:.0f} tokens, {cut:.0%} were cut; cap {cap}"
-    length_fix = "" if fits else f"set train.max_completion_length = {best}"
+    length_fix = "" if fits else f"set grpo.max_completion_length = {best}"
     return [
         Check(BASE, state, base, fix),
         Check("completion length", "ok" if fits else "warning", usage, length_fix),

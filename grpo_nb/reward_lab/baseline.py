@@ -116,8 +116,8 @@ def sample(
             list(chain(rows, *others.values())),
             environments.of(config),
             lambda: engine or stack.enter_context(closing(open_base(config, folder))),
-            max_completion_length=config.train.max_completion_length,
-            temperature=config.train.temperature,
+            max_completion_length=config.grpo.max_completion_length,
+            temperature=config.grpo.temperature,
             num_generations=config.rewards.baseline_completions,
             seed=config.seed,
             batch_size=config.step_completions,  # the same batch as in training
@@ -137,25 +137,25 @@ def warm_folder(run: "Run", config: "RunConfig") -> Path | None:
 
 def open_base(config: "RunConfig", warmed: Path | None) -> models.Engine:
     """Return an engine for the base model, or for the weights in the folder `warmed`, if given."""
-    model, whole = config.model, warmed and config.policy.finetuning == "full"
+    model, whole = config.model, warmed and config.model.full_finetuning
     return models.open_engine(
-        str(warmed) if whole else model.model_path,
+        str(warmed) if whole else model.model_name,
         adapter=None if whole else warmed,
         quantization=model.quantization,
-        chat_template_kwargs=model.chat_template_kwargs,
+        chat_template_kwargs=config.grpo.chat_template_kwargs,
     )
 
 
 def _settings(config: "RunConfig", warmed: Path | None) -> dict[str, Any]:
     """Return all settings that the samples depend on, and the digests of a local model's files."""
     return {
-        "model_path": config.model.model_path,
+        "model_path": config.model.model_name,
         "warm_up": warmed and read_json(warmed / "about.json")["of"],
-        "weights": digests(Path(hub.find_model(config.model.model_path)), "*"),
+        "weights": digests(Path(hub.find_model(config.model.model_name)), "*"),
         "quantization": config.model.quantization,
-        "chat_template_kwargs": config.model.chat_template_kwargs,
-        "max_completion_length": config.train.max_completion_length,
-        "temperature": config.train.temperature,
+        "chat_template_kwargs": config.grpo.chat_template_kwargs,
+        "max_completion_length": config.grpo.max_completion_length,
+        "temperature": config.grpo.temperature,
         "baseline_completions": config.rewards.baseline_completions,
         "seed": config.seed,
         "environment": environments.identity(environments.of(config)),
@@ -187,5 +187,5 @@ def reward_test(
 ) -> RewardTest:
     """Return a test of rewards under the conditions of the stage's training."""
     model = stage.config.model
-    tokenizer = models.load_tokenizer(model.model_path, model.chat_template_kwargs)
+    tokenizer = models.load_tokenizer(model.model_name, stage.config.grpo.chat_template_kwargs)
     return RewardTest(stage, rows, baseline, bench_of(stage.config, preset, tokenizer))

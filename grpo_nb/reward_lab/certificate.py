@@ -56,9 +56,9 @@ def judges(preset: RewardSet) -> list[LLMJudge]:
 def cost(judge: LLMJudge, test: RewardTest) -> str:
     """Estimate the calls and tokens of the tests and of training; send no request."""
     config, groups, rows = test.stage.config, _groups(test), test.rows[:REFERENCE_ROWS]
-    calls, items = config.train.max_steps * config.step_completions, test.baseline.samples
+    calls, items = config.grpo.max_steps * config.step_completions, test.baseline.samples
     if isinstance(judge, GroupJudge):
-        calls, items = calls // config.train.num_generations, test.baseline.rows
+        calls, items = calls // config.grpo.num_generations, test.baseline.rows
     estimate = judge.changed(cache=False).estimate(**_columns(groups))
     tests = CALLS * estimate["calls"] + 3 * len(items) + len(rows) + FAMILIES * JUDGED_ROWS
     parts = []

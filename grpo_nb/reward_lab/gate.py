@@ -101,7 +101,7 @@ def judge(test: RewardTest) -> Verdict:
         print(cost(each, test))
     with redirect_stdout(Muted()):  # rewards may print their arguments
         if bench.environment:  # its attacks are calls, not completions
-            cap = config.train.max_completion_length
+            cap = config.grpo.max_completion_length
             check = environments.check_environment
             problems = list(check(bench.environment, rows, bench.tokenizer, cap))
         else:
@@ -129,12 +129,12 @@ def judge(test: RewardTest) -> Verdict:
 
 def _checked(test: RewardTest, attacks: Sequence[Attack]) -> RewardVerdict:
     """Return the verdict of `check_rewards`, in the run's form if the rewards read it."""
-    _, rows, baseline, (preset, train, tokenizer, *_) = test
+    _, rows, baseline, (preset, grpo, tokenizer, *_) = test
     options: dict[str, Any] = {
         "completions": baseline.completions_P_G,
         "reward_weights": preset.reward_weights,
         "correct": preset.correct_func,
-        "args": {"max_completion_length": train.max_completion_length},
+        "args": {"max_completion_length": grpo.max_completion_length},
         "processing_class": tokenizer,
         "attacks": attacks,
     }

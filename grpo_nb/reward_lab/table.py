@@ -36,7 +36,7 @@ class Bench(NamedTuple):
     """Hold rewards, and the training conditions under which they score completions.
 
     preset: The rewards and their weights.
-    train: Conditions, or what has the same attributes: a GRPOConfig, a run's settings.
+    grpo: Conditions, or what has the same attributes: a GRPOConfig, a run's settings.
     tokenizer: The tokenizer for the `completion_ids` that TRL passes to rewards. If it is None,
         length rewards count words.
     unsloth_on_gpu: Whether Unsloth will train on a GPU, which changes the effect of `dr_grpo`.
@@ -45,7 +45,7 @@ class Bench(NamedTuple):
     """
 
     preset: RewardSet
-    train: Any = Conditions()
+    grpo: Any = Conditions()
     tokenizer: "PreTrainedTokenizerBase | None" = None
     unsloth_on_gpu: bool = False
     environment: Environment | None = None
@@ -69,7 +69,7 @@ class Bench(NamedTuple):
         if self.tokenizer is not None:
             texts = [transcript(completion) for completion in completions]
             encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-            cut, end = self.train.max_completion_length, self.tokenizer.eos_token_id
+            cut, end = self.grpo.max_completion_length, self.tokenizer.eos_token_id
             columns["completion_ids"] = [ids if len(ids) >= cut else [*ids, end] for ids in encoded]
         if self.environment:
             columns["environments"] = [
@@ -77,7 +77,7 @@ class Bench(NamedTuple):
                 for row, completion in zip(rows, columns["completions"], strict=True)
             ]
         # The state at the start of training, which an `Adaptive` reward does not count as a step.
-        columns["trainer_state"] = TrainerState(epoch=0.0, max_steps=self.train.max_steps)
+        columns["trainer_state"] = TrainerState(epoch=0.0, max_steps=self.grpo.max_steps)
         columns["trainer_state"].is_training = False
         return columns | {"log_extra": _ignore, "log_metric": _ignore}
 
@@ -123,15 +123,15 @@ class Bench(NamedTuple):
 
     def weighed(self, table: pd.DataFrame, num_generations: int) -> pd.DataFrame:
         """Return the table with total, mean, std, advantage and signal computed from its scores."""
-        scores, train = table[self.preset.names].to_numpy(), self.train
+        scores, grpo = table[self.preset.names].to_numpy(), self.grpo
         totals = self.totals(scores)
         groups = pd.Series(totals).groupby(np.arange(len(totals)) // num_generations)
         advantage = advantages.advantages(
             scores,
             self.preset.reward_weights,
             num_generations,
-            advantages.effective_scaling(train.scale_rewards, train.loss_type, self.unsloth_on_gpu),
-            train.multi_objective_aggregation,
+            advantages.effective_scaling(grpo.scale_rewards, grpo.loss_type, self.unsloth_on_gpu),
+            grpo.multi_objective_aggregation,
         )
         has_signal = np.ptp(advantage.reshape(-1, num_generations), axis=1) > TIE
         return table.assign(
@@ -145,7 +145,7 @@ class Bench(NamedTuple):
 
 def bench_of(config: "RunConfig", preset: RewardSet, tokenizer: Any = None) -> Bench:
     """Return a bench with these rewards and the training conditions of a run."""
-    return Bench(preset, config.train, tokenizer, cuda_available(), of(config))
+    return Bench(preset, config.grpo, tokenizer, cuda_available(), of(config))
 
 
 def _ignore(*_: Any, **__: Any) -> None:

@@ -2,15 +2,16 @@
 
 Values are layered: library default < profile < task < value set for the run. An unknown name is
 rejected before anything starts, and the error suggests the nearest known name. A run's
-`config.yaml` stores each value with its source: `train.max_steps: [200, set]`.
+`config.yaml` stores each value with its source: `grpo.max_steps: [200, set]`.
 """
 
+import ast
 import hashlib
+import importlib.util
 import json
-import re
 from collections import ChainMap
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from grpo_nb.files import read_yaml
 from grpo_nb.names import refuse_unknown
 from grpo_nb.runs.profiles import PROFILES, detect_profile, task_settings
 from grpo_nb.runs.settings import (
+    AdapterConfig,
     DataConfig,
     EvaluateConfig,
     ExportConfig,
+    GrpoConfig,
     ModelConfig,
     PolicyConfig,
     RewardsConfig,
@@ -42,34 +45,40 @@ class RunConfig(Section):
     seed: int = setting(0, "random seed of split, sampling and training", ge=0, lt=2**32)
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
+    lora: AdapterConfig = AdapterConfig()
     rewards: RewardsConfig = RewardsConfig()
     policy: PolicyConfig = PolicyConfig()
     train: TrainConfig = TrainConfig()
-    trl: dict[str, Any] = setting({}, "further arguments of TRL's GRPOConfig")
+    grpo: GrpoConfig = GrpoConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     export: ExportConfig = ExportConfig()
 
     @property
     def step_completions(self) -> int:
         """Return the number of completions in one optimizer step, over all processes together."""
-        return self.train.per_device_train_batch_size * self.train.gradient_accumulation_steps
+        return self.grpo.per_device_train_batch_size * self.grpo.gradient_accumulation_steps
 
 
 SECTION_STAGE = {
-    **{"data": "01", "model": "01", "rewards": "02", "policy": "03"},
-    **{"train": "03", "trl": "03", "evaluate": "04", "export": "04"},
+    **{"data": "01", "model": "01", "lora": "01", "rewards": "02"},
+    **{"policy": "03", "train": "03", "grpo": "03", "evaluate": "04", "export": "04"},
 }
+TAKE_BOOL = ("grpo.scale_rewards", "model.fast_inference")  # besides texts
 SET = "set"  # the source of a value that was set for the run
 Sourced = tuple[Any, str]  # a value and its source
 OTHER_VERSION = "choose another run_name, or move the folder away"
 DIFFICULTY = {"min_pass_rate", "max_pass_rate", "order"}  # need data.difficulty_prompts
 # Stage 01 writes the prompts, which ask for the form, so the form is its setting. Stage 02 judges
 # the model that GRPO starts from, so the SFT warm-up belongs there.
-SETTING_STAGE = {"rewards.form": "01", "rewards.opened": "01"} | dict.fromkeys(
-    ("train.sft_steps", "train.sft_learning_rate", "train.sft_until"), "02"
-)
-SECTIONS = tuple(section for section in SECTION_STAGE if section != "trl")
-# {"task": …, "seed": …, "data.source": …}: the meaning of each setting, except `trl.…`.
+SETTING_STAGE = {
+    **dict.fromkeys(("rewards.form", "rewards.opened"), "01"),
+    **dict.fromkeys(("grpo.chat_template_kwargs", "policy.adapter"), "01"),
+    **dict.fromkeys(("train.sft_steps", "train.sft_learning_rate", "train.sft_until"), "02"),
+    **dict.fromkeys(("model.full_finetuning", "model.gpu_memory_utilization"), "03"),
+    "model.unsloth_vllm_standby": "03",
+}
+SECTIONS = tuple(SECTION_STAGE)
+# {"task": …, "seed": …, "data.source": …}: the meaning of each setting, except `grpo.…`.
 MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", "seed")} | {
     f"{section}.{key}": field.description
     for section in SECTIONS
@@ -78,7 +87,7 @@ MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", 
 
 
 def stage_of(name: str) -> str:
-    """Return the stage whose notebook takes the setting `name`: "03" for train.max_steps."""
+    """Return the stage whose notebook takes the setting `name`: "03" for grpo.max_steps."""
     return SETTING_STAGE.get(name) or SECTION_STAGE.get(name.partition(".")[0], "01")
 
 
@@ -88,9 +97,29 @@ def of_stage(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_unknown_setting(name: str) -> None:
-    """Raise ValueError for an unknown setting, with the nearest name; TRL checks `trl.` names."""
-    if not re.fullmatch(r"trl\.\w+", str(name)):
-        refuse_unknown("setting", str(name), list(MEANINGS))
+    """Raise ValueError for an unknown setting, with the nearest name."""
+    names = list(MEANINGS)
+    if str(name).startswith("grpo.") and name not in names:
+        names += [f"grpo.{argument}" for argument in names_of_grpo_config()] or [name]
+    refuse_unknown("setting", str(name), names)
+
+
+@cache
+def names_of_grpo_config() -> tuple[str, ...]:
+    """Return the arguments of trl.GRPOConfig from the source, for to import it takes seconds.
+
+    It is empty where TRL is not installed.
+    """
+    specs = [importlib.util.find_spec(package) for package in ("trl", "transformers")]
+    if None in specs:
+        return ()
+    trl, transformers = (Path(spec.submodule_search_locations[0]) for spec in specs)
+    files = [*(trl / "trainer").glob("*_config.py"), transformers / "training_args.py"]
+    parents = {"GRPOConfig", "_BaseConfig", "TrainingArguments"}
+    nodes = [node for file in files for node in ast.parse(file.read_text("utf-8")).body]
+    kinds = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name in parents]
+    fields = [field for kind in kinds for field in kind.body if isinstance(field, ast.AnnAssign)]
+    return tuple(field.target.id for field in fields if isinstance(field.target, ast.Name))
 
 
 def resolve(
@@ -100,7 +129,7 @@ def resolve(
 
     Args:
         profile: A name in PROFILES, or "auto" for the one that fits this machine.
-        layers: Values that are set, by dotted name, such as {"train.max_steps": 20}; applied in
+        layers: Values that are set, by dotted name, such as {"grpo.max_steps": 20}; applied in
             order over all other values. Text is converted to the setting's type.
         stored: Values with their sources, from a configuration that was resolved before. A value
             that differs from what its source gives counts as set, because somebody edited it.
@@ -114,7 +143,7 @@ def resolve(
     stored = stored or {}
     values = {name: value for name, (value, _) in stored.items()}
     last = ChainMap(*map(dict, reversed(layers)), values)
-    profile = detect_profile(last.get("model.model_path")) if profile == "auto" else profile
+    profile = detect_profile(last.get("model.model_name")) if profile == "auto" else profile
     refuse_unknown("profile", profile, list(PROFILES))
     task = last.get("task", "math")
     below = {f"profile {profile}": PROFILES[profile], f"task {task}": task_settings(task, profile)}
@@ -138,7 +167,7 @@ def _checked(profile: str, sourced: Mapping[str, Sourced]) -> RunConfig:
     for name, (value, _) in sourced.items():
         refuse_unknown_setting(name)
         section, _, key = name.rpartition(".")
-        takes_bool = isinstance(defaults.get(name, True), bool) or name == "train.scale_rewards"
+        takes_bool = isinstance(defaults.get(name, True), bool) or name in TAKE_BOOL
         if isinstance(value, bool) and not takes_bool:
             raise ValueError(f"{name} = {value}: this setting does not take true or false")
         (fields[section] if section else fields)[key] = value
@@ -156,23 +185,23 @@ def _checked(profile: str, sourced: Mapping[str, Sourced]) -> RunConfig:
 
 def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
     """Return each possible conflict of settings: (whether it occurs, why and what to change)."""
-    data, model, train = config.data, config.model, config.train
-    group, batch = train.num_generations, config.step_completions
-    need = data.max_prompt_tokens + train.max_completion_length
+    data, model, train, grpo = config.data, config.model, config.train, config.grpo
+    group, batch = grpo.num_generations, config.step_completions
+    need = data.max_prompt_tokens + grpo.max_completion_length
     differ = data.model_dump(include=DIFFICULTY, exclude_defaults=True)
     choice = ", ".join(f"data.{name} = {value!r}" for name, value in differ.items())
     return [
         (
             batch % group,
-            f"train.num_generations = {group} does not divide the batch: "
-            f"per_device_train_batch_size {train.per_device_train_batch_size} x "
-            f"gradient_accumulation_steps {train.gradient_accumulation_steps} = {batch}; "
+            f"grpo.num_generations = {group} does not divide the batch: "
+            f"per_device_train_batch_size {grpo.per_device_train_batch_size} x "
+            f"gradient_accumulation_steps {grpo.gradient_accumulation_steps} = {batch}; "
             f"take a batch of {-(-batch // group) * group}",
         ),
         (
             need > model.max_seq_length,
             f"model.max_seq_length = {model.max_seq_length} is less than data.max_prompt_tokens + "
-            f"train.max_completion_length = {need}; raise it to {need}",
+            f"grpo.max_completion_length = {need}; raise it to {need}",
         ),
         (
             train.sft_steps and not data.sft_rows,
@@ -195,51 +224,52 @@ def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
 
 def _policy_misfits(config: RunConfig) -> list[tuple[Any, str]]:
     """Return the conflicts among the settings of loader, engine and adapter, as `_misfits` does."""
-    kind, tuning = config.policy.backend, config.policy.finetuning
-    bits, inference = config.model.quantization, config.model.fast_inference
+    kind, whole = config.policy.backend, config.model.full_finetuning
+    packed, inference = config.model.load_in_4bit, config.model.fast_inference
     return [
         (
-            tuning == "full" and bits != "16bit",
-            f"policy.finetuning = 'full' with model.quantization = {bits!r}: quantized weights "
-            "cannot be trained; set model.quantization = '16bit', or policy.finetuning = 'lora'",
+            whole and packed,
+            "model.full_finetuning = True with model.load_in_4bit = True: quantized weights cannot "
+            "be trained; set model.load_in_4bit = False, or model.full_finetuning = False",
         ),
         (
-            inference == "vllm" and (kind, tuning) != ("unsloth", "lora"),
-            f"model.fast_inference = 'vllm' with policy.backend = {kind!r} and policy.finetuning "
-            f"= {tuning!r}: vLLM needs Unsloth and LoRA; set model.fast_inference = 'detect'",
+            inference == "vllm" and (kind != "unsloth" or whole),
+            f"model.fast_inference = 'vllm' with policy.backend = {kind!r} and "
+            f"model.full_finetuning = {whole}: vLLM needs Unsloth and LoRA; set "
+            "model.fast_inference = 'detect'",
         ),
         (
-            config.model.vision_tower and inference == "vllm",
-            "model.vision_tower = true with model.fast_inference = 'vllm': vLLM takes no adapter "
-            "on the part that reads images; set model.fast_inference = 'off'",
+            config.lora.finetune_vision_layers and inference == "vllm",
+            "lora.finetune_vision_layers = true with model.fast_inference = 'vllm': vLLM takes no "
+            "adapter on the part that reads images; set model.fast_inference = 'off'",
         ),
         (
-            "vllm_mode" in config.trl and (kind, bits) != ("transformers", "16bit"),
-            f"trl.vllm_mode with policy.backend = {kind!r} and model.quantization = {bits!r}: TRL "
-            "runs vLLM only with 'transformers' and '16bit'; set both, or leave trl.vllm_mode out",
+            hasattr(config.grpo, "vllm_mode") and (kind != "transformers" or packed),
+            f"grpo.vllm_mode with policy.backend = {kind!r} and model.load_in_4bit = {packed}: TRL "
+            "runs vLLM only with 'transformers' and 16 bit; set both, or leave grpo.vllm_mode out",
         ),
     ]
 
 
 def refuse_few_rows(config: RunConfig, rows: int) -> None:
     """Raise ValueError if there are fewer training rows than one step needs."""
-    train, completions = config.train, config.step_completions
+    train, grpo, completions = config.train, config.grpo, config.step_completions
     validated = min(train.eval_prompts, rows // 10) if train.eval_steps else 0
-    prompts = completions // train.num_generations
-    resized = {"steps_per_generation", "generation_batch_size"} & set(config.trl)
+    prompts = completions // grpo.num_generations
+    resized = {"steps_per_generation", "generation_batch_size"} & set(grpo.model_extra)
     if rows - validated < prompts and not resized:
         raise ValueError(
             f"{rows - validated} rows to train on ({rows} - {validated} for validation) are fewer "
             f"than the {prompts} prompts of a step ({completions} completions in groups of "
-            f"{train.num_generations}): give more rows (data.source, data.max_rows), or lower "
-            "train.per_device_train_batch_size"
+            f"{grpo.num_generations}): give more rows (data.source, data.max_rows), or lower "
+            "grpo.per_device_train_batch_size"
         )
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
     """Return the value of every setting, by its dotted name."""
     values = {name: attrgetter(name)(config) for name in MEANINGS}
-    return values | {f"trl.{name}": value for name, value in config.trl.items()}
+    return values | {f"grpo.{name}": value for name, value in config.grpo.model_extra.items()}
 
 
 def stored(config: RunConfig) -> dict[str, Sourced]:

@@ -314,7 +314,7 @@ def start_stage(
     Args:
         stage: "01" … "04".
         run_name: The name of the run, or its folder.
-        settings: Values for this stage, by dotted name, such as {"train.max_steps": 20}.
+        settings: Values for this stage, by dotted name, such as {"grpo.max_steps": 20}.
         profile: The run's profile, or "auto"; used by stage 01 only.
         task: The run's task, used by stage 01 only; a task in `settings` overrides it.
         force: Whether to start even if an earlier stage is not done or has changed.

@@ -26,6 +26,10 @@ ScaleRewards = Annotated[
     Literal["group", "batch", "none"],
     BeforeValidator(lambda value: SCALES.get(str(value).lower(), value)),
 ]
+FastInference = Annotated[
+    Literal["vllm", "off", "detect"],
+    BeforeValidator(lambda value: {"true": "vllm", "false": "off"}.get(str(value).lower(), value)),
+]
 TemplateSettings = dict[str, Any] | Json[dict[str, Any]]  # JSON on a command line
 Placebo = Literal["none", "shuffled", "format-only"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second is GDPO
@@ -63,16 +67,29 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    model_path: str = setting("Qwen/Qwen2.5-0.5B-Instruct", "folder or hub name of the base model")
-    quantization: Literal["4bit", "16bit"] = setting("4bit", "precision of the base weights")
-    fast_inference: Literal["vllm", "off", "detect"] = setting("detect", "generate with vLLM")
+    """Hold arguments of `FastLanguageModel.from_pretrained`, under Unsloth's names."""
+
+    model_name: str = setting("Qwen/Qwen2.5-0.5B-Instruct", "folder or hub name of the base model")
     max_seq_length: int = setting(1024, "prompt + completion [tokens]", ge=32)
-    lora_rank: int = setting(16, "rank of the adapter", ge=1)
-    lora_alpha: int = setting(32, "the adapter is scaled by alpha / rank", ge=1)
-    lora_targets: str = setting("all-linear", 'layers with an adapter: all, or "q_proj, v_proj"')
-    vision_tower: bool = setting(False, "an adapter on the part that reads images, too")
-    chat_template_kwargs: TemplateSettings = setting({}, "such as {enable_thinking: false}")
-    adapter: str = setting("", "run or folder whose adapter initializes the policy")
+    load_in_4bit: bool = setting(True, "base weights in 4 bit, else in 16")
+    full_finetuning: bool = setting(False, "train every weight, and no adapter")
+    fast_inference: FastInference = setting("detect", "generate with vLLM: vllm, off, detect")
+    gpu_memory_utilization: float = setting(0.5, "vLLM's GPU share without standby", gt=0, lt=1)
+    unsloth_vllm_standby: bool = setting(False, "vLLM frees its memory during the update")
+
+    @property
+    def quantization(self) -> str:
+        """Return "4bit" or "16bit", the precision of the base weights."""
+        return "4bit" if self.load_in_4bit else "16bit"
+
+
+class AdapterConfig(Section):
+    """Hold arguments of `FastLanguageModel.get_peft_model`, under Unsloth's and peft's names."""
+
+    r: int = setting(16, "rank of the adapter", ge=1)
+    lora_alpha: int = setting(32, "the adapter is scaled by lora_alpha / r", ge=1)
+    target_modules: str = setting("all-linear", 'layers with an adapter, or "q_proj, v_proj"')
+    finetune_vision_layers: bool = setting(False, "an adapter on the part that reads images, too")
 
 
 class RewardsConfig(Section):
@@ -86,7 +103,11 @@ class RewardsConfig(Section):
     baseline_completions: int = setting(8, "completions per baseline prompt", ge=2)
 
 
-class TrainConfig(Section):
+class GrpoConfig(Section):
+    """Hold arguments of `trl.GRPOConfig`: those with a default or limit of ours, and any other."""
+
+    model_config = ConfigDict(extra="allow")
+
     max_steps: int = setting(250, "optimizer steps", ge=1)
     learning_rate: float = setting(2e-5, "peak learning rate", gt=0, le=10)
     warmup_steps: int = setting(10, "steps until the peak is reached", ge=0)
@@ -99,27 +120,29 @@ class TrainConfig(Section):
     loss_type: LossType = setting("dapo", "TRL's loss")
     scale_rewards: ScaleRewards = setting("group", "TRL's advantage scaling")
     multi_objective_aggregation: Aggregation = setting("sum_then_normalize", "TRL's")
+    chat_template_kwargs: TemplateSettings = setting({}, "such as {enable_thinking: false}")
+    optim: str = setting("auto", "optimizer; auto: adamw_8bit on a GPU, else adamw_torch")
+    save_steps: int = setting(25, "steps between checkpoints", ge=1)
+    save_total_limit: int = setting(2, "newest checkpoints kept on disk", ge=1)
+    report_to: str = setting("none", 'trackers: "tensorboard", "trackio", "wandb"')
+
+
+class TrainConfig(Section):
     sft_steps: int = setting(0, "SFT warm-up steps on data.sft_rows, at most", ge=0)
+    sft_learning_rate: float = setting(2e-4, "learning rate of the SFT warm-up", gt=0, le=10)
     sft_until: float = setting(0.0, "the SFT warm-up ends at this pass@8; 0: never", ge=0, le=1)
     eval_steps: int = setting(25, "steps between validations; 0: never", ge=0)
-    resume: Literal["auto", "always", "never"] = setting("auto", "continue an interrupted training")
-    guard_steps: int = setting(50, "steps between policy identity checks; 0: never", ge=0)
-    report_to: str = setting("none", 'trackers: "tensorboard", "trackio", "wandb"')
-    sft_learning_rate: float = setting(2e-4, "learning rate of the SFT warm-up", gt=0, le=10)
-    save_steps: int = setting(25, "steps between checkpoints", ge=1)
-    keep_checkpoints: int = setting(2, "newest checkpoints kept on disk", ge=1)
     eval_prompts: int = setting(64, "validation prompts: at most a tenth of the rows", ge=1)
+    guard_steps: int = setting(50, "steps between policy identity checks; 0: never", ge=0)
+    resume: Literal["auto", "always", "never"] = setting("auto", "continue an interrupted training")
     placebo: Placebo = setting("none", "a placebo: shuffled rewards, or format-only ones")
 
 
 class PolicyConfig(Section):
     backend: Literal["unsloth", "transformers"] = setting("unsloth", "loads and trains the policy")
-    finetuning: Literal["lora", "full"] = setting("lora", "train an adapter, or every weight")
-    gpu_memory_utilization: float = setting(0.5, "vLLM's GPU share without standby", gt=0, lt=1)
-    standby: bool = setting(False, "vLLM frees its memory during the update")
+    adapter: str = setting("", "run or folder whose adapter initializes the policy")
     rollouts: Literal["auto", "model"] = setting("auto", "auto: the dense engine samples on a CPU")
     share_prompts: bool = setting(True, "compute a prompt once for its group where possible")
-    optim: str = setting("auto", "optimizer; auto: adamw_8bit on a GPU, else adamw_torch")
 
 
 class EvaluateConfig(Section):

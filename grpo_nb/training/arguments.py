@@ -5,7 +5,7 @@ a GPU, Unsloth replaces GRPOConfig with its own class. That class only warns abo
 arguments, has other defaults (weight_decay 0.001, router_aux_loss_coef 0, no importance sampling
 correction for vLLM), and follows some papers: an explicit loss_type "dapo" masks truncated
 completions and sets epsilon_high to 0.28, "cispo" sets epsilon_high to 5, and "dr_grpo" turns
-scale_rewards "group" off. The class does not change what `trl.<name>=…` sets. Source:
+scale_rewards "group" off. The class does not change what `grpo.<name>=…` sets. Source:
 unsloth/models/rl.py 2026.10.9.
 """
 
@@ -24,7 +24,7 @@ from grpo_nb.files import read_yaml
 from grpo_nb.models import Policy, cuda_available, has_bf16
 from grpo_nb.names import ELSEWHERE, refuse_elsewhere, refuse_unknown
 from grpo_nb.rewards import RewardSet, declared_range
-from grpo_nb.runs.config import RunConfig, flatten, resolve
+from grpo_nb.runs.config import GrpoConfig, RunConfig, flatten, resolve
 from grpo_nb.training import health, metrics, ranks
 from grpo_nb.training.batch import Batch, solve_batch
 from grpo_nb.training.placebo import paid_weights
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from grpo_nb.runs import Stage
 
 ARGUMENTS = read_yaml(Path(__file__).with_name("arguments.yaml"))
-TRL_NAMES = ARGUMENTS["same_name"]
-SETTING_OF = {name: f"train.{name}" for name in TRL_NAMES} | ARGUMENTS["setting_of"]
+TRL_NAMES = list(GrpoConfig.model_fields)
+SETTING_OF = ARGUMENTS["setting_of"]
 STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
 
 
@@ -48,24 +48,25 @@ def own_config() -> type["GRPOConfig"]:
 
 
 def refuse_unknown_trl(config: RunConfig) -> None:
-    """Refuse a `trl.<name>` that TRL does not accept. Import trl only if there is one.
+    """Refuse a `grpo.<name>` that TRL does not accept. Import trl only if there is one.
 
     Raises:
         ValueError: GRPOConfig has no such argument (the message names the nearest), it has no
             effect here, one of our settings determines it, other stages rely on it, its value has
             the wrong type, or it is fp16 on a CPU.
     """
-    hints = typing.get_type_hints(own_config()) if config.trl else {}
+    others = config.grpo.model_extra
+    hints = typing.get_type_hints(own_config()) if others else {}
     names = [setting_of(name) for name in hints]
-    for name, value in config.trl.items():
+    for name, value in others.items():
         if name in SETTING_OF:
-            raise ValueError(f"trl.{name} is decided by {SETTING_OF[name]}: set that instead")
+            raise ValueError(f"grpo.{name} is decided by {SETTING_OF[name]}: set that instead")
         if name in ARGUMENTS["fixed"]:
-            raise ValueError(f"trl.{name} cannot be set: other stages rely on it; leave it out")
-        refuse_elsewhere(f"trl.{name}")
-        refuse_unknown("argument of GRPOConfig", f"trl.{name}", names)
-        _refuse_type(f"trl.{name}", value, hints[name])
-    _refuse_fp16("trl.fp16", config.trl.get("fp16"))
+            raise ValueError(f"grpo.{name} cannot be set: other stages rely on it; leave it out")
+        refuse_elsewhere(f"grpo.{name}")
+        refuse_unknown("argument of GRPOConfig", f"grpo.{name}", names)
+        _refuse_type(f"grpo.{name}", value, hints[name])
+    _refuse_fp16("grpo.fp16", others.get("fp16"))
 
 
 def _refuse_fp16(name: str, value: bool | None) -> None:
@@ -119,7 +120,7 @@ def refuse_unusable(args: "GRPOConfig", stage: "Stage", policy: Policy, rewards:
         if _plain(value) == _plain(ours.get(name, default)):
             continue
         if name in ARGUMENTS["unused"]:
-            raise ValueError(f"args.{name} has no effect: set {SETTING_OF[name]} instead")
+            raise ValueError(f"args.{name} has no effect: set {setting_of(name)} instead")
         if name in ARGUMENTS["fixed"]:
             raise ValueError(f"args.{name} = {value!r}: other stages rely on its value; reset it")
         changes[name] = value
@@ -134,10 +135,10 @@ def refuse_unusable(args: "GRPOConfig", stage: "Stage", policy: Policy, rewards:
 
 def _refuse_batch(args: "GRPOConfig", config: RunConfig, changes: dict[str, Any]) -> None:
     """Refuse changes that are beyond the limits of our settings, or conflict with each other."""
-    limited = set(TRL_NAMES) - set(ARGUMENTS["rewritten"])
+    limited = set(TRL_NAMES) - {*ARGUMENTS["rewritten"], "optim", "chat_template_kwargs"}
     if ranks.count() > 1:
         limited -= set(Batch._fields)
-    if settings := {f"train.{name}": changes[name] for name in limited & set(changes)}:
+    if settings := {f"grpo.{name}": changes[name] for name in limited & set(changes)}:
         resolve(config.profile, flatten(config), settings)
     rows, group = args.per_device_train_batch_size * args.world_size, args.num_generations
     size, times = args.generation_batch_size, args.steps_per_generation
@@ -145,7 +146,7 @@ def _refuse_batch(args: "GRPOConfig", config: RunConfig, changes: dict[str, Any]
         raise ValueError(
             f"args.generation_batch_size = {size} must be steps_per_generation {times} x "
             f"per_device_train_batch_size {rows} (all processes) = {rows * times}, and a multiple "
-            f"of num_generations {group}. Set train.num_generations and the others in the "
+            f"of num_generations {group}. Set grpo.num_generations and the others in the "
             "parameters cell, where they are made to fit"
         )
 
@@ -154,9 +155,9 @@ def setting_of(argument: str) -> str:
     """Return the setting that determines one of TRL's arguments.
 
     >>> setting_of("learning_rate"), setting_of("top_p")
-    ('train.learning_rate', 'trl.top_p')
+    ('grpo.learning_rate', 'grpo.top_p')
     """
-    return SETTING_OF.get(argument, f"trl.{argument}")
+    return SETTING_OF.get(argument, f"grpo.{argument}")
 
 
 def grpo_arguments(stage: "Stage", policy: Policy, rewards: RewardSet) -> dict[str, Any]:
@@ -168,23 +169,22 @@ def grpo_arguments(stage: "Stage", policy: Policy, rewards: RewardSet) -> dict[s
         ValueError: TRL does not accept one of the settings.
     """
     refuse_unknown_trl(stage.config)
-    config, train, gpu = stage.config, stage.config.train, cuda_available()
-    prompts = config.step_completions // train.num_generations
-    rows = train.per_device_train_batch_size
-    arguments = {name: getattr(train, name) for name in TRL_NAMES}
-    arguments |= solve_batch(prompts, train.num_generations, rows, ranks.count())._asdict()
+    config, grpo, gpu = stage.config, stage.config.grpo, cuda_available()
+    prompts = config.step_completions // grpo.num_generations
+    rows = grpo.per_device_train_batch_size
+    arguments = {name: value for name, value in grpo if name not in ARGUMENTS["unused"]}
+    arguments |= solve_batch(prompts, grpo.num_generations, rows, ranks.count())._asdict()
     arguments |= {
         "output_dir": str(stage.run / "train"),
-        "report_to": train.report_to.replace(" ", "").split(","),
+        "report_to": grpo.report_to.replace(" ", "").split(","),
         "seed": config.seed,
         "lr_scheduler_type": "constant_with_warmup",
         "use_cpu": not gpu,
-        "optim": config.policy.optim,
         "gradient_checkpointing": gpu,
         "use_vllm": policy.vllm,
         "shuffle_dataset": config.data.order == "shuffled",
-        "reward_weights": paid_weights(rewards, train.placebo),
-        "chat_template_kwargs": config.model.chat_template_kwargs or None,
+        "reward_weights": paid_weights(rewards, config.train.placebo),
+        "chat_template_kwargs": grpo.chat_template_kwargs or None,
         "router_aux_loss_coef": 0.0,  # as in Unsloth; routers are not trained
         "disable_dropout": True,  # with dropout the loss would be another policy's
         "log_completions": True,
@@ -193,23 +193,23 @@ def grpo_arguments(stage: "Stage", policy: Policy, rewards: RewardSet) -> dict[s
         "save_strategy": "no",  # `callbacks` decides
         "disable_tqdm": True,
     }
-    if config.policy.optim == "auto":
+    if grpo.optim == "auto":
         arguments["optim"] = "adamw_8bit" if gpu else "adamw_torch"
-    if not {"bf16", "fp16"} & set(config.trl):  # without bf16: fp16, or fp32 on a CPU
+    if not {"bf16", "fp16"} & set(grpo.model_extra):  # without bf16: fp16, or fp32 on a CPU
         arguments |= {"bf16": has_bf16(), "fp16": gpu and not has_bf16()}
     if environment := environments.of(config):
         arguments["max_tool_calling_iterations"] = environment.max_turns
-    return arguments | _vllm_by_trl(config) | config.trl
+    return arguments | _vllm_by_trl(config) | grpo.model_extra
 
 
 def _vllm_by_trl(config: RunConfig) -> dict[str, Any]:
-    """Return the arguments that let TRL itself run vLLM; {} unless `trl.vllm_mode` is set."""
-    if "vllm_mode" not in config.trl:
+    """Return the arguments that let TRL itself run vLLM; {} unless `grpo.vllm_mode` is set."""
+    if "vllm_mode" not in config.grpo.model_extra:
         return {}
     return {
         "use_vllm": True,
-        "vllm_gpu_memory_utilization": config.policy.gpu_memory_utilization,
-        "vllm_enable_sleep_mode": config.policy.standby,
+        "vllm_gpu_memory_utilization": config.model.gpu_memory_utilization,
+        "vllm_enable_sleep_mode": config.model.unsloth_vllm_standby,
         "vllm_max_model_length": config.model.max_seq_length,
     }
 
@@ -281,5 +281,5 @@ def expected(rewards: RewardSet, stage: "Stage", validated: int) -> health.Expec
     config, memory_gib = stage.config, metrics.memory_now()[1] / 2**30
     host_gib = metrics.host_memory()[1] / 2**30 if cuda_available() else math.inf
     return health.Expected(
-        ranges, config.step_completions, validated, config.train.max_steps, memory_gib, host_gib
+        ranges, config.step_completions, validated, config.grpo.max_steps, memory_gib, host_gib
     )

@@ -23,7 +23,7 @@ class StepCallback(TrainerCallback):
 
     def __init__(self, trainer: Any, validation: Validation) -> None:
         self.trainer, self.validation = trainer, validation
-        self.settings, self.folder = trainer.stage.config.train, trainer.folder
+        self.settings, self.folder = trainer.stage.config, trainer.folder
         self.saved = 0  # step of the last checkpoint
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -47,7 +47,7 @@ class StepCallback(TrainerCallback):
         step = state.global_step
         if not stock.generation_is_used_up(args, step):
             return
-        due = step - self.saved >= self.settings.save_steps or step == args.max_steps
+        due = step - self.saved >= self.settings.grpo.save_steps or step == args.max_steps
         if due or control.should_training_stop or control.should_save:
             control.should_save = step != self.saved
 
@@ -60,14 +60,14 @@ class StepCallback(TrainerCallback):
         for reward in adaptive_rewards(self.trainer.rewards):
             reward.save(checkpoint)
         seal(checkpoint)
-        remove_old(self.folder, self.settings.keep_checkpoints)
+        remove_old(self.folder, self.settings.grpo.save_total_limit)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Validate if this is due or requested."""
         if not logs or "loss" not in logs:
             return
         step = state.global_step
-        every, request = self.settings.eval_steps, self.trainer.buttons.evaluate
+        every, request = self.settings.train.eval_steps, self.trainer.buttons.evaluate
         due = every and (step % every == 0 or step == args.max_steps)
         if self.validation.rows and (due or ranks.anywhere(request.is_set())):
             request.clear()

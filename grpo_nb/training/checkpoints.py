@@ -52,7 +52,7 @@ class Resumption:
         before = read_json(path) if path.is_file() else {"finished": True, "settings": {}}
         settings = before["settings"]
         changes = [n for n in settings | self.settings if settings.get(n) != self.settings.get(n)]
-        longer = set(changes) <= {"train.max_steps"}
+        longer = set(changes) <= {"grpo.max_steps"}
         complete = steps >= self.max_steps
         # If a stage was cut off after training had finished, the weights are used as they are.
         resumable = not before["finished"] or (complete and not changes)
@@ -104,14 +104,14 @@ class Resumption:
 def fingerprint(stage: "Stage", rewards: RewardSet, args: "GRPOConfig") -> dict[str, str]:
     """Return everything that training depends on, as text: model, arguments, rewards and rows."""
     config, values = stage.config, {}
-    for section in ("model", "policy"):
+    for section in ("model", "lora", "policy"):
         settings = getattr(config, section).model_dump()
         values |= {f"{section}.{name}": value for name, value in settings.items()}
     for field in fields(args):
         value = getattr(args, field.name)
         if field.name not in ARGUMENTS["may_differ"] and value != default_of(field):
             values[setting_of(field.name)] = value
-    values["train.max_steps"] = args.max_steps
+    values["grpo.max_steps"] = args.max_steps
     if config.train.placebo != "none":
         values["train.placebo"] = config.train.placebo
     values["the prompts held out to validate on"] = prompts_to_hold_out(config.train)

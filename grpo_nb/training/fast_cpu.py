@@ -29,7 +29,7 @@ def sampling_lacks(trainer: Any) -> str:
         "temperature as the only setting of sampling": not (
             distorted(args) or args.generation_kwargs or args.cache_implementation
         ),
-        "policy.finetuning = 'lora'": all("lora_" in name for name in trainable),
+        "model.full_finetuning = False": all("lora_" in name for name in trainable),
         "one process": trainer.accelerator.num_processes == 1,
     }
     return dense_lacks(model) or next((need for need, met in needs.items() if not met), "")

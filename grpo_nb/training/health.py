@@ -280,7 +280,7 @@ def _rise(watch: Watch) -> Check:
     steps, half = len(watch.lines), len(watch.lines) // 2
     if steps < watch.window:
         few = f"{steps} steps are too few to tell"
-        return Check("reward rises", "warning", few, "train longer: raise train.max_steps")
+        return Check("reward rises", "warning", few, "train longer: raise grpo.max_steps")
     rise, error = watch.rise("reward", steps - half, half)
     change = f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors) between halves of {steps} steps"
     return _check("reward rises", rise > 2 * error, change, f"train longer, or see {PAGE}")

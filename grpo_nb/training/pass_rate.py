@@ -35,8 +35,8 @@ def measure(
     """
     groups = policy.generate(
         [row["prompt"] for row in rows],
-        max_completion_length=config.train.max_completion_length,
-        temperature=config.train.temperature,
+        max_completion_length=config.grpo.max_completion_length,
+        temperature=config.grpo.temperature,
         num_generations=SAMPLES,
         seed=config.seed,
         batch_size=config.step_completions,

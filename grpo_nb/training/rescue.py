@@ -24,7 +24,7 @@ SFT_STEPS, SFT_ROWS = 200, 128  # for a warm-up that ends early once GRPO can st
 BETTER = 0.1  # least gain in right completions to advise a remedy that does not suffice
 NOTHING = (
     "neither a worked example nor a warm-up helps: take easier rows (data.source), answers with "
-    "their steps, or another base (model.model_path)"
+    "their steps, or another base (model.model_name)"
 )
 
 

@@ -141,7 +141,7 @@ def _ids(tokenizer: "PreTrainedTokenizerBase", row: dict) -> dict[str, list[int]
 
 def _sft_config(stage: "Stage") -> SFTConfig:
     train, gpu = stage.config.train, cuda_available()
-    rows = min(16, train.per_device_train_batch_size) // ranks.count()
+    rows = min(16, stage.config.grpo.per_device_train_batch_size) // ranks.count()
     return SFTConfig(
         output_dir=str(stage.run / "warm_up.log"),
         max_steps=train.sft_steps,

@@ -68,7 +68,7 @@ class Validation:
             self.policy.engine,
             self.rows,
             self.bench.environment,
-            max_completion_length=self.config.train.max_completion_length,
+            max_completion_length=self.config.grpo.max_completion_length,
             batch_size=self.config.evaluate.eval_batch_size,
         )
         scores_P_F = self.bench.score(self.rows, [group[0].completion for group in groups])

@@ -112,8 +112,10 @@ def _identity(config: "RunConfig", rows: Sequence[Row]) -> dict[str, Any]:
     settings = {name: value for name, value in config.train if name.startswith("sft_")}
     text = json.dumps([rows, load_rewards(config.rewards).form.name], default=json_key)
     settings |= {"seed": config.seed, "rows": hashlib.sha256(text.encode()).hexdigest()}
-    model = config.model.model_dump(exclude={"fast_inference"})
-    return settings | {"model": model, "finetuning": config.policy.finetuning}
+    exclude = {"fast_inference", "gpu_memory_utilization", "unsloth_vllm_standby"}
+    model = config.model.model_dump(exclude=exclude) | config.lora.model_dump()
+    template = config.grpo.chat_template_kwargs
+    return settings | {"model": model, "template": template, "adapter": config.policy.adapter}
 
 
 def _sentence(about: dict[str, Any]) -> str:

@@ -90,7 +90,7 @@ class Chat:
             ValueError: A reward reads a column that the row lacks.
         """
         refuse_unknown("model", model, list(MODELS))
-        row, cap = self.row(question), self.config.train.max_completion_length
+        row, cap = self.row(question), self.config.grpo.max_completion_length
         sampling = {"max_completion_length": cap, "adapter": model == "tuned", **how}
         engine = self._engines[model]
         bench = bench_of(self.config, self.preset, engine.tokenizer)

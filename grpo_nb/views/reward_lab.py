@@ -215,7 +215,7 @@ class RewardLab(View):
 def lab(test: RewardTest) -> View | Checks:
     """Return the Reward Lab; if the task has an environment, read it again and check it."""
     if environment := environments.of(test.stage.config):
-        cap = test.bench.train.max_completion_length
+        cap = test.bench.grpo.max_completion_length
         return environments.check_environment(environment, test.rows, test.bench.tokenizer, cap)
     return RewardLab(test)
 

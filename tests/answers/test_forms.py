@@ -175,7 +175,7 @@ reward_funcs = [rewards.numeric_correctness_reward, rewards.soft_format_reward]
 def stage_02(name, opened=""):
     """Of a run whose data stage 01 prepared in a form, for a template that opens `opened`."""
     stage = start_stage("01", "formed", {"rewards.form": name, **SMALL}, profile="tiny-cpu")
-    tokenizer = hub.load_tokenizer(stage.config.model.model_path)
+    tokenizer = hub.load_tokenizer(stage.config.model.model_name)
     ends = "' }}{% endif %}"
     tokenizer.chat_template = tokenizer.chat_template.replace(ends, opened + ends)
     preset = reward_lab.in_template(stage, tokenizer)

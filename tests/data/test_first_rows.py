@@ -35,7 +35,7 @@ def said(capsys, source, *more, command="--dry-run"):
         (
             "question,answer",
             SUMS,
-            "model.model_path=data/tiny_bas",
+            "model.model_name=data/tiny_bas",
             "holds no config.json",
         ),
         ("question,answer", SUMS, "rewards.cases=no.jsonl", "no.jsonl does not exist"),

@@ -119,7 +119,7 @@ def trainer(runs_dir):
     """Of a run on the guessing game, through our trainer."""
     environment = environments.load("guess")
     told = {"data.system_prompt": environment.system_prompt, "data.max_rows": 40}
-    short = {"train.max_steps": 2, "train.eval_steps": 2, "train.max_completion_length": CAP}
+    short = {"grpo.max_steps": 2, "train.eval_steps": 2, "grpo.max_completion_length": CAP}
     run = make_run("plays", task="guess", **told, **short)
     return trainer_of(run, chosen=rewards.load_preset("environment"), task="guess", **short)
 

@@ -107,6 +107,6 @@ def test_a_class_in_a_file_is_found_from_where_the_command_stands(tmp_path, monk
     (tmp_path / "mine.py").write_text("class Guess: pass", encoding="utf-8")
     (tmp_path / "guess").mkdir()  # a folder that has the example's name
     monkeypatch.chdir(tmp_path)
-    given = {"data.environment": "mine.py:Guess", "data.source": "guess", "model.model_path": None}
+    given = {"data.environment": "mine.py:Guess", "data.source": "guess", "model.model_name": None}
     assert with_full_paths(given) == {**given, "data.environment": f"{tmp_path}/mine.py:Guess"}
     assert with_full_paths({"data.environment": "guess"}) == {"data.environment": "guess"}

@@ -342,7 +342,7 @@ ASKED = [
 SMALL = {
     "evaluate.samples": 2,
     "evaluate.eval_batch_size": 4,
-    "train.max_completion_length": 12,
+    "grpo.max_completion_length": 12,
 }
 TWO = [
     evaluation.Candidate("in 4 bit", "data/tiny_base", None, "4bit"),
@@ -438,7 +438,7 @@ def test_what_was_kept_is_used_only_where_all_is_the_same(runs_dir, tmp_path, sa
     paid = reward(high=2)(lambda response: 2.0 * (len(response) > middle))
     doubled = evaluate(preset=reward_set([(paid, 1.0)]))
     assert set(doubled[paid.__name__]) == {0, 2} and set(doubled["accuracy"]) == {0, 1}
-    for change in ({"seed": 1}, {"evaluate.samples": 3}, {"train.max_completion_length": 8}):
+    for change in ({"seed": 1}, {"evaluate.samples": 3}, {"grpo.max_completion_length": 8}):
         evaluate(**change)
         assert len(sampled) == 12, change
     evaluate(ASKED[1:])

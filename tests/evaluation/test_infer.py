@@ -219,7 +219,7 @@ def test_models_are_asked_with_the_template_that_they_were_trained_with(
 ):
     monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
     run = Run(shutil.copytree(moved_run.path, tmp_path / "quick").name)
-    settings = {"model.chat_template_kwargs": {"enable_thinking": False}}
+    settings = {"grpo.chat_template_kwargs": {"enable_thinking": False}}
     run.write_config(config.resolve("tiny-cpu", settings))
     with closing(Chat(run)) as chat:
         for engine in chat._engines.values():

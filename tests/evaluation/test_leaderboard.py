@@ -112,8 +112,8 @@ def test_equal_settings_are_summed_up_over_seeds(runs_dir):
     ]
     found = leaderboard.compare(places).settings
     assert found.to_dict("records") == [
-        {"train.beta": "1.0", "mean": 0.61, "min": 0.51, "max": 0.71, "runs": 3},
-        {"train.beta": "0.0", "mean": 0.6, "min": 0.5, "max": 0.7, "runs": 3},
+        {"grpo.beta": "1.0", "mean": 0.61, "min": 0.51, "max": 0.71, "runs": 3},
+        {"grpo.beta": "0.0", "mean": 0.6, "min": 0.5, "max": 0.7, "runs": 3},
     ]
 
 
@@ -128,7 +128,7 @@ def test_the_command_writes_the_table_and_says_what_is_left_out(runs_dir, capsys
     assert "ValueError: <no>" in printed
     found = pd.read_csv(table)
     assert list(found["seconds"]) == [360, 360]
-    assert list(found["train.beta"]) == [0.5, 0.0]
+    assert list(found["grpo.beta"]) == [0.5, 0.0]
 
 
 def test_one_run_alone(runs_dir):

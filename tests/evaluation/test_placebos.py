@@ -47,7 +47,7 @@ def test_what_a_completion_is_paid_has_no_relation_to_what_it_earned():
 
 
 def test_a_training_is_paid_shuffled_rewards_and_validated_by_true_ones(start):
-    one, scored, calculate = start(**{"train.placebo": "shuffled", "train.max_steps": 1}), [], None
+    one, scored, calculate = start(**{"train.placebo": "shuffled", "grpo.max_steps": 1}), [], None
     calculate = one.reward_funcs[0]
 
     def keep(**columns):
@@ -126,7 +126,7 @@ def made(name, base, trained, kind="none", **settings):
     """A run as its four stages leave it; a letter a prompt is what its models answered."""
     run, settled = Run(name), config.resolve("tiny-cpu", settings | {"train.placebo": kind})
     answer(run, answers(base), answers(trained))
-    write_json(run / "train/state.json", {"settings": {"train.max_steps": "60"}})
+    write_json(run / "train/state.json", {"settings": {"grpo.max_steps": "60"}})
     (run / "data").mkdir()
     (run / "data/eval.parquet").write_bytes(b"rows")
     (run / "data/train.parquet").write_bytes(b"rows")
@@ -224,7 +224,7 @@ OTHERS = answers(right(10), questions=[f"x{i}" for i in range(40)])
         (lambda run: answer(run, OTHERS, OTHERS), "answered different held-out prompts"),
         (
             lambda run: write_json(run / "train/state.json", {"settings": {"seed": "1"}}),
-            "is not comparable with 'mine': they differ in seed, train.max_steps",
+            "is not comparable with 'mine': they differ in seed, grpo.max_steps",
         ),
         (
             lambda run: run.record("03", {"status": "failed"}),
@@ -245,10 +245,10 @@ def test_a_placebo_that_proves_nothing_is_refused(runs_dir, spoil, why):
 
 def test_what_is_no_placebo_is_refused(runs_dir):
     run, other = made("mine", "12", "11"), made("other", "12", "11")
-    placebo = made("placebo", "12", "12", "shuffled", **{"model.model_path": "data/task_base"})
+    placebo = made("placebo", "12", "12", "shuffled", **{"model.model_name": "data/task_base"})
     for pair, why in [
         ((run, other), "'other' is not a placebo: it was trained with real rewards"),
-        ((run, placebo), "differ in model.model_path"),
+        ((run, placebo), "differ in model.model_name"),
     ]:
         with pytest.raises(ValueError, match=why):
             placebos.compare(*pair)

@@ -73,7 +73,7 @@ def test_the_files_are_the_dequantised_base_and_the_adapter_to_a_step_of_bf16(ru
     folder, check = merge(run)
     assert check.state == "ok"
     adapter, expected = load_file(run / "train/adapter/adapter_model.safetensors"), dequantized()
-    scale = run.config().model.lora_alpha / run.config().model.lora_rank
+    scale = run.config().lora.lora_alpha / run.config().lora.r
     names = [f"{module}.weight" for module in merging.adapted_modules(run / "train/adapter")]
     assert len(names) == 28
     for name in names:
@@ -285,7 +285,7 @@ class Merge(NamedTuple):
 
 def noise_adapter(base, folder, size):
     """Save an adapter whose B is noise of this size."""
-    config = resolve("tiny-cpu", {"model.model_path": base, "policy.backend": "transformers"})
+    config = resolve("tiny-cpu", {"model.model_name": base, "policy.backend": "transformers"})
     policy = models.load_policy(config)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -468,7 +468,7 @@ def test_a_base_without_safetensors_is_refused(run, tmp_path):
     shutil.copytree(project_path(TINY), tmp_path / "tiny_base")
     (tmp_path / "tiny_base/model.safetensors").rename(tmp_path / "tiny_base/pytorch_model.bin")
     with pytest.raises(FileNotFoundError, match=r"no file named model.safetensors"):
-        merge(run, {"model.model_path": str(tmp_path / "tiny_base")})
+        merge(run, {"model.model_name": str(tmp_path / "tiny_base")})
 
 
 @pytest.fixture
@@ -491,7 +491,7 @@ def test_the_card_says_what_the_run_recorded(finished):
     card = export.model_card(finished)
     _, head, body = card.split("---\n", 2)
     assert yaml.safe_load(head)["library_name"] == "transformers"
-    said = ("0" * 64, "trl: 1.15.0", "train.max_steps: 100", "numeric_correctness_reward: 1.0")
+    said = ("0" * 64, "trl: 1.15.0", "grpo.max_steps: 100", "numeric_correctness_reward: 1.0")
     for one in (*said, "# demo", "- 'base → merged: better", "merge: ok, KL 1e-6"):
         assert one in body
     assert "## Limits" in body
@@ -524,7 +524,7 @@ def test_names_of_others_stay_text_in_the_card(finished, tmp_path, kind):
     top, blocks, headings, _ = parts_of(export.model_card(finished))
     named = f"rewards.soft_format_reward.configured({text!r})"
     path.write_text(f"from grpo_nb import rewards\nreward_funcs = [{named}]")
-    names = {"rewards.preset": str(path), "model.model_path": text, "data.source": text}
+    names = {"rewards.preset": str(path), "model.model_name": text, "data.source": text}
     finished.write_config(resolve("tiny-cpu", {}, names))
     pair, check = {"sentence": text}, {"name": text, "state": "ok", "evidence": text, "fix": ""}
     write_json(finished / "eval/report.json", {"prompts": 32, "comparisons": [pair]})
@@ -541,7 +541,7 @@ def test_names_of_others_stay_text_in_the_card(finished, tmp_path, kind):
 
 
 def test_the_card_names_a_base_of_the_hub(finished):
-    finished.write_config(resolve("tiny-cpu", {}, {"model.model_path": "Qwen/Qwen3-4B"}))
+    finished.write_config(resolve("tiny-cpu", {}, {"model.model_name": "Qwen/Qwen3-4B"}))
     assert parts_of(export.model_card(finished))[0]["base_model"] == "Qwen/Qwen3-4B"
 
 

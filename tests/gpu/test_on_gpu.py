@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("fast_inference", ["off", "detect"])
 def test_the_four_notebooks_teach_the_tiny_model(runs_dir, fast_inference):
-    settings = {"model.fast_inference": fast_inference, "train.max_steps": 60}
+    settings = {"model.fast_inference": fast_inference, "grpo.max_steps": 60}
     run = run_pipeline("gpu", "tiny-cpu", settings)
     greedy = read_json(run / "eval/report.json")["greedy"]
     low, high = two_steps.BASE_ACCURACY
@@ -44,7 +44,7 @@ VLLM = {"model.fast_inference": "vllm"}
 CASES = {
     "Unsloth generates": ({"model.fast_inference": "off"}, {"vllm": False}),
     "vLLM generates": (VLLM, {"vllm": True, "sleeps": False}),
-    "vLLM stands by": (VLLM | {"policy.standby": True}, {"vllm": True, "sleeps": True}),
+    "vLLM stands by": (VLLM | {"model.unsloth_vllm_standby": True}, {"vllm": True, "sleeps": True}),
     "transformers": (PLAIN, {"vllm": False}),
 }
 

@@ -17,7 +17,7 @@ from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 from grpo_nb.training.preflight import dry_run
 
-SIZES = {"train.max_steps": 2, "train.per_device_train_batch_size": 16}
+SIZES = {"grpo.max_steps": 2, "grpo.per_device_train_batch_size": 16}
 BASE_ACCURACY = (0.45, 0.72)  # of the tiny base on 128 held-out rows, by engine: 0.59 on a CPU
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9), (3, 4))]
 

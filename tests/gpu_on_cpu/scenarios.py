@@ -43,15 +43,15 @@ from grpo_nb.runs.config import flatten, resolve  # noqa: E402
 
 models.weights.has_bf16 = lambda: False  # fp32, whatever this CPU computes in
 SETTINGS = {
-    "policy.optim": "adamw_torch",  # in 8 bit it is a GPU's
+    "grpo.optim": "adamw_torch",  # in 8 bit it is a GPU's
     "train.eval_steps": 0,
-    "train.gradient_accumulation_steps": 1,
-    "train.max_steps": 4,
+    "grpo.gradient_accumulation_steps": 1,
+    "grpo.max_steps": 4,
     "train.resume": "never",
-    "train.save_steps": 2,
-    "train.warmup_steps": 0,
-    "trl.bf16": False,
-    "trl.fp16": False,
+    "grpo.save_steps": 2,
+    "grpo.warmup_steps": 0,
+    "grpo.bf16": False,
+    "grpo.fp16": False,
 }
 VALIDATED = {"train.eval_steps": 2}
 
@@ -65,7 +65,7 @@ def policy(config):
     model.enable_input_require_grads()
     model.for_training = functools.partial(FastLanguageModel.for_training, model)
     model.for_inference = functools.partial(FastLanguageModel.for_inference, model)
-    return models.Policy(model, models.load_tokenizer(config.model.model_path), False, "unsloth")
+    return models.Policy(model, models.load_tokenizer(config.model.model_name), False, "unsloth")
 
 
 def start(name, rewards=MATH, **settings):
@@ -142,7 +142,7 @@ def cut_off():
 
 
 def warm_up():
-    settings = {"train.sft_steps": 6, "train.sft_until": 1.0, "train.max_steps": 1}
+    settings = {"train.sft_steps": 6, "train.sft_until": 1.0, "grpo.max_steps": 1}
     warm = start("warm", **settings)
     warm.train()
     about = json.loads((warm.stage.run / "rewards/warm_up/about.json").read_text())
@@ -164,7 +164,7 @@ def a_reward_that_is_down():
 
 def overflow():
     """fp16's first loss scales are too high for the gradient, here for more than three steps."""
-    one = start("fp16", **{"train.max_steps": 8})
+    one = start("fp16", **{"grpo.max_steps": 8})
     scaler = scale_loss(one)
     checks = {check.name: check.state for check in grpo_nb.preflight(one)}
     seen = {"checks": checks, "scale after the preflight": scaler.get_scale()}
@@ -177,8 +177,8 @@ def arguments():
     found, run = {}, Run("arguments")
     policy = models.Policy(None, None, False)
     for loss in ("dapo", "bnpo", "dr_grpo", "cispo"):
-        for extra in ({}, {"trl.epsilon_high": 0.3, "trl.mask_truncated_completions": False}):
-            settings = SETTINGS | {"train.loss_type": loss} | extra
+        for extra in ({}, {"grpo.epsilon_high": 0.3, "grpo.mask_truncated_completions": False}):
+            settings = SETTINGS | {"grpo.loss_type": loss} | extra
             stage = Stage(run, "03", resolve("tiny-cpu", settings))
             args = trl.GRPOConfig(**training.grpo_arguments(stage, policy, MATH))
             table = training.effective(args, stage, policy, MATH).set_index("argument")
@@ -213,7 +213,7 @@ def an_environment():
     task = {
         "task": "guess",
         "data.system_prompt": told,
-        "train.max_completion_length": 96,
+        "grpo.max_completion_length": 96,
         "train.guard_steps": 4,
     }
     make_run("plays", **task, **{"data.max_rows": 64})
@@ -231,7 +231,7 @@ def an_environment():
 
 def a_guard():
     """Of whose samples it trains on: its own, then those of the base without the adapter."""
-    one = start("guarded", **{"train.max_steps": 2, "train.guard_steps": 1})
+    one = start("guarded", **{"grpo.max_steps": 2, "train.guard_steps": 1})
     seen = {"steps": steps(one), "looks": [look._asdict() for look in one.guard.looks]}
     kind = training.RunTrainer
     sample = kind._generate_single_turn
@@ -242,7 +242,7 @@ def a_guard():
 
     kind._generate_single_turn = without_the_adapter
     try:
-        start("guarded", **{"train.max_steps": 1, "train.guard_steps": 1}).train()
+        start("guarded", **{"grpo.max_steps": 1, "train.guard_steps": 1}).train()
     except RuntimeError as error:
         seen["stopped"] = str(error)
     finally:

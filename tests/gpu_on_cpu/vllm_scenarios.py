@@ -41,20 +41,20 @@ from grpo_nb.runs.config import flatten, resolve  # noqa: E402
 from grpo_nb.training.rules import DIFFERENCE  # noqa: E402
 
 SETTINGS = {
-    "model.quantization": "16bit",
+    "model.load_in_4bit": False,
     "model.fast_inference": "vllm",
-    "policy.optim": "adamw_torch",  # in 8 bit it is a GPU's
+    "grpo.optim": "adamw_torch",  # in 8 bit it is a GPU's
     "train.eval_steps": 0,
-    "train.gradient_accumulation_steps": 1,
+    "grpo.gradient_accumulation_steps": 1,
     "train.guard_steps": 0,
-    "train.max_steps": 2,
-    "train.num_generations": 4,
-    "train.per_device_train_batch_size": 8,
+    "grpo.max_steps": 2,
+    "grpo.num_generations": 4,
+    "grpo.per_device_train_batch_size": 8,
     "train.resume": "never",
-    "train.save_steps": 2,
-    "train.warmup_steps": 0,
-    "trl.bf16": False,
-    "trl.fp16": False,
+    "grpo.save_steps": 2,
+    "grpo.warmup_steps": 0,
+    "grpo.bf16": False,
+    "grpo.fp16": False,
 }
 KEYS = ("step", "grad_norm", "reward", "kl", DIFFERENCE)
 TINY = str(PROJECT_ROOT / "data/tiny_base")
@@ -176,7 +176,7 @@ def loading(tiny):
 
 
 def a_training(tiny):
-    settings = {"train.eval_steps": 2, "train.guard_steps": 2, "train.max_steps": 4}
+    settings = {"train.eval_steps": 2, "train.guard_steps": 2, "grpo.max_steps": 4}
     trainer = tiny.start("whole", **settings)
     report = {"checks": checks(trainer), "steps": train(trainer), "looks": looks(trainer)}
     report["validated"] = [
@@ -188,7 +188,7 @@ def a_training(tiny):
 
 
 def cut_off(tiny):
-    settings = {"train.resume": "auto", "train.max_steps": 3}
+    settings = {"train.resume": "auto", "grpo.max_steps": 3}
     first = tiny.start("cut", **settings)
     first.watch(lambda update: update.line["step"] == 2 and first.buttons.stop.set())
     first.train()
@@ -198,7 +198,7 @@ def cut_off(tiny):
 
 def warm_up(tiny):
     # Without looks: vLLM on a CPU cannot seed more requests than it runs at a time.
-    trainer = tiny.start("warm", **{"train.sft_steps": 6, "train.max_steps": 1})
+    trainer = tiny.start("warm", **{"train.sft_steps": 6, "grpo.max_steps": 1})
     about = json.loads((trainer.stage.run / "rewards/warm_up/about.json").read_text())
     return about | {"steps": train(trainer)}
 
@@ -208,7 +208,7 @@ def an_environment(_):
     task = {
         "task": "guess",
         "data.system_prompt": environments.load("guess").system_prompt,
-        "train.max_completion_length": 96,
+        "grpo.max_completion_length": 96,
         "train.guard_steps": 4,
         "train.eval_steps": 2,
     }
@@ -220,7 +220,7 @@ def an_environment(_):
 
 def a_reference(tiny):
     """beta > 0: TRL keeps a second adapter, which vLLM must not take for the policy's."""
-    trainer = tiny.start("beta", **{"train.beta": 0.05, "train.guard_steps": 1})
+    trainer = tiny.start("beta", **{"grpo.beta": 0.05, "train.guard_steps": 1})
     return {"steps": train(trainer), "looks": looks(trainer)}
 
 
@@ -228,7 +228,7 @@ def faults(tiny):
     """Each fault of vllm_faults.py, planted before step 1 of a training that the guard watches."""
     stopped = {}
     for name, plant in vllm_faults.FAULTS.items():
-        trainer = tiny.start("faults", **{"train.max_steps": 1, "train.guard_steps": 1})
+        trainer = tiny.start("faults", **{"grpo.max_steps": 1, "train.guard_steps": 1})
         undo = plant(trainer)
         try:
             trainer.train()
@@ -295,7 +295,7 @@ def folding(tiny):
     import unsloth_zoo.vllm_utils as zoo
 
     zoo.install_merged_rollout_engine_wrapper(tiny.policy.model.vllm_engine)
-    trainer = tiny.start("folded", **{"train.learning_rate": 5e-6})
+    trainer = tiny.start("folded", **{"grpo.learning_rate": 5e-6})
     noised = len(training.guard.changeable(trainer))
     (check,) = training.preflight._hand_over(trainer)
     return {"check": [check.state, check.evidence], "noised": noised}
@@ -303,7 +303,7 @@ def folding(tiny):
 
 def a_stock_trainer(tiny):
     """Beside the trainer of a notebook of Unsloth's, which knows no run."""
-    one = tiny.start("stock", **{"train.eval_steps": 2, "train.max_steps": 4})
+    one = tiny.start("stock", **{"train.eval_steps": 2, "grpo.max_steps": 4})
     with contextlib.chdir(FOLDER):  # Unsloth writes the adapter's configuration where it is
         return beside_a_stock_trainer(one, FOLDER / "beside")
 
@@ -316,11 +316,11 @@ def closing(tiny):
 def a_real_model(_):
     """Load SmolLM2 by Unsloth's loader with vLLM, and train two steps; the test merges it."""
     settings = SETTINGS | {
-        "model.model_path": str(Path(sys.prefix) / "smollm2"),
-        "train.max_completion_length": 8,
-        "trl.mask_truncated_completions": False,  # as all of them are, at that length
-        "train.num_generations": 2,
-        "train.per_device_train_batch_size": 2,
+        "model.model_name": str(Path(sys.prefix) / "smollm2"),
+        "grpo.max_completion_length": 8,
+        "grpo.mask_truncated_completions": False,  # as all of them are, at that length
+        "grpo.num_generations": 2,
+        "grpo.per_device_train_batch_size": 2,
         "export.parity_prompts": 2,
         "rewards.form": "plain",
         "rewards.preset": "length",

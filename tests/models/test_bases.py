@@ -81,10 +81,10 @@ def test_every_reader_cuts_every_row_as_the_training_did(name):
 @pytest.mark.parametrize("quantization", ["16bit", "4bit"])
 def test_tiny_base_starts_with_room_to_improve(runs_dir, quantization):
     config = resolve("tiny-cpu", {"data.eval_share": 0.25})
-    tokenizer = hub.load_tokenizer(config.model.model_path)
+    tokenizer = hub.load_tokenizer(config.model.model_name)
     data.prepare_run(Run("r"), config.data, 0, lambda prompts: [0] * len(prompts))
     held_out = data.load(Run("r"), "eval")[::2]
-    model = models.load_checkpoint(config.model.model_path, adapter=None, quantization=quantization)
+    model = models.load_checkpoint(config.model.model_name, adapter=None, quantization=quantization)
     engine = models.TransformersEngine(model, tokenizer)
     bench = bench_of(config, load_preset("math"), tokenizer)
     table = evaluation.evaluate_model(lambda: engine, held_out, bench, config)

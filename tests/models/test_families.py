@@ -65,13 +65,13 @@ def test_the_shipped_base_has_adapters_where_it_had_them():
 
 @BACKENDS
 def test_which_layers_have_an_adapter_may_be_said(folders, backend):
-    named = {"model.lora_targets": "q_proj, down_proj"}
+    named = {"lora.target_modules": "q_proj, down_proj"}
     model = policy_of(folders["qwen3_moe"], backend, **named).model
     names = {name for name, _ in model.named_parameters() if "lora_B" in name}
     assert {name.split(".")[-4] for name in names} == {"q_proj", "experts"}
     assert len(names) == 4, "two layers' queries, and their experts' second weights"
     with pytest.raises(ValueError, match="lora_targets 'q_projj': did you mean 'q_proj'"):
-        policy_of(folders["qwen3_moe"], backend, **{"model.lora_targets": "q_projj"})
+        policy_of(folders["qwen3_moe"], backend, **{"lora.target_modules": "q_projj"})
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_what_a_template_does_is_known(folders, name):
 def test_settings_of_the_template_reach_whoever_renders(folders, tmp_path):
     """TRL and vLLM, too, and who is given the merged model."""
     folder, no_thoughts = folders["qwen3"], '{"enable_thinking": false}'
-    config = families.settings_of(folder, "unsloth", **{"model.chat_template_kwargs": no_thoughts})
-    assert config.model.chat_template_kwargs == {"enable_thinking": False}
+    config = families.settings_of(folder, "unsloth", **{"grpo.chat_template_kwargs": no_thoughts})
+    assert config.grpo.chat_template_kwargs == {"enable_thinking": False}
     plain = hub.load_tokenizer(str(folder))
-    quick = hub.load_tokenizer(str(folder), config.model.chat_template_kwargs)
+    quick = hub.load_tokenizer(str(folder), config.grpo.chat_template_kwargs)
     empty = "<think>\n\n</think>\n\n"
     assert template.render(quick, ASKED) == template.render(plain, ASKED) + empty
     how = {"tokenize": False, "add_generation_prompt": True}
@@ -127,7 +127,7 @@ def test_settings_of_the_template_reach_whoever_renders(folders, tmp_path):
     assert asked_for == template.render(plain, ASKED)
     shutil.copy(folder / "config.json", tmp_path)
     quick.save_pretrained(tmp_path)
-    saved = hub.load_tokenizer(str(tmp_path), config.model.chat_template_kwargs)
+    saved = hub.load_tokenizer(str(tmp_path), config.grpo.chat_template_kwargs)
     assert saved.chat_template == quick.chat_template
     assert hub.load_tokenizer(str(tmp_path)).apply_chat_template(ASKED, **how).endswith(empty)
 
@@ -139,11 +139,11 @@ def test_the_four_notebooks_run_on_a_family(runs_dir, forks, monkeypatch):
     unusual = FAMILIES["qwen3_moe"]._replace(template=source)
     monkeypatch.setitem(FAMILIES, "unusual", unusual)
     settings = families.SETTINGS | {
-        "model.model_path": str(families.build("unusual", runs_dir)),
+        "model.model_name": str(families.build("unusual", runs_dir)),
         **{"policy.backend": "transformers", "evaluate.samples": 1},
         **{"rewards.baseline_prompts": 2, "rewards.baseline_completions": 2},
         **{"data.sft_rows": 4, "train.sft_steps": 2},
-        "trl.entropy_coef": 0.1,  # a gradient, though nothing is right
+        "grpo.entropy_coef": 0.1,  # a gradient, though nothing is right
     }
     run = run_pipeline("family", "tiny-cpu", settings, force=True)
     manifest = run.manifest()

@@ -16,7 +16,7 @@ from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import hub, template, weights
 from grpo_nb.models import policy as policy_module
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs.config import PolicyConfig, resolve
+from grpo_nb.runs.config import resolve
 
 TINY = "data/tiny_base"
 TINY_MODEL = resolve("tiny-cpu").model
@@ -61,7 +61,8 @@ def test_an_engine_that_cannot_be_opened_says_what_it_needs():
         models.open_engine(TINY, adapter=None, quantization="4bit", engine="vlm")
 
 
-BOTH, VLLM, PLAIN = ("vllm", "vllm_bnb_plugin"), ("vllm",), {"backend": "transformers"}
+BOTH, VLLM, PLAIN = ("vllm", "vllm_bnb_plugin"), ("vllm",), {"policy.backend": "transformers"}
+FULL = {"model.full_finetuning": True, "model.load_in_4bit": False}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ BOTH, VLLM, PLAIN = ("vllm", "vllm_bnb_plugin"), ("vllm",), {"backend": "transfo
         (("detect", "4bit"), {}, BOTH, True, True),
         (("detect", "4bit"), {}, BOTH, False, False),
         (("detect", "4bit"), PLAIN, BOTH, True, False),
-        (("detect", "4bit"), {"finetuning": "full"}, BOTH, True, False),
+        (("detect", "4bit"), FULL, BOTH, True, False),
         (("detect", "16bit"), {}, VLLM, True, True),
         (
             ("vllm", "4bit"),
@@ -80,7 +81,7 @@ BOTH, VLLM, PLAIN = ("vllm", "vllm_bnb_plugin"), ("vllm",), {"backend": "transfo
             "needs a CUDA GPU; otherwise set model.fast_inference = 'detect'",
         ),
         (("vllm", "4bit"), PLAIN, BOTH, True, "needs policy.backend = 'unsloth'"),
-        (("vllm", "4bit"), {"finetuning": "full"}, BOTH, True, "finetuning = 'lora'"),
+        (("vllm", "4bit"), FULL, BOTH, True, "full_finetuning = False"),
         (("vllm", "4bit"), {}, VLLM, True, r"the package vllm-bnb-plugin \(pip inst"),
         (("vllm", "16bit"), {}, (), True, "model.fast_inference = .* package vllm; otherwise set"),
         (("detect", "4bit"), None, BOTH, True, True),
@@ -92,7 +93,7 @@ def test_vllm_is_used_where_it_can_be_and_refused_by_name(
 ):
     monkeypatch.setattr("grpo_nb.models.vllm.cuda_available", lambda: gpu)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in packages else None)
-    training = None if policy is None else PolicyConfig(**policy)
+    training = None if policy is None else resolve("tiny-cpu", policy)
     if isinstance(expected, bool):
         assert models.use_vllm(*asked, training) is expected
     else:
@@ -105,7 +106,7 @@ def test_a_4bit_policy_without_vllms_plugin_warns_and_does_without(monkeypatch):
     monkeypatch.setattr("grpo_nb.models.vllm.cuda_available", lambda: True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == "vllm" else None)
     with pytest.warns(UserWarning, match="transformers generates, since vLLM needs the package"):
-        assert models.use_vllm("detect", "4bit", PolicyConfig()) is False
+        assert models.use_vllm("detect", "4bit", resolve("tiny-cpu")) is False
 
 
 def test_where_unsloth_starts_no_engine_transformers_generates_or_it_is_refused(capsys):
@@ -333,7 +334,7 @@ def test_weights_that_do_not_fit_are_refused(trained, tmp_path):
 def test_a_full_models_weights_go_into_a_policy(tmp_path):
     import torch
 
-    settings = {"model.quantization": "16bit", "policy.finetuning": "full"}
+    settings = {"model.load_in_4bit": False, "model.full_finetuning": True}
     config = resolve("tiny-cpu", settings | {"policy.backend": "transformers"})
     policy, other = models.load_policy(config), models.load_policy(config)
     assert all(parameter.requires_grad for parameter in policy.model.parameters())

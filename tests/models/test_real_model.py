@@ -30,13 +30,13 @@ pytestmark = pytest.mark.skipif(
 )
 SETTINGS = {
     "task": "json_extraction",
-    "model.model_path": str(SMOLLM2),
+    "model.model_name": str(SMOLLM2),
     "train.sft_steps": 12,
-    "train.max_steps": 4,
-    "train.per_device_train_batch_size": 8,
-    "train.gradient_accumulation_steps": 1,
-    "train.max_completion_length": 40,
-    "train.learning_rate": 1e-4,
+    "grpo.max_steps": 4,
+    "grpo.per_device_train_batch_size": 8,
+    "grpo.gradient_accumulation_steps": 1,
+    "grpo.max_completion_length": 40,
+    "grpo.learning_rate": 1e-4,
     "train.eval_steps": 0,
     "export.parity_prompts": 4,
 }

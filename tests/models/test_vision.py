@@ -146,7 +146,7 @@ def test_an_adapter_is_on_the_language_part_or_also_on_the_tower(folders):
     settings = {"policy.backend": "transformers"}
     for tower in (False, True):
         config = vision_families.settings_of(
-            folders["qwen2_5_vl"], **settings, **{"model.vision_tower": tower}
+            folders["qwen2_5_vl"], **settings, **{"lora.finetune_vision_layers": tower}
         )
         base = models.load_policy(config).model.get_base_model()
         adapted = [name for name, m in base.named_modules() if isinstance(m, LoraLayer)]
@@ -155,12 +155,14 @@ def test_an_adapter_is_on_the_language_part_or_also_on_the_tower(folders):
 
 
 def test_an_impossible_tower_is_refused():
-    config = vision_families.settings_of("data/tiny_base", **{"model.vision_tower": True})
+    config = vision_families.settings_of("data/tiny_base", **{"lora.finetune_vision_layers": True})
     with pytest.raises(ValueError, match="has no part that reads images"):
         models.load_policy(config)
     driven = {"model.fast_inference": "vllm", "policy.backend": "unsloth"}
     with pytest.raises(ValueError, match="vLLM takes no adapter on the part that reads images"):
-        vision_families.settings_of("data/tiny_base", **driven, **{"model.vision_tower": True})
+        vision_families.settings_of(
+            "data/tiny_base", **driven, **{"lora.finetune_vision_layers": True}
+        )
 
 
 def test_unsloth_without_a_gpu_names_the_other_backend(qwen):

@@ -24,7 +24,7 @@ PROMPTS = [build_prompt(f"What is {a} + {a + 7}?") for a in range(16)]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """In 16 bit."""
-    return moved(tmp_path_factory.mktemp("runs"), 0.1, {"model.quantization": "16bit"})
+    return moved(tmp_path_factory.mktemp("runs"), 0.1, {"model.load_in_4bit": False})
 
 
 def texts(answers):

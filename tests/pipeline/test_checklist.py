@@ -27,7 +27,7 @@ def run(runs_dir):
         entry = {"status": "done", "seconds": 2.0, "inputs": dict(inputs), "outputs": written}
         run.record(stage, {**entry, **recorded, "checks": checks})
         inputs |= written
-    run.write_config(config.resolve("tiny-cpu", {"train.max_steps": 9}))
+    run.write_config(config.resolve("tiny-cpu", {"grpo.max_steps": 9}))
     return run
 
 
@@ -120,7 +120,7 @@ def test_config_yaml_is_a_run_file_that_makes_the_run_again(run):
     name, *again = notebooks.planned_run(str(run / "config.yaml"), "again", None, [])
     made, _ = notebooks.resolve_run(Run(name), *again)
     differ = config.flatten(made).items() ^ config.flatten(run.config()).items()
-    assert {name for name, _ in differ} <= {"model.model_path"}, "by its whole path"
+    assert {name for name, _ in differ} <= {"model.model_name"}, "by its whole path"
 
 
 def test_parameters_set_in_a_notebook_do_not_make_a_run_dirty_and_code_does(tmp_path, monkeypatch):

@@ -78,14 +78,14 @@ def test_a_run_in_use_is_refused(runs_dir, capsys):
 
 def test_a_later_stage_runs_again_alone_with_what_was_set_before(again):
     before = again.manifest()
-    settings = {"train.learning_rate": "2e-3", "train.max_steps": 2}
+    settings = {"grpo.learning_rate": "2e-3", "grpo.max_steps": 2}
     pipeline.run_pipeline("again", settings=settings, first="03", last="03")
-    after, train = again.manifest(), again.config().train
+    after, grpo = again.manifest(), again.config().grpo
     assert after["02"] == before["02"]
     assert after["03"]["started"] != before["03"]["started"]
-    assert again.settings() == TINY_SETTINGS | {"train.learning_rate": 2e-3, "train.max_steps": 2}
-    assert (train.learning_rate, train.max_steps) == (2e-3, 2)
-    assert train.per_device_train_batch_size == TINY_SETTINGS["train.per_device_train_batch_size"]
+    assert again.settings() == TINY_SETTINGS | {"grpo.learning_rate": 2e-3, "grpo.max_steps": 2}
+    assert (grpo.learning_rate, grpo.max_steps) == (2e-3, 2)
+    assert grpo.per_device_train_batch_size == TINY_SETTINGS["grpo.per_device_train_batch_size"]
     assert len(list((again / "train/completions").iterdir())) == 2
     lines = (again / "train/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 2]  # two are validations
@@ -138,7 +138,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     state, tick = again / "progress.json", threading.Event()
     state.unlink()
-    steps = "--set=train.max_steps=6"
+    steps = "--set=grpo.max_steps=6"
     with subprocess.Popen([*command, steps], **streams) as process:
         while process.poll() is None:
             if state.exists() and json.loads(state.read_text())["done"] >= 2:
@@ -163,8 +163,8 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
 def part_of_sweep(demo_run, name, folder, steps, last):
     """A copy of the finished run as a trial of this number of steps, done up to a stage."""
     shutil.copytree(demo_run.path, folder / name)
-    run, swept = Run(name), {"train.max_steps": steps}
-    run.write_config(config.resolve("tiny-cpu", run.settings(), swept, {"train.save_steps": 2}))
+    run, swept = Run(name), {"grpo.max_steps": steps}
+    run.write_config(config.resolve("tiny-cpu", run.settings(), swept, {"grpo.save_steps": 2}))
     write_json(run / "manifest.json", {k: v for k, v in run.manifest().items() if k <= last})
     for stage in run.manifest():
         run.record(stage, {"settings": config.digest(run.config(), stage)})
@@ -177,9 +177,9 @@ def test_a_killed_sweep_goes_on_where_it_was(demo_run, forks, tmp_path, monkeypa
     done = part_of_sweep(demo_run, "s-000", tmp_path, 4, "04")
     cut = part_of_sweep(demo_run, "s-001", tmp_path, 9, "02")
     shutil.rmtree(cut / "train")
-    settings = {**TINY_SETTINGS, "train.save_steps": 2}
-    settings.pop("train.max_steps")
-    sweep = {"profile": "tiny-cpu", "settings": settings, "grid": {"train.max_steps": [4, 9]}}
+    settings = {**TINY_SETTINGS, "grpo.save_steps": 2}
+    settings.pop("grpo.max_steps")
+    sweep = {"profile": "tiny-cpu", "settings": settings, "grid": {"grpo.max_steps": [4, 9]}}
     (tmp_path / "s.yaml").write_text(json.dumps(sweep))
     arguments = ["-m", "grpo_nb", "sweep", str(tmp_path / "s.yaml")]
     before, no_forks = tree(done), {k: v for k, v in os.environ.items() if k != "JUPYTER_PATH"}
@@ -205,7 +205,7 @@ def test_a_killed_sweep_goes_on_where_it_was(demo_run, forks, tmp_path, monkeypa
 
 
 def test_a_task_with_images_goes_through_the_four_notebooks(runs_dir, forks):
-    short = {"train.max_steps": 2, "data.max_rows": 80, "train.eval_prompts": 4}
+    short = {"grpo.max_steps": 2, "data.max_rows": 80, "train.eval_prompts": 4}
     short |= {"rewards.baseline_prompts": 12, "evaluate.samples": 1, "export.parity_prompts": 2}
     run = pipeline.run_pipeline("charts", "tiny-cpu", {"task": "charts", **short})
     assert not run.undone()

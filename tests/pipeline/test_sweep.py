@@ -18,28 +18,28 @@ from grpo_nb.runs import Run, config
 def test_a_grid_with_seeds(runs_dir):
     path = write(
         runs_dir,
-        "name: rates\nprofile: tiny-cpu\nsettings: {train.max_steps: 9}\ngrid:\n"
-        '  train.learning_rate: [1e-3, 3e-4]\n  rewards.reward_weights: ["1, 1, 0, 0"]\n'
+        "name: rates\nprofile: tiny-cpu\nsettings: {grpo.max_steps: 9}\ngrid:\n"
+        '  grpo.learning_rate: [1e-3, 3e-4]\n  rewards.reward_weights: ["1, 1, 0, 0"]\n'
         "  seed: [5, 6]\n",
     )
     asked = sweep.read_sweep(path)
     assert [trial.name for trial in asked.trials] == [f"rates-00{i}" for i in range(4)]
-    rates = [(t.swept["train.learning_rate"], t.swept["seed"]) for t in asked.trials]
+    rates = [(t.swept["grpo.learning_rate"], t.swept["seed"]) for t in asked.trials]
     assert rates == [(1e-3, 5), (1e-3, 6), (3e-4, 5), (3e-4, 6)]
-    assert asked.trials[0].settings["train.max_steps"] == 9
+    assert asked.trials[0].settings["grpo.max_steps"] == 9
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("grid: {train.max_stepz: [1]}", "'train.max_stepz': did you mean 'train.max_steps'"),
+        ("grid: {grpo.max_stepz: [1]}", "'grpo.max_stepz': did you mean 'grpo.max_steps'"),
         ("grid: {}", "something to vary: either grid"),
         ("settings: 3\ngrid: {seed: [1]}", "beside settings: {setting: value"),
         ("grid: {seed: [1]}\nlist: [{seed: 1}]", "something to vary: either grid"),
         ("grid: {seed: [1]}\nsettings: {seed: 2}", "seed is varied, and set in settings"),
         ("grid: {seed: [1]}\ngird: 1", "unknown key of a sweep 'gird': did you mean 'grid'"),
         ("grid: {seed: [1", "line 1:"),
-        ("grid: {train.num_generations: [7]}", "does not divide the batch"),
+        ("grid: {grpo.num_generations: [7]}", "does not divide the batch"),
         ("grid: {seed: [1]}\nname: a/b", "run_name 'a/b-000'"),
         ("list: [null]", "list: [{setting: value, …}, …]"),
     ],

@@ -24,7 +24,7 @@ from grpo_nb.pipeline.notebooks import assigned, planned_run, resolve_run
 from grpo_nb.pipeline.sweep import read_sweep
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, config
-from grpo_nb.training.arguments import TRL_NAMES, own_config, refuse_unknown_trl
+from grpo_nb.training.arguments import TRL_NAMES, refuse_unknown_trl
 
 PAGES = [PROJECT_ROOT / "README.md", *sorted((PROJECT_ROOT / "docs").glob("*.md"))]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -102,11 +102,9 @@ def words_of(command: str) -> list[str]:
 def check_setting(name: str, value: str | None = None) -> None:
     config.refuse_unknown_setting(name)
     section, _, key = name.rpartition(".")
-    if section == "trl" and value is None:
-        assert key in own_config().__dataclass_fields__, f"{name} is none of GRPOConfig's"
-    elif section == "trl":
+    if section == "grpo" and value is not None:
         [parsed] = assigned([f"{name}={value}"]).values()
-        refuse_unknown_trl(config.RunConfig(trl={key: parsed}))
+        refuse_unknown_trl(config.RunConfig(grpo={key: parsed}))
     elif section and value is not None:
         type(getattr(config.RunConfig(), section))(**{key: value})
 
@@ -140,7 +138,7 @@ def test_a_command_is_one_that_there_is(page, capsys):
 def test_a_setting_or_file_that_is_named_is_there(page):
     for code in (token.content for token in inline(page, "code_inline")):
         match = SETTING.fullmatch(code)
-        if match and match[1] in (*config.SECTIONS, "trl") and match[2] not in ENDINGS:
+        if match and match[1] in config.SECTIONS and match[2] not in ENDINGS:
             check_setting(f"{match[1]}.{match[2]}", match[3] and match[3].strip("\"'"))
         if re.fullmatch(r"(grpo_nb|tests|docs|benchmarks)/[\w./-]+", code):
             assert (PROJECT_ROOT / code).exists(), f"{page.name}: {code}"
@@ -191,7 +189,7 @@ def test_the_table_of_settings_is_whole_and_its_defaults_are_true():
         if line.startswith("| `"):
             rows[cells[0]] = "" if cells[1] == "empty" else cells[1]
     defaults = config.flatten(config.RunConfig())
-    sections = ("train.", "model.", "policy.")
+    sections = ("train.", "model.", "lora.", "grpo.", "policy.")
     wanted = {name: str(v) for name, v in defaults.items() if name.startswith(sections)}
     assert rows == wanted
 
@@ -205,5 +203,5 @@ def test_the_configurations_for_gpus_are_taken_by_the_installed_trl(name, place)
     resolved, typed = resolve_run(Run(run_name), *planned)
     built = GRPOConfig(**arguments_of(resolved, vllm=True))
     assert built.generation_batch_size == resolved.step_completions
-    for setting in typed.keys() & {f"train.{key}" for key in TRL_NAMES}:
-        assert getattr(built, setting.removeprefix("train.")) == typed[setting], setting
+    for setting in typed.keys() & {f"grpo.{key}" for key in TRL_NAMES}:
+        assert getattr(built, setting.removeprefix("grpo.")) == typed[setting], setting

@@ -357,7 +357,7 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     for first in ("02", "03", "04"):
         resolve_run(run, first=first)
     with pytest.raises(ValueError, match="unknown setting"):
-        start_stage("01", "other", {"train.max_step": 1}, all_stages=True)
+        start_stage("01", "other", {"grpo.max_step": 1}, all_stages=True)
 
 
 OWN_MODEL = """
@@ -372,7 +372,7 @@ def test_a_model_an_argument_and_a_callback_of_the_readers_own_are_trained(kerne
     shutil.copytree(demo_run.path, kernels / "demo")
     cells = uncommented("03", "03-args", "own-callback") | {"03-unsloth": "", "03-07": OWN_MODEL}
     cells["own-callback"] = cells["own-callback"].replace("1.6", "-1")  # solved at once
-    settings = {"train.max_steps": 3, "train.per_device_train_batch_size": 16}
+    settings = {"grpo.max_steps": 3, "grpo.per_device_train_batch_size": 16}
     run = execute("03", kernels, cells, run_name="demo", settings=settings)
     adapter = read_json(run / "train/adapter/adapter_config.json")
     assert sorted(adapter["target_modules"]) == ["q_proj", "v_proj"]

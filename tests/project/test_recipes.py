@@ -65,7 +65,7 @@ def factors_move(place, said):
 
 def the_second_run_starts_from_the_first(place, said):
     config = yaml.safe_load((place / "runs/correctness/config.yaml").read_text())
-    assert config["settings"]["model.adapter"] == ["format", "set"]
+    assert config["settings"]["policy.adapter"] == ["format", "set"]
     assert (place / "runs/correctness/train/adapter/adapter_model.safetensors").is_file()
 
 

@@ -32,8 +32,8 @@ def prepared_scores(seed):
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory):
     """TRL's, as notebook 3 builds it, with generation cut after two tokens."""
-    settings = {"train.per_device_train_batch_size": GROUP, "train.num_generations": GROUP}
-    settings |= {"train.max_completion_length": 2, "train.eval_steps": 0}
+    settings = {"grpo.per_device_train_batch_size": GROUP, "grpo.num_generations": GROUP}
+    settings |= {"grpo.max_completion_length": 2, "train.eval_steps": 0}
     columns = (lambda completions, scores, i=i, **_: [row[i] for row in scores] for i in range(3))
     preset = reward_set([*zip(map(lifted, columns, "abc"), WEIGHTS, strict=True)])
     with pytest.MonkeyPatch.context() as patch:

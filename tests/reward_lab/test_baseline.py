@@ -21,7 +21,7 @@ SUMS = {f"{i} + 1?": str(i + 1) for i in range(6)}
 ROWS = [
     {"prompt": build_prompt(q), "question": q, "answer": expected} for q, expected in SUMS.items()
 ]
-SMALL = {"rewards.baseline_completions": 2, "train.max_completion_length": 8}
+SMALL = {"rewards.baseline_completions": 2, "grpo.max_completion_length": 8}
 CONFIG = resolve("tiny-cpu", SMALL)
 
 
@@ -48,15 +48,15 @@ def test_only_missing_prompts_are_sampled(runs_dir, asked):
     assert [group[0].text[2:] for group in more.samples_P_G] == [*SUMS][::-1]
 
 
-@pytest.mark.parametrize("key", ["seed", "train.temperature", "model.model_path"])
+@pytest.mark.parametrize("key", ["seed", "grpo.temperature", "model.model_name"])
 def test_what_the_samples_depend_on_is_sampled_again(runs_dir, tmp_path, asked, key):
-    value = str(tmp_path) if key == "model.model_path" else 2
+    value = str(tmp_path) if key == "model.model_name" else 2
     (tmp_path / "config.json").touch()
-    for layer in ({}, {"rewards.preset": "qa", "train.max_steps": 9}, {key: value}, {key: value}):
+    for layer in ({}, {"rewards.preset": "qa", "grpo.max_steps": 9}, {key: value}, {key: value}):
         baseline.sample(Run("p"), ROWS[:1], resolve("tiny-cpu", SMALL | layer))
     (tmp_path / "model.safetensors").write_bytes(b"other weights in the same folder")
     baseline.sample(Run("p"), ROWS[:1], resolve("tiny-cpu", SMALL | {key: value}))
-    assert len(asked) == (3 if key == "model.model_path" else 2)
+    assert len(asked) == (3 if key == "model.model_name" else 2)
 
 
 def test_the_tiny_base_samples_really_and_once(runs_dir, monkeypatch):
@@ -122,7 +122,7 @@ def prepare(runs_dir):
     def start(**settings):
         named = {f"data.{name}": value for name, value in settings.items()}
         config = resolve("tiny-cpu", {"data.max_rows": 80, "data.eval_share": 0.5} | named)
-        count_tokens = partial(template.count_tokens, hub.load_tokenizer(config.model.model_path))
+        count_tokens = partial(template.count_tokens, hub.load_tokenizer(config.model.model_name))
         report = data.prepare_run(Run("d"), config.data, 0, count_tokens)
         return Stage(Run("d"), "01", config), report
 

@@ -49,6 +49,6 @@ def test_other_weights_and_settings_are_as_if_scored_again():
     heavier = MATH._replace(preset=load_preset("math", "1, 2, 0, 0"))
     said = [[RIGHT, "85."], ["2", "<answer>3</answer>"]]
     assert heavier.weighed(MATH.table(ROWS, said), 2).equals(heavier.table(ROWS, said))
-    train = resolve("tiny-cpu", {"train.loss_type": "dr_grpo"}).train
+    train = resolve("tiny-cpu", {"grpo.loss_type": "dr_grpo"}).train
     unscaled = MATH._replace(train=train, unsloth_on_gpu=True).table(ROWS, said)["advantage"]
     assert unscaled.tolist() == [0.3125, -0.3125, 0.4375, -0.4375]

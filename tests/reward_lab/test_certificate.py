@@ -114,8 +114,8 @@ def test_the_cost_is_said_before_the_first_request(server):
     assert not server.seen
     assert "these tests about 196 calls" in sentence
     config = RunConfig()
-    steps = config.train.max_steps * config.step_completions
-    assert f"the training about {steps // config.train.num_generations:,} calls" in sentence
+    steps = config.grpo.max_steps * config.step_completions
+    assert f"the training about {steps // config.grpo.num_generations:,} calls" in sentence
     assert f"{steps:,} calls" in cost(LLMJudge("m", server.url), a_test())
 
 

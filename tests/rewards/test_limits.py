@@ -180,7 +180,7 @@ def test_other_cells_and_a_training_in_this_kernel_are_left_alone(lab, capsys):
 
 def test_a_training_ends_with_an_error_that_names_the_reward(runs_dir, tmp_path):
     chosen = loaded(tmp_path, TRLS.format(LOOP), 0.05)
-    trainer = trainer_of(make_run("loop", **{"train.max_steps": 2}), chosen=chosen)
+    trainer = trainer_of(make_run("loop", **{"grpo.max_steps": 2}), chosen=chosen)
     with pytest.raises(TookTooLong, match="reward mine took more than") as ended:
         trainer.train()
     assert "kept up to step 0; run this again" in " ".join(ended.value.__notes__)

@@ -66,11 +66,11 @@ def trained(tmp_path_factory):
     funcs |= {func.__name__: func for func in ours}
     config = resolve(
         "tiny-cpu",
-        {"train.max_steps": 2, "train.per_device_train_batch_size": 16, "train.eval_steps": 0},
+        {"grpo.max_steps": 2, "grpo.per_device_train_batch_size": 16, "train.eval_steps": 0},
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(folder))
-        tokenizer, run = hub.load_tokenizer(config.model.model_path), Run("foreign")
+        tokenizer, run = hub.load_tokenizer(config.model.model_name), Run("foreign")
         data.prepare_run(run, config.data, 0, partial(template.count_tokens, tokenizer))
         rows = [row | {"solution": f"${row['answer']}$"} for row in data.load(run, "train")[:32]]
         run.write_config(config)

@@ -117,7 +117,7 @@ def test_a_training_whose_reward_seeds_torch_samples_as_any_other(runs_dir):
     lines = []
     for name, func in (("plain", MATH.reward_funcs[0]), ("seeding", seeding)):
         trainer = trainer_of(
-            make_run(name, **{"train.max_steps": 4, "train.eval_steps": 2}),
+            make_run(name, **{"grpo.max_steps": 4, "train.eval_steps": 2}),
             chosen=MATH._replace(reward_funcs=[func, *MATH.reward_funcs[1:]]),
         )
         trainer.train()

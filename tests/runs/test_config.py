@@ -36,13 +36,13 @@ VOCABULARY = 151_936
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"train.max_stepz": 3}, "'train.max_stepz': did you mean 'train.max_steps'"),
-        ({"trian.beta": 3}, "'trian.beta': did you mean 'train.beta'"),
+        ({"grpo.max_stepz": 3}, "'grpo.max_stepz': did you mean 'grpo.max_steps'"),
+        ({"trian.beta": 3}, "'trian.beta': did you mean 'grpo.beta'"),
         ({"task": "jsonextraction"}, "task 'jsonextraction': did you mean 'json_extraction'"),
-        ({"train.max_steps": "many"}, "train.max_steps = 'many': input should be a valid int"),
-        ({"train.max_steps": True}, "train.max_steps = True: "),
-        ({"train.learning_rate": -1.0}, "train.learning_rate = -1.0: input should be"),
-        ({"train.temperature": 1e-30}, "train.temperature = .*: input should be"),
+        ({"grpo.max_steps": "many"}, "grpo.max_steps = 'many': input should be a valid int"),
+        ({"grpo.max_steps": True}, "grpo.max_steps = True: "),
+        ({"grpo.learning_rate": -1.0}, "grpo.learning_rate = -1.0: input should be"),
+        ({"grpo.temperature": 1e-30}, "grpo.temperature = .*: input should be"),
         ({"seed": 2**32}, "seed = .*: input should be"),
     ],
 )
@@ -55,15 +55,15 @@ def test_a_setting_that_cannot_be_is_refused_with_what_would_do(settings, messag
     ("settings", "values", "change"),
     [
         (
-            {"train.per_device_train_batch_size": 1, "train.gradient_accumulation_steps": 4},
+            {"grpo.per_device_train_batch_size": 1, "grpo.gradient_accumulation_steps": 4},
             "1 x gradient_accumulation_steps 4 = 4",
             "take a batch of 8",
         ),
         ({"model.max_seq_length": 64}, "max_completion_length = 304", "raise it to 304"),
         (
-            {"policy.finetuning": "full"},
-            "policy.finetuning = 'full' with model.quantization = '4bit'",
-            "set model.quantization = '16bit'",
+            {"model.full_finetuning": True},
+            "model.full_finetuning = True with model.load_in_4bit = True",
+            "set model.load_in_4bit = False",
         ),
         (
             {"train.sft_steps": 12},
@@ -89,16 +89,16 @@ def test_a_setting_that_cannot_be_is_refused_with_what_would_do(settings, messag
         (
             {
                 "model.fast_inference": "vllm",
-                "policy.finetuning": "full",
-                "model.quantization": "16bit",
+                "model.full_finetuning": True,
+                "model.load_in_4bit": False,
             },
-            "with policy.backend = 'unsloth' and policy.finetuning = 'full'",
+            "with policy.backend = 'unsloth' and model.full_finetuning = True",
             "set model.fast_inference = 'detect'",
         ),
         (
-            {"trl.vllm_mode": "server", "policy.backend": "transformers"},
-            "trl.vllm_mode with policy.backend = 'transformers' and model.quantization = '4bit'",
-            "or leave trl.vllm_mode out",
+            {"grpo.vllm_mode": "server", "policy.backend": "transformers"},
+            "grpo.vllm_mode with policy.backend = 'transformers' and model.load_in_4bit = True",
+            "or leave grpo.vllm_mode out",
         ),
     ],
 )
@@ -110,7 +110,7 @@ def test_settings_that_do_not_fit_together_are_refused_with_what_to_change(
     assert values in str(refusal.value)
 
 
-SMALL = {"train.per_device_train_batch_size": 8}
+SMALL = {"grpo.per_device_train_batch_size": 8}
 
 
 @pytest.mark.parametrize(
@@ -118,17 +118,17 @@ SMALL = {"train.per_device_train_batch_size": 8}
     [
         ({"data.max_rows": 1}, 0),
         ({"data.max_rows": 8, "data.eval_rows": 2}, 7),
-        ({"data.max_rows": 11, "data.eval_rows": 1, "train.per_device_train_batch_size": 80}, 9),
+        ({"data.max_rows": 11, "data.eval_rows": 1, "grpo.per_device_train_batch_size": 80}, 9),
     ],
 )
 def test_too_few_rows_for_a_step_are_refused_as_soon_as_both_are_known(settings, rows, runs_dir):
-    refusal = f"{rows} rows to train on .* fewer than the .* give more rows .*, or lower train"
+    refusal = f"{rows} rows to train on .* fewer than the .* give more rows .*, or lower grpo"
     with pytest.raises(ValueError, match=refusal):
         resolve_stages(Run("x"), settings, "01", "04", "tiny-cpu")
     resolve_stages(Run("x"), settings, "01", "01", "tiny-cpu")  # notebook 3 may take smaller steps
     resolve_stages(Run("x"), settings | SMALL | {"data.max_rows": 12}, "01", "04", "tiny-cpu")
     # An engine that is asked for fewer at a time has a step of other prompts.
-    fewer = settings | {"trl.steps_per_generation": 1}
+    fewer = settings | {"grpo.steps_per_generation": 1}
     resolve_stages(Run("x"), fewer, "01", "04", "tiny-cpu")
 
 
@@ -154,12 +154,12 @@ def test_no_setting_takes_what_is_not_finite(value):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("train.learning_rate=1e-5", 1e-5),
-        ("train.max_steps=20", 20),
+        ("grpo.learning_rate=1e-5", 1e-5),
+        ("grpo.max_steps=20", 20),
         ("data.source=arithmetic", "arithmetic"),
         ("data.system_prompt=", ""),
-        ("train.scale_rewards=none", "none"),
-        ("trl.epsilon_high=0.28", 0.28),
+        ("grpo.scale_rewards=none", "none"),
+        ("grpo.epsilon_high=0.28", 0.28),
     ],
 )
 def test_assignments_are_read_as_the_type_of_the_setting(text, value):
@@ -171,38 +171,38 @@ def test_assignments_are_read_as_the_type_of_the_setting(text, value):
 
 def test_an_assignment_without_value_is_refused():
     with pytest.raises(ValueError, match="write NAME=VALUE"):
-        assigned(["train.max_steps"])
+        assigned(["grpo.max_steps"])
 
 
 def test_each_value_has_its_source_and_meaning():
-    own = {"task": "code", "train.beta": 0.1, "train.max_steps": 9}
-    resolved = resolve("l4-24gb", own, {"train.max_steps": 5, "data.source": "mine.jsonl"})
-    rows = {row["setting"]: row for row in config.describe(resolved, "seed", "data", "train")}
+    own = {"task": "code", "grpo.beta": 0.1, "grpo.max_steps": 9}
+    resolved = resolve("l4-24gb", own, {"grpo.max_steps": 5, "data.source": "mine.jsonl"})
+    rows = {row["setting"]: row for row in config.describe(resolved, "seed", "data", "grpo")}
     assert all(row["meaning"] for row in rows.values())
     told = {name: (row["value"], row["from"]) for name, row in rows.items()}
     expected = {
-        "train.max_steps": (5, "set"),
+        "grpo.max_steps": (5, "set"),
         "data.source": ("mine.jsonl", "set"),
-        "train.beta": (0.1, "set"),
+        "grpo.beta": (0.1, "set"),
         "data.answer_kind": ("code", "task code"),
         "data.subset": ("main", "profile l4-24gb"),
-        "train.learning_rate": (1e-5, "profile l4-24gb"),
-        "train.temperature": (1.0, "default"),
+        "grpo.learning_rate": (1e-5, "profile l4-24gb"),
+        "grpo.temperature": (1.0, "default"),
         "seed": (0, "default"),
     }
     assert expected.items() <= told.items()
 
 
 def test_a_value_keeps_its_source_while_it_is_stored_and_an_edited_one_was_set():
-    stored = config.stored(resolve("l4-24gb", {"train.beta": 0.1, "train.temperature": 1.0}))
-    stored["train.max_steps"] = 7, stored["train.max_steps"][1]
+    stored = config.stored(resolve("l4-24gb", {"grpo.beta": 0.1, "grpo.temperature": 1.0}))
+    stored["grpo.max_steps"] = 7, stored["grpo.max_steps"][1]
     again = resolve("l4-24gb", {"train.eval_steps": 5}, stored=stored)
     assert config.set_values(again) == {
-        **{"train.beta": 0.1, "train.temperature": 1.0},
-        **{"train.max_steps": 7, "train.eval_steps": 5},
+        **{"grpo.beta": 0.1, "grpo.temperature": 1.0},
+        **{"grpo.max_steps": 7, "train.eval_steps": 5},
     }
-    assert again.sources["train.learning_rate"] == "profile l4-24gb"
-    assert again.sources["train.save_steps"] == "default"
+    assert again.sources["grpo.learning_rate"] == "profile l4-24gb"
+    assert again.sources["grpo.save_steps"] == "default"
 
 
 @pytest.mark.parametrize("task", profiles.TASKS)
@@ -211,18 +211,18 @@ def test_every_profile_with_every_task_is_valid_divides_and_survives_being_store
     resolved = resolve(profile, {"task": task})
     assert (resolved.profile, resolved.task) == (profile, task)
     assert flatten(resolve(profile, flatten(resolved))) == flatten(resolved)
-    train = resolved.train
-    prompts = resolved.step_completions // train.num_generations
-    assert solve_batch(prompts, train.num_generations, train.per_device_train_batch_size) == (
-        train.per_device_train_batch_size,
-        train.gradient_accumulation_steps,
+    grpo = resolved.grpo
+    prompts = resolved.step_completions // grpo.num_generations
+    assert solve_batch(prompts, grpo.num_generations, grpo.per_device_train_batch_size) == (
+        grpo.per_device_train_batch_size,
+        grpo.gradient_accumulation_steps,
     )
 
 
 def test_a_task_sets_data_and_rewards_and_on_the_tiny_profile_the_model():
     tiny = resolve("tiny-cpu", {"task": "json_extraction"})
     assert (tiny.data.source, tiny.rewards.preset) == ("json_extraction", "json_extraction")
-    assert (tiny.data.answer_kind, tiny.model.model_path) == ("json", "data/task_base")
+    assert (tiny.data.answer_kind, tiny.model.model_name) == ("json", "data/task_base")
     large = resolve("l4-24gb", {"task": "json_extraction"})
     assert large.data.source == "json_extraction"
     assert large.model == resolve("l4-24gb").model
@@ -253,18 +253,18 @@ def estimate(settings):
     adapter in fp32 with gradient and 8-bit Adam (10 bytes), a pass's activations (a checkpoint
     a layer, one layer's inside, fp32 logits of one row), and a step's keys and values.
     """
-    name = settings.model.model_path.removeprefix("Qwen/")
+    name = settings.model.model_name.removeprefix("Qwen/")
     parameters, embeddings, layers, hidden, mlp, queries, kv = QWEN[name]
     inner = {"4bit": 0.56, "16bit": 2}[settings.model.quantization]
     weights = embeddings * 2e9 + (parameters - embeddings) * 1e9 * inner
     ends = 2 * (hidden + queries) + 2 * (hidden + kv) + 3 * (hidden + mlp)  # q o, k v, the MLP
-    lora = settings.model.lora_rank * layers * ends * 10
-    train = settings.train
-    tokens = settings.data.max_prompt_tokens + train.max_completion_length
-    rows = train.per_device_train_batch_size
+    lora = settings.lora.r * layers * ends * 10
+    grpo = settings.grpo
+    tokens = settings.data.max_prompt_tokens + grpo.max_completion_length
+    rows = grpo.per_device_train_batch_size
     activations = 2 * rows * tokens * (layers * hidden + 4 * hidden + 3 * mlp)
-    logits = 3 * 4 * train.max_completion_length * VOCABULARY
-    cache = 2 * 2 * layers * kv * tokens * rows * train.gradient_accumulation_steps
+    logits = 3 * 4 * grpo.max_completion_length * VOCABULARY
+    cache = 2 * 2 * layers * kv * tokens * rows * grpo.gradient_accumulation_steps
     return tuple(
         part / 2**30 for part in (weights + lora + activations + logits, weights + lora + cache)
     )
@@ -274,10 +274,12 @@ def estimate(settings):
 def test_a_profile_fits_its_gpu(profile):
     settings = resolve(profile)
     update, generation = estimate(settings)
-    memory, share = profiles.MEMORY_GIB[profile], settings.policy.gpu_memory_utilization
-    if settings.policy.standby:  # of 40 GB and more: unsloth_zoo/vllm_utils.py 2026.10.9, load_vllm
+    memory, share = profiles.MEMORY_GIB[profile], settings.model.gpu_memory_utilization
+    if (
+        settings.model.unsloth_vllm_standby
+    ):  # of 40 GB and more: unsloth_zoo/vllm_utils.py 2026.10.9, load_vllm
         share = 0.925 * 0.95
-    reserved = 0 if settings.policy.standby else generation
+    reserved = 0 if settings.model.unsloth_vllm_standby else generation
     assert generation < share * memory, "keys and values of a step do not fit into vLLM's share"
     assert update + reserved + 2 < memory, "CUDA and vLLM's own take some 2 GiB"
 
@@ -309,17 +311,17 @@ def test_the_profile_is_the_largest_that_fits(found, profile, monkeypatch):
 def test_a_real_model_without_a_gpu_gets_sizes_for_one(model, monkeypatch):
     monkeypatch.setattr(profiles, "gpu_name", lambda: "")
     profile = "smollm2-cpu"
-    chosen = resolve("auto", {"model.model_path": "earlier"}, {"model.model_path": model})
-    assert (chosen.profile, chosen.model.model_path) == (profile, model)
-    source = {setting: chosen.sources[setting] for setting in SIZES - {"model.model_path"}}
+    chosen = resolve("auto", {"model.model_name": "earlier"}, {"model.model_name": model})
+    assert (chosen.profile, chosen.model.model_name) == (profile, model)
+    source = {setting: chosen.sources[setting] for setting in SIZES - {"model.model_name"}}
     assert set(source.values()) == {f"profile {profile}"}
-    assert chosen.sources["model.model_path"] == "set"
+    assert chosen.sources["model.model_name"] == "set"
 
 
 SIZES = {
-    *("model.model_path", "model.max_seq_length", "train.max_steps", "train.learning_rate"),
-    *("train.per_device_train_batch_size", "train.gradient_accumulation_steps"),
-    *("train.warmup_steps", "train.max_completion_length"),
+    *("model.model_name", "model.max_seq_length", "grpo.max_steps", "grpo.learning_rate"),
+    *("grpo.per_device_train_batch_size", "grpo.gradient_accumulation_steps"),
+    *("grpo.warmup_steps", "grpo.max_completion_length"),
 }
 
 

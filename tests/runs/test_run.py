@@ -17,7 +17,7 @@ from grpo_nb.pipeline import notebooks
 from grpo_nb.pipeline.notebooks import StageFailed, execute_notebook, set_environment
 from grpo_nb.runs import Run, config
 
-RUN = "profile: tiny-cpu\ndata.max_rows: 80\ndata.eval_rows: 16\ntrain.learning_rate: 1e-4\n"
+RUN = "profile: tiny-cpu\ndata.max_rows: 80\ndata.eval_rows: 16\ngrpo.learning_rate: 1e-4\n"
 START = (
     "from grpo_nb import runs\nstage = runs.start_stage('01', run_name, settings, profile=profile)"
 )
@@ -63,11 +63,11 @@ def test_values_are_what_they_look_like(tmp_path, text, value):
     [
         ("train:\n\tmax_steps: 3", "line 2: found character '\\t' that cannot start any token"),
         ("seed: 1\nname: x\nseed: 2", "line 3: duplicate key 'seed'"),
-        ("train.max_stepz: 3", "'train.max_stepz': did you mean 'train.max_steps'"),
+        ("grpo.max_stepz: 3", "'grpo.max_stepz': did you mean 'grpo.max_steps'"),
         ("- seed", "write one `setting: value` per line"),
         ("seed: [1", "mine.yaml, line 1:"),
         ("seed: 1:30", "seed = '1:30': input should be a valid integer"),
-        ("train.max_steps:", "train.max_steps = None"),
+        ("grpo.max_steps:", "grpo.max_steps = None"),
         ("profile:", "profile = None: write a name"),
         ("name:", "run_name ''"),
         ("seed: 1\nname: \x07", "special characters are not allowed"),
@@ -79,9 +79,9 @@ def test_values_are_what_they_look_like(tmp_path, text, value):
         ("seed: *y", "mine.yaml, line 1: found undefined alias"),
         ("task: 3", "unknown task 3"),
         ("trl: {epsilon: 1}", "unknown setting 'trl'"),
-        ("trl.max_grad_norm: 1e400", "trl.max_grad_norm = inf: Input should be a finite number"),
+        ("grpo.max_grad_norm: 1e400", "grpo.max_grad_norm = inf: Input should be a finite number"),
         ("name: x\nprofile: tiny", "'tiny': did you mean 'tiny-cpu'"),
-        ("trl.epsilom: 0.2", "did you mean 'trl.epsilon'"),
+        ("grpo.epsilom: 0.2", "did you mean 'grpo.epsilon'"),
     ],
 )
 def test_wrong_run_files_start_nothing(runs_dir, capsys, text, message):
@@ -97,14 +97,14 @@ def test_wrong_run_files_start_nothing(runs_dir, capsys, text, message):
         (["--to", "5"], "unknown stage '5'"),
         (["--from", "03"], "say which with --name"),
         (["--from", "03", "--name", "x"], "no config.yaml: run 01_prepare_data first"),
-        (["--set", "trl.betta=1"], "unknown argument of GRPOConfig 'trl.betta'"),
+        (["--set", "grpo.betta=1"], "unknown setting 'grpo.betta'"),
         (["--set", "rewards.preset=none.py"], "none.py does not exist"),
         (["--set", "rewards.reward_weights=1, 2"], "write 4 numbers"),
         (["--name", ""], "run_name ''"),
         (["--name", "a\nb"], "run_name 'a\\nb'"),
         (["--profile", ""], "profile = '': write a name"),
         (["--set", "seed=" + "9" * 5000], "seed = '999"),
-        (["--set", "trl.epsilon=" + "[" * 3000], "Input should be a valid number"),
+        (["--set", "grpo.epsilon=" + "[" * 3000], "Input should be a valid number"),
         (["-f", "no.yaml"], "no.yaml does not exist"),
     ],
 )
@@ -117,13 +117,13 @@ def test_wrong_arguments_start_nothing(runs_dir, capsys, arguments, message):
 def test_misspelt_commands_and_settings_without_a_value_are_named(capsys):
     for words, message in (
         ("trian runs/x", "invalid choice: 'trian' (choose from 'run', 'sweep'"),
-        ("run --set train.beta 0.1", "unrecognized arguments: 0.1"),
+        ("run --set grpo.beta 0.1", "unrecognized arguments: 0.1"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main(words.split())
         assert message in capsys.readouterr().err
-    assert main(["run", "--set", "train.beta"]) == 2
-    assert "--set 'train.beta': write NAME=VALUE" in capsys.readouterr().err
+    assert main(["run", "--set", "grpo.beta"]) == 2
+    assert "--set 'grpo.beta': write NAME=VALUE" in capsys.readouterr().err
 
 
 def test_the_help_of_run_shows_settings_that_exist(capsys):
@@ -135,13 +135,13 @@ def test_the_help_of_run_shows_settings_that_exist(capsys):
 
 
 def test_the_plan_says_where_each_setting_comes_from_and_starts_nothing(runs_dir, capsys):
-    text = "name: mine\nprofile: l4-24gb\ntrain.beta: 0.1\nseed: 1\n"
+    text = "name: mine\nprofile: l4-24gb\ngrpo.beta: 0.1\nseed: 1\n"
     arguments = ["run", "-f", write(runs_dir, text, "r.yaml"), "--set", "seed=4", "--dry-run"]
     assert main([*arguments, "--to", "03"]) == 0
     printed = capsys.readouterr().out
-    for line in (r"seed +4 +set$", r"train.beta +0.1 +set$", r"lora_rank +32 +profile"):
+    for line in (r"seed +4 +set$", r"grpo.beta +0.1 +set$", r"lora.r +32 +profile"):
         assert re.search(line, printed, re.MULTILINE)
-    assert "train.temperature" not in printed, "which is the default"
+    assert "grpo.temperature" not in printed, "which is the default"
     flat = re.sub(r"\s", "", printed)
     assert "01_prepare_data,02_test_rewards,03_train_grpo" in flat
     assert "04_merge_and_infer" not in flat
@@ -150,11 +150,11 @@ def test_the_plan_says_where_each_setting_comes_from_and_starts_nothing(runs_dir
 
 def test_the_command_line_comes_over_the_file(runs_dir):
     file = write(runs_dir, RUN)
-    more = ["train.beta=0.2", "data.max_rows=9"]
+    more = ["grpo.beta=0.2", "data.max_rows=9"]
     name, profile, settings = notebooks.planned_run(file, None, None, more)
     assert (name, profile) == ("mine", "tiny-cpu")
     assert settings["data.max_rows"] == "9"
-    assert settings["train.learning_rate"] == 1e-4
+    assert settings["grpo.learning_rate"] == 1e-4
     assert notebooks.planned_run(file, "other", "l4-24gb", [])[:2] == ("other", "l4-24gb")
 
 
@@ -193,10 +193,10 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys
 
 def test_what_was_set_is_kept_for_stages_that_run_again_but_how_to_resume_is_asked_anew(runs_dir):
     run = Run("again")
-    settings = {"train.max_steps": 3, "train.resume": "always"}
+    settings = {"grpo.max_steps": 3, "train.resume": "always"}
     run.write_config(config.resolve("tiny-cpu", settings))
     found, typed = notebooks.resolve_run(run, first="03", force=True)
-    assert typed == {"train.max_steps": 3}
+    assert typed == {"grpo.max_steps": 3}
     assert found.train.resume == "auto"
 
 

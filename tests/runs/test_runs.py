@@ -207,7 +207,7 @@ def test_a_stage_needs_those_before_it(runs_dir):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"train.learning_rat": 1}, "'train.learning_rat': did you mean 'train.learning_rate'"),
+        ({"grpo.learning_rat": 1}, "'grpo.learning_rat': did you mean 'grpo.learning_rate'"),
         ({"data.eval_rows": 9}, "data.eval_rows belongs to 01_prepare_data: set it there"),
         ({"seed": 9}, "seed belongs to 01_prepare_data"),
     ],
@@ -296,27 +296,27 @@ def test_settings_reach_later_stages_and_stay_with_what_they_made(runs_dir):
     assert (config.seed, config.data.eval_rows, config.rewards.baseline_prompts) == (4, 9, 3)
     assert start("02").config.rewards.baseline_prompts == 32, "no longer set: the profile's again"
     finish("02")
-    finish("03", settings={"train.max_completion_length": 200, "trl.epsilon": 0.3})
+    finish("03", settings={"grpo.max_completion_length": 200, "grpo.epsilon": 0.3})
     kept = finish("01").config()
-    assert (kept.train.max_completion_length, kept.trl) == (200, {"epsilon": 0.3})
-    assert finish("02").config().train.max_completion_length == 200
+    assert (kept.grpo.max_completion_length, kept.grpo.model_extra) == (200, {"epsilon": 0.3})
+    assert finish("02").config().grpo.max_completion_length == 200
     fresh = start("03").config
-    assert (fresh.train.max_completion_length, fresh.trl) == (48, {})
+    assert (fresh.grpo.max_completion_length, fresh.grpo.model_extra) == (48, {})
 
 
 def test_another_profile_leaves_what_is_done_and_sets_nothing(runs_dir):
     finish_all()
     run = start_stage("01", "r", {"seed": 4}, profile="t4-16gb").run
-    assert run.config().profile == "t4-16gb" and run.config().train.max_steps == 100
+    assert run.config().profile == "t4-16gb" and run.config().grpo.max_steps == 100
     assert run.settings() == {"seed": 4}
 
 
 def test_later_settings_that_no_longer_fit_are_left(runs_dir):
     finish("01")
     finish("02")
-    finish("03", settings={"train.max_completion_length": 200})
+    finish("03", settings={"grpo.max_completion_length": 200})
     config = start("01", {"model.max_seq_length": 304}).config
-    assert (config.model.max_seq_length, config.train.max_completion_length) == (304, 48)
+    assert (config.model.max_seq_length, config.grpo.max_completion_length) == (304, 48)
 
 
 def edit(run, settings):
@@ -330,16 +330,16 @@ def test_an_edit_of_config_yaml_makes_the_stages_whose_settings_changed_stale(ru
     run = finish_all()
     edit(run, {})
     assert run.undone() == "", "a comment is no edit"
-    edit(run, {"data.eval_rows": 9, "train.max_steps": 3})
+    edit(run, {"data.eval_rows": 9, "grpo.max_steps": 3})
     assert [run.state(stage).status for stage in NOTEBOOKS] == ["stale", "done", "stale", "done"]
     reason = "config.yaml has other settings than 01_prepare_data was run with"
     assert reason in run.state("01").why
     assert run.state("03").command == "python -m grpo_nb run --name r --from 03"
     refused(f"{reason}: run 01_prepare_data.ipynb first, or set force = True", "02")
-    assert run.settings() == {"data.eval_rows": 9, "train.max_steps": 3}
+    assert run.settings() == {"data.eval_rows": 9, "grpo.max_steps": 3}
     assert start("02", force=True).config.data.eval_rows == 9
     run.lock().release()
-    edit(run, {"data.eval_rows": 256, "train.max_steps": 100})
+    edit(run, {"data.eval_rows": 256, "grpo.max_steps": 100})
     finish("02")
     assert run.undone() == ""
 
@@ -347,10 +347,10 @@ def test_an_edit_of_config_yaml_makes_the_stages_whose_settings_changed_stale(ru
 def test_a_value_without_a_source_was_set_and_reaches_the_stages_that_have_not_run(runs_dir):
     run = finish("01")
     text = (run / "config.yaml").read_text()
-    changed = re.sub(r"train.max_steps: .*", "train.max_steps: 3", text)
+    changed = re.sub(r"grpo.max_steps: .*", "grpo.max_steps: 3", text)
     (run / "config.yaml").write_text(changed)
-    assert run.undone() == "02" and run.settings() == {"train.max_steps": 3}
-    assert start("02").config.train.max_steps == 3
+    assert run.undone() == "02" and run.settings() == {"grpo.max_steps": 3}
+    assert start("02").config.grpo.max_steps == 3
 
 
 def test_what_a_stage_changes_is_no_edit_and_is_kept(runs_dir):
@@ -367,7 +367,7 @@ def test_what_a_stage_changes_is_no_edit_and_is_kept(runs_dir):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("seed: 1\ntrain.max_steps: {", "config.yaml, line "),
+        ("seed: 1\ngrpo.max_steps: {", "config.yaml, line "),
         ("profile: tiny-cpu\nseed: 1", "config.yaml was written by another version of grpo_nb: ch"),
         ("settings: {seed: [1, set]}", "config.yaml: profile = None"),
         ("profile: tiny-cpu\nsettings: {seed: [many, set]}", "seed = 'many'"),

@@ -17,7 +17,7 @@ from grpo_nb.runs.config import resolve
 from grpo_nb.training import arguments
 
 NOBODY = Policy(None, None, False)
-SET_HERE = {"train.max_steps": 7, "trl.epsilon": 0.1}
+SET_HERE = {"grpo.max_steps": 7, "grpo.epsilon": 0.1}
 
 
 @pytest.fixture
@@ -29,38 +29,35 @@ def stage(runs_dir):
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("trl.epsilom=0.1", r"'trl.epsilom': did you mean 'trl.epsilon'"),
-        ("trl.max_stepz=3", r"'trl.max_stepz': did you mean 'train.max_steps'"),
-        ("trl.max_steps=3", "trl.max_steps is decided by train.max_steps: set that instead"),
-        ("trl.seed=3", "decided by seed"),
-        ("trl.output_dir=x", "other stages rely on it"),
-        ("trl.epsilon=0,1", r"trl.epsilon = \(0, 1\): Input should be a valid number"),
-        ("trl.epsilon=True", "Input should be a valid number"),
-        ("trl.top_k=0.5", "Input should be a valid integer"),
-        ("trl.fp16=true", "trl.fp16 = 'true': Input should be a valid boolean"),
-        ("trl.fp16=True", "trl.fp16 = True: fp16 needs a GPU, and a CPU trains in bf16 or fp32"),
-        ("trl.generation_kwargs=[1]", "valid dictionary; Input should be a valid string"),
-        ("trl.chat_template_kwargs={}", "decided by model.chat_template_kwargs"),
-        ("trl.max_grad_norm=1e999", "trl.max_grad_norm = inf: Input should be a finite number"),
+        ("grpo.epsilom=0.1", r"'grpo.epsilom': did you mean 'grpo.epsilon'"),
+        ("grpo.max_stepz=3", r"'grpo.max_stepz': did you mean 'grpo.max_steps'"),
+        ("grpo.seed=3", "decided by seed"),
+        ("grpo.output_dir=x", "other stages rely on it"),
+        ("grpo.epsilon=0,1", r"grpo.epsilon = \(0, 1\): Input should be a valid number"),
+        ("grpo.epsilon=True", "Input should be a valid number"),
+        ("grpo.top_k=0.5", "Input should be a valid integer"),
+        ("grpo.fp16=true", "grpo.fp16 = 'true': Input should be a valid boolean"),
+        ("grpo.fp16=True", "grpo.fp16 = True: fp16 needs a GPU, and a CPU trains in bf16 or fp32"),
+        ("grpo.generation_kwargs=[1]", "valid dictionary; Input should be a valid string"),
+        ("grpo.max_grad_norm=1e999", "grpo.max_grad_norm = inf: Input should be a finite number"),
     ],
 )
 def test_an_argument_that_trl_does_not_take_is_refused(assignment, message):
-    config = resolve("tiny-cpu", pipeline.assigned([assignment]))
     with pytest.raises(ValueError, match=message):
-        arguments.refuse_unknown_trl(config)
+        arguments.refuse_unknown_trl(resolve("tiny-cpu", pipeline.assigned([assignment])))
 
 
-@pytest.mark.parametrize("section", ["trl", "train"])
+@pytest.mark.parametrize("section", ["grpo", "train"])
 @pytest.mark.parametrize(
     ("argument", "advice"),
     [
-        ("vllm_sampling_params={'min_p': 0.1}", "trl.min_p"),
-        ("vllm_device=cuda:1", "trl.vllm_mode=server"),
+        ("vllm_sampling_params={'min_p': 0.1}", "grpo.min_p"),
+        ("vllm_device=cuda:1", "grpo.vllm_mode=server"),
         ("torch_dtype=bfloat16", "named dtype"),
-        ("num_train_epochs=1", "train.max_steps"),
+        ("num_train_epochs=1", "grpo.max_steps"),
         ("max_prompt_length=64", "data.max_prompt_tokens"),
-        ("warmup_ratio=0.1", "train.warmup_steps"),
-        ("load_in_4bit=True", "model.quantization"),
+        ("warmup_ratio=0.1", "grpo.warmup_steps"),
+        ("load_in_4bit=True", "model.load_in_4bit"),
     ],
 )
 def test_what_public_notebooks_have_is_refused_with_what_to_do(section, argument, advice):
@@ -78,29 +75,27 @@ def test_what_public_notebooks_have_is_refused_with_what_to_do(section, argument
 def test_scale_rewards_takes_true_and_false_as_trl_does(value, scale):
     from trl import GRPOConfig
 
-    config = resolve("tiny-cpu", {"train.scale_rewards": value})
-    assert config.train.scale_rewards == scale
+    config = resolve("tiny-cpu", {"grpo.scale_rewards": value})
+    assert config.grpo.scale_rewards == scale
     assert GRPOConfig(**arguments_of(config)).scale_rewards == scale
 
 
 def test_the_advice_names_settings_that_there_are():
     for advice in names.ELSEWHERE.values():
-        for name in re.findall(r"\b(?:trl|train|model|data|policy|rewards)\.\w+", advice):
+        for name in re.findall(r"\b(?:grpo|lora|train|model|data|policy|rewards)\.\w+", advice):
             config_module.refuse_unknown_setting(name)
-            if name.startswith("trl."):
-                assert name.removeprefix("trl.") in arguments.own_config().__dataclass_fields__
 
 
 @pytest.mark.parametrize(
     "assignment",
     [
-        "trl.epsilon_high=0.28",
-        "trl.epsilon=1",
-        "trl.top_entropy_quantile=0.2",
-        "trl.fp16=False",
-        "trl.lr_scheduler_type=cosine",
-        "trl.generation_kwargs={'num_beams': 1}",
-        "trl.importance_sampling_level=sequence",
+        "grpo.epsilon_high=0.28",
+        "grpo.epsilon=1",
+        "grpo.top_entropy_quantile=0.2",
+        "grpo.fp16=False",
+        "grpo.lr_scheduler_type=cosine",
+        "grpo.generation_kwargs={'num_beams': 1}",
+        "grpo.importance_sampling_level=sequence",
     ],
 )
 def test_an_argument_of_trl_reaches_it(assignment, runs_dir):
@@ -110,7 +105,7 @@ def test_an_argument_of_trl_reaches_it(assignment, runs_dir):
     config = resolve("tiny-cpu", {name: value})
     arguments.refuse_unknown_trl(config)
     built = GRPOConfig(**arguments_of(config))
-    assert getattr(built, name.removeprefix("trl.")) == value
+    assert getattr(built, name.removeprefix("grpo.")) == value
 
 
 @pytest.mark.parametrize(
@@ -119,31 +114,31 @@ def test_an_argument_of_trl_reaches_it(assignment, runs_dir):
         ("learning_rat", 1, "'args.learning_rat': did you mean 'args.learning_rate'"),
         ("lr", 1e-3, "unknown argument of GRPOConfig 'args.lr'"),
         ("max_prompt_length", 64, "cannot be used here: set data.max_prompt_tokens"),
-        ("vllm_sampling_params", {"min_p": 0.1}, "cannot be used here: set trl.min_p"),
-        ("num_train_epochs", 1, "args.num_train_epochs cannot be used here: set train.max_steps"),
-        ("model_init_kwargs", {"torch_dtype": "auto"}, "set model.model_path"),
-        ("save_steps", 5, "args.save_steps has no effect: set train.save_steps instead"),
-        ("save_total_limit", 1, "set train.keep_checkpoints instead"),
+        ("vllm_sampling_params", {"min_p": 0.1}, "cannot be used here: set grpo.min_p"),
+        ("num_train_epochs", 1, "args.num_train_epochs cannot be used here: set grpo.max_steps"),
+        ("model_init_kwargs", {"torch_dtype": "auto"}, "set model.model_name"),
+        ("save_steps", 5, "args.save_steps has no effect: set grpo.save_steps instead"),
+        ("save_total_limit", 1, "set grpo.save_total_limit instead"),
         ("logging_steps", 10, "args.logging_steps = 10: other stages rely on its value"),
-        ("num_generations", 6, "train.num_generations = 6 does not divide the batch"),
-        ("num_generations", 1, "train.num_generations = 1: .*greater than or equal to 2"),
+        ("num_generations", 6, "grpo.num_generations = 6 does not divide the batch"),
+        ("num_generations", 1, "grpo.num_generations = 1: .*greater than or equal to 2"),
         ("num_generations", 8.0, "args.num_generations = 8.0: .*valid integer"),
-        ("num_generations", None, "train.num_generations = None: .*valid integer"),
+        ("num_generations", None, "grpo.num_generations = None: .*valid integer"),
         ("generation_batch_size", 48, "must be steps_per_generation 1 x .* = 64"),
         ("steps_per_generation", 2, "generation_batch_size = 64 must be steps_per_gen.* 2"),
-        ("per_device_train_batch_size", 32, "Set train.num_generations and the others"),
+        ("per_device_train_batch_size", 32, "Set grpo.num_generations and the others"),
         ("gradient_accumulation_steps", 0, "greater than or equal to 1"),
         ("num_iterations", 0, "args.num_iterations = 0: it must be 1 or more"),
         ("learning_rate", "1e-3", "args.learning_rate = '1e-3': .*valid number"),
-        ("learning_rate", -1e-3, "train.learning_rate = -0.001: .*greater than 0"),
+        ("learning_rate", -1e-3, "grpo.learning_rate = -0.001: .*greater than 0"),
         ("learning_rate", math.nan, "args.learning_rate = nan: .*finite"),
         ("beta", math.inf, "args.beta = inf: .*finite"),
-        ("beta", -0.1, "train.beta = -0.1: .*greater than or equal to 0"),
+        ("beta", -0.1, "grpo.beta = -0.1: .*greater than or equal to 0"),
         ("weight_decay", -1, "args.weight_decay = -1: it must be 0 or more"),
-        ("temperature", 0, "train.temperature = 0: .*greater than or equal to 0.01"),
-        ("max_steps", -1, "train.max_steps = -1: .*greater than or equal to 1"),
+        ("temperature", 0, "grpo.temperature = 0: .*greater than or equal to 0.01"),
+        ("max_steps", -1, "grpo.max_steps = -1: .*greater than or equal to 1"),
         ("max_completion_length", 10**6, "model.max_seq_length = 512 is less than"),
-        ("loss_type", "dapoo", "train.loss_type = 'dapoo'"),
+        ("loss_type", "dapoo", "grpo.loss_type = 'dapoo'"),
         ("optim", "adam", "args.optim = 'adam': Input should be 'adamw_torch'"),
         ("lr_scheduler_type", "cosin", "args.lr_scheduler_type = 'cosin': .*'cosine'"),
         ("reward_weights", np.ones(2), "args.reward_weights = array.*valid list"),
@@ -185,8 +180,8 @@ def test_alerts_take_the_reward_that_says_what_is_correct(stage):
 
 
 def test_the_pipeline_refuses_it_before_anything_starts(runs_dir):
-    with pytest.raises(ValueError, match=r"did you mean 'trl.epsilon'"):
-        pipeline.run_pipeline("x", "tiny-cpu", {"trl.epsilom": 0.1})
+    with pytest.raises(ValueError, match=r"did you mean 'grpo.epsilon'"):
+        pipeline.run_pipeline("x", "tiny-cpu", {"grpo.epsilom": 0.1})
     assert not (runs_dir / "x/notebooks").exists()
 
 
@@ -232,7 +227,7 @@ def test_precision_is_what_the_gpu_computes_in(native, precision, monkeypatch, r
     )
     passed = arguments_of(resolve("t4-16gb"), vllm=True)
     assert [name for name in ("bf16", "fp16") if passed[name]] == [precision]
-    passed = arguments_of(resolve("t4-16gb", {"trl.fp16": True}), vllm=True)
+    passed = arguments_of(resolve("t4-16gb", {"grpo.fp16": True}), vllm=True)
     assert ("bf16" in passed, passed["fp16"]) == (False, True)
 
 

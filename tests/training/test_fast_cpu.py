@@ -145,9 +145,9 @@ def test_a_token_is_drawn_as_often_as_it_is_likely():
 @pytest.mark.parametrize(
     ("settings", "lacking"),
     [
-        ({"trl.generation_kwargs": {"typical_p": 0.9}}, "temperature as the only setting"),
-        ({"trl.top_k": 20}, "temperature as the only setting"),
-        ({"policy.finetuning": "full", "model.quantization": "16bit"}, "finetuning = 'lora'"),
+        ({"grpo.generation_kwargs": {"typical_p": 0.9}}, "temperature as the only setting"),
+        ({"grpo.top_k": 20}, "temperature as the only setting"),
+        ({"model.full_finetuning": True, "model.load_in_4bit": False}, "full_finetuning = False"),
         ({"policy.rollouts": "model"}, "policy.rollouts = 'auto'"),
         ({}, ""),
     ],
@@ -159,8 +159,8 @@ def test_where_it_is_not_possible_trl_generates(settings, lacking, runs_dir):
     assert trainer.samples_densely == (not lacking)
 
 
-FP32 = {"trl.bf16": False}  # TRL's default is to compute in bf16
-SETTINGS = {"train.per_device_train_batch_size": 16, "train.beta": 0.1}
+FP32 = {"grpo.bf16": False}  # TRL's default is to compute in bf16
+SETTINGS = {"grpo.per_device_train_batch_size": 16, "grpo.beta": 0.1}
 GROUPS = [[5, 9, 3, 44, 12], [7, 1, 4, 4, 8, 30, 51, 6, 9], [2]]
 LENGTHS = [7, 1, 12, 3, 5, 12, 2, 9, 0, 4, 6, 11]  # a truncated completion may be masked out
 

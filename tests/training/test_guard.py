@@ -15,7 +15,7 @@ import grpo_nb
 from grpo_nb.training import guard, stock
 from grpo_nb.training.trainer import RunTrainer
 
-WHOLE = {"train.per_device_train_batch_size": 64, "train.gradient_accumulation_steps": 1}
+WHOLE = {"grpo.per_device_train_batch_size": 64, "grpo.gradient_accumulation_steps": 1}
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_an_adapter_that_changes_nothing_stops_it(one, monkeypatch):
 
 
 def test_a_training_with_the_guard_is_the_one_without(start, monkeypatch):
-    settings = {"train.max_steps": 3, "train.eval_steps": 0, "train.resume": "never"}
+    settings = {"grpo.max_steps": 3, "train.eval_steps": 0, "train.resume": "never"}
     found = []
     for every in (0, 2):
         trainer = start(**settings, **{"train.guard_steps": every})
@@ -187,7 +187,7 @@ def test_a_training_with_the_guard_is_the_one_without(start, monkeypatch):
 
 
 def test_a_fault_that_comes_later_stops_it_then_and_a_resumed_one_at_once(start, monkeypatch):
-    settings = {"train.max_steps": 4, "train.eval_steps": 0, "train.guard_steps": 2}
+    settings = {"grpo.max_steps": 4, "train.eval_steps": 0, "train.guard_steps": 2}
     first = start(**settings)
 
     def spoil(update):
@@ -203,8 +203,8 @@ def test_a_fault_that_comes_later_stops_it_then_and_a_resumed_one_at_once(start,
 
 
 def test_full_fine_tuning_is_guarded_too(start, monkeypatch):
-    full = {"policy.finetuning": "full", "policy.backend": "transformers"}
-    one = start(**full, **WHOLE, **{"model.quantization": "16bit", "train.guard_steps": 50})
+    full = {"model.full_finetuning": True, "policy.backend": "transformers"}
+    one = start(**full, **WHOLE, **{"model.load_in_4bit": False, "train.guard_steps": 50})
     one.guard()
     assert one.guard.looks[0].change > guard.CHANGE
     sample = RunTrainer._generate_single_turn
@@ -224,7 +224,7 @@ def test_full_fine_tuning_is_guarded_too(start, monkeypatch):
 
 
 def test_a_fault_that_begins_after_the_last_look_is_found_at_the_end(start, monkeypatch):
-    settings = {"train.max_steps": 3, "train.eval_steps": 0, "train.resume": "never"}
+    settings = {"grpo.max_steps": 3, "train.eval_steps": 0, "train.resume": "never"}
     trainer = start(**settings, **{"train.guard_steps": 50})
 
     def begin(update):

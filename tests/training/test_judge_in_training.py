@@ -10,7 +10,7 @@ from trainings import MATH, comparable, make_run, trainer_of
 from grpo_nb import reward_lab
 from grpo_nb.rewards import GroupJudge, LLMJudge, reward_set
 
-SHORT = {"train.max_steps": 4, "train.eval_steps": 0, "train.save_steps": 100}
+SHORT = {"grpo.max_steps": 4, "train.eval_steps": 0, "grpo.save_steps": 100}
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from grpo_nb.training import metrics
 
 
 def test_the_log_holds_no_image_and_each_completion_finds_its_reference(start):
-    trainer = start(**{"train.eval_steps": 0, "train.max_steps": 1})
+    trainer = start(**{"train.eval_steps": 0, "grpo.max_steps": 1})
     trainer.train()
     run, updates = Run("here"), []
     data.replace_train(run, [row | {"prompt_tokens": 9} for row in ROWS])

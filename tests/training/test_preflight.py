@@ -21,8 +21,8 @@ from grpo_nb.runs.config import resolve
 from grpo_nb.training import preflight
 
 SETTINGS = {
-    "train.max_steps": 2,
-    "train.per_device_train_batch_size": 16,
+    "grpo.max_steps": 2,
+    "grpo.per_device_train_batch_size": 16,
     "train.eval_steps": 0,
     "train.resume": "never",
 }
@@ -133,7 +133,7 @@ def test_too_small_a_disk_and_memory_stop_and_name_what_fits(trainer, monkeypatc
 TRAINED = """
 import json, resource
 from test_preflight import ROWS, SETTINGS, Run, line, preflight, trainer_of
-trainer = trainer_of(Run("peak"), rows=ROWS, **SETTINGS | {"train.max_steps": 10})
+trainer = trainer_of(Run("peak"), rows=ROWS, **SETTINGS | {"grpo.max_steps": 10})
 said = line(preflight.preflight(trainer), "memory").evidence
 trainer.train()
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.usefixtures("forks")
 TWO = {
     "policy.backend": "transformers",
     "policy.rollouts": "model",  # two processes have no other
-    "train.max_steps": 4,
-    "train.save_steps": 2,
+    "grpo.max_steps": 4,
+    "grpo.save_steps": 2,
     "train.eval_steps": 0,
 }
 OURS = PROJECT_ROOT / "tests/rank.py"
@@ -85,7 +85,7 @@ def same(one, other):
     return True
 
 
-PLANTED = TWO | {"model.quantization": "16bit", "trl.bf16": False}
+PLANTED = TWO | {"model.load_in_4bit": False, "grpo.bf16": False}
 PLANTED |= {"train.eval_steps": 2}
 ADAPTIVE = """from grpo_nb import rewards
 extends = "math"
@@ -97,7 +97,7 @@ reward_weights = [0.25]
 def test_a_run_killed_three_times_ends_as_one_that_was_not(runs_dir):
     preset = runs_dir / "adaptive.py"
     preset.write_text(ADAPTIVE)
-    settings = {"policy.backend": "transformers", "train.max_steps": 8}
+    settings = {"policy.backend": "transformers", "grpo.max_steps": 8}
     settings |= {"rewards.preset": str(preset), "train.placebo": "shuffled"}
     whole, killed = make_run("whole", **settings), make_run("killed", **settings)
     done = launch(whole, processes=0)
@@ -128,10 +128,10 @@ def test_a_run_killed_three_times_ends_as_one_that_was_not(runs_dir):
 
 def test_a_kill_between_moving_a_training_and_the_next_loses_nothing(runs_dir):
     contents = lambda folder: {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}  # noqa: E731
-    run = make_run("moved", **(TWO | {"train.max_steps": 1}))
+    run = make_run("moved", **(TWO | {"grpo.max_steps": 1}))
     assert launch(run, processes=0).returncode == 0
     before = list(contents(run / "train").values())
-    run.write_config(resolve("tiny-cpu", run.settings(), {"train.learning_rate": 2e-3}))
+    run.write_config(resolve("tiny-cpu", run.settings(), {"grpo.learning_rate": 2e-3}))
     done = launch(run, "moved", processes=0)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert list(contents(run / "train.old-1").values()) == before
@@ -217,7 +217,7 @@ def test_unsloth_on_several_processes_is_refused_once(runs_dir):
 
 
 def test_a_step_is_shared_evenly_or_refused(runs_dir, monkeypatch):
-    config = resolve("tiny-cpu", {"train.per_device_train_batch_size": 32})
+    config = resolve("tiny-cpu", {"grpo.per_device_train_batch_size": 32})
     monkeypatch.setattr(ranks, "count", lambda: 3)
     words = "do not divide evenly among 3 processes: use a multiple of 3 prompts"
     with pytest.raises(ValueError, match=words):
@@ -229,8 +229,8 @@ def test_a_step_is_shared_evenly_or_refused(runs_dir, monkeypatch):
 
 
 def test_vllm_is_driven_by_trl_where_its_mode_is_set(runs_dir):
-    of_trl = {"policy.backend": "transformers", "model.quantization": "16bit"}
-    settings = of_trl | {"trl.vllm_mode": "server", "trl.vllm_server_base_url": "http://x:1"}
+    of_trl = {"policy.backend": "transformers", "model.load_in_4bit": False}
+    settings = of_trl | {"grpo.vllm_mode": "server", "grpo.vllm_server_base_url": "http://x:1"}
     config = resolve("tiny-cpu", settings)
     training.refuse_unknown_trl(config)
     passed = arguments_of(config)
@@ -243,15 +243,15 @@ def test_vllm_is_driven_by_trl_where_its_mode_is_set(runs_dir):
 
 
 def test_stage_03_takes_what_was_set_before_it_and_what_is_set_now(runs_dir):
-    early = {"train.max_steps": 7, "trl.epsilon_high": 0.28, "data.eval_rows": 16}
+    early = {"grpo.max_steps": 7, "grpo.epsilon_high": 0.28, "data.eval_rows": 16}
     run_pipeline("x", "tiny-cpu", early, last="01")
     run = Run("x")
     assert list(run.manifest()) == ["01"]
-    stage = launch_module._start(run, {"train.learning_rate": "5e-4"}, force=True)
+    stage = launch_module._start(run, {"grpo.learning_rate": "5e-4"}, force=True)
     run.lock().release(force=True)
-    now = {"train.max_steps": 7, "train.learning_rate": "5e-4", "trl.epsilon_high": 0.28}
+    now = {"grpo.max_steps": 7, "grpo.learning_rate": "5e-4", "grpo.epsilon_high": 0.28}
     assert set(run.settings()) == {*now, "data.eval_rows"}, "and nothing that is a default"
-    assert (stage.config.train.max_steps, stage.config.train.learning_rate) == (7, 5e-4)
+    assert (stage.config.grpo.max_steps, stage.config.grpo.learning_rate) == (7, 5e-4)
     with pytest.raises(ValueError, match="eval_rows belongs to 01_prepare_data: set it there"):
         launch_module._start(run, {"data.eval_rows": 8}, force=True)
 
@@ -259,17 +259,17 @@ def test_stage_03_takes_what_was_set_before_it_and_what_is_set_now(runs_dir):
 @pytest.mark.parametrize("resume", ["always", "auto"])
 def test_how_to_resume_is_for_one_call_and_the_rest_is_kept(runs_dir, resume):
     run = Run("x")
-    run.write_config(resolve("tiny-cpu", {"train.max_steps": 7}))
-    for given, now in (({"train.max_steps": "9", "train.resume": resume}, resume), ({}, "auto")):
-        train = launch_module._start(run, given, force=True).config.train
+    run.write_config(resolve("tiny-cpu", {"grpo.max_steps": 7}))
+    for given, now in (({"grpo.max_steps": "9", "train.resume": resume}, resume), ({}, "auto")):
+        config = launch_module._start(run, given, force=True).config
         run.lock().release(force=True)
-        assert (train.max_steps, train.resume) == (9, now)
+        assert (config.grpo.max_steps, config.train.resume) == (9, now)
 
 
 def test_without_a_launcher_one_process_trains_and_hands_on(demo_run, runs_dir):
     run = Run("alone")
     shutil.copytree(demo_run.path, run.path)
-    short = ["--set", "train.max_steps=2", "--set", "policy.backend=transformers"]
+    short = ["--set", "grpo.max_steps=2", "--set", "policy.backend=transformers"]
     config = str(run / "config.yaml")
     done = python("-m", "grpo_nb", "train", config, *short, root=runs_dir)
     assert done.returncode == 0, done.stderr

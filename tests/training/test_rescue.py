@@ -18,14 +18,14 @@ from grpo_nb.training.pass_rate import PASS
 from grpo_nb.training.sft import LOOK_STEPS, PATIENCE, reason_to_end
 
 BACKWARDS = {"data.answer_kind": "text", "train.sft_learning_rate": 3e-3, "data.max_rows": 400}
-BACKWARDS["train.max_completion_length"] = 24  # an answer in any form needs 20
+BACKWARDS["grpo.max_completion_length"] = 24  # an answer in any form needs 20
 
 
 def prepared(name, settings):
     """Stage 02 of a run whose data are prepared, with its bench."""
     stage = Stage(Run(name), "02", resolve("tiny-cpu", settings))
     config, chosen = stage.config, rewards.load_rewards(stage.config.rewards)
-    tokenizer = models.load_tokenizer(config.model.model_path)
+    tokenizer = models.load_tokenizer(config.model.model_name)
     data.prepare_run(stage.run, config.data, 0, partial(count_tokens, tokenizer), chosen)
     stage.run.write_config(config)
     return stage, bench_of(config, chosen, tokenizer)

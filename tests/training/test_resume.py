@@ -56,7 +56,7 @@ def straight(tmp_path_factory):
         return digests(run / "train/checkpoint-6"), comparable(run)
 
 
-SIX = {"train.max_steps": 6, "train.eval_steps": 3, "train.save_steps": 2}
+SIX = {"grpo.max_steps": 6, "train.eval_steps": 3, "grpo.save_steps": 2}
 
 
 def stop_after(trainer, step):
@@ -247,7 +247,7 @@ def test_a_second_signal_ends_at_once(capsys):
 
 def test_a_full_disk_keeps_the_checkpoints_before(start):
     """The limit on the size of a file stands for the disk: the kernel refuses the write."""
-    trainer = start(**{"train.keep_checkpoints": 1})
+    trainer = start(**{"grpo.save_total_limit": 1})
     save, limits = trainer._save_checkpoint, resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def save_with_little_room(model, trial):
@@ -309,7 +309,7 @@ def only(score):
 @pytest.mark.parametrize("down", [None, 1e308])
 def test_one_step_without_scores_is_left_out_and_the_training_goes_on(start, down, capsys):
     by_length = only(lambda step: down if step == 2 else "length")
-    one = start(by_length, **{"train.max_steps": 3, "train.eval_steps": 0})
+    one = start(by_length, **{"grpo.max_steps": 3, "train.eval_steps": 0})
     moved = steps_that_move(one)
     one.train()
     assert [line["step"] for line in lines_of(one.stage.run)] == [1, 2, 3]
@@ -334,7 +334,7 @@ def test_a_validation_without_scores_does_not_count(start, score, capsys):
     def down(completions, **_):
         return [score] * len(completions)
 
-    one = start(only(lambda step: "length"), **{"train.max_steps": 2, "train.eval_steps": 1})
+    one = start(only(lambda step: "length"), **{"grpo.max_steps": 2, "train.eval_steps": 1})
     validated = one.policy, one.validation_rows, rewards.reward_set([(down, 1.0)])
     one.steps.validation = Validation(*validated, one.stage.config)
     one.train()
@@ -344,7 +344,7 @@ def test_a_validation_without_scores_does_not_count(start, score, capsys):
 
 def test_overflows_of_fp16_do_not_end_a_training(start, capsys):
     """GradScaler begins with a scale that is too high, and halves it after each such step."""
-    one = start(**{"train.eval_steps": 0, "train.max_steps": 8})
+    one = start(**{"train.eval_steps": 0, "grpo.max_steps": 8})
     scaler = scale_loss(one)
     assert {check.name: check.state for check in grpo_nb.preflight(one)}["gradient"] == "ok"
     assert scaler.get_scale() == 2.0**28
@@ -358,7 +358,7 @@ def test_overflows_of_fp16_do_not_end_a_training(start, capsys):
 
 
 def test_an_out_of_memory_error_says_what_to_lower_and_keeps_the_steps(start):
-    trainer = start(**{"train.max_steps": 3, "train.eval_steps": 0})
+    trainer = start(**{"grpo.max_steps": 3, "train.eval_steps": 0})
 
     def full(module, args, kwargs):
         if torch.is_grad_enabled() and trainer.state.global_step == 2:
@@ -374,7 +374,7 @@ def test_an_out_of_memory_error_says_what_to_lower_and_keeps_the_steps(start):
     assert " and ".join(f"{name} = {value}" for name, value in smaller.items()) in lower
     again = start(
         **{f"train.{name}": value for name, value in smaller.items()},
-        **{"train.max_steps": 3, "train.resume": "always"},
+        **{"grpo.max_steps": 3, "train.resume": "always"},
     )
     assert again.plan == "goes on after step 2 of 3"
 
@@ -385,11 +385,11 @@ def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(start):
     first.train()
     assert [line["step"] for line in lines_of(first.stage.run)] == [1]
     assert (first.stage.run / "train/adapter/adapter_model.safetensors").is_file()
-    with pytest.raises(ValueError, match=r"1 steps .* settings \(train.learning_rate\)"):
-        start(**{"train.learning_rate": 5e-4})
+    with pytest.raises(ValueError, match=r"1 steps .* settings \(grpo.learning_rate\)"):
+        start(**{"grpo.learning_rate": 5e-4})
     with pytest.raises(ValueError, match=r"settings \(the prompts held out to validate on\)"):
         start(**{"train.eval_steps": 0})
-    always = start(**{"train.learning_rate": 5e-4, "train.resume": "always"})
+    always = start(**{"grpo.learning_rate": 5e-4, "train.resume": "always"})
     assert always.plan == "goes on after step 1 of 12"
     never = start(**{"train.resume": "never"})
     assert never.plan == (
@@ -401,16 +401,16 @@ def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(start):
 
 
 def test_a_training_that_ended_goes_on_only_if_there_is_more_to_do(start):
-    first = start(**{"train.max_steps": 1})
+    first = start(**{"grpo.max_steps": 1})
     first.train()
     before = (first.folder / "adapter/adapter_model.safetensors").read_bytes()
     for how in ("auto", "always"):
-        again = start(**{"train.max_steps": 1, "train.resume": how})
+        again = start(**{"grpo.max_steps": 1, "train.resume": how})
         assert again.plan.startswith("all 1 steps are trained, and their adapter is handed on")
         again.train()
         assert (first.folder / "adapter/adapter_model.safetensors").read_bytes() == before
         assert [line["step"] for line in lines_of(first.stage.run)] == [1]
-    longer = start(**{"train.max_steps": 2, "train.resume": "always"})
+    longer = start(**{"grpo.max_steps": 2, "train.resume": "always"})
     assert longer.plan == "goes on after step 1 of 2"
     longer.train()
     assert [line["step"] for line in lines_of(longer.stage.run)] == [1, 2]
@@ -418,14 +418,14 @@ def test_a_training_that_ended_goes_on_only_if_there_is_more_to_do(start):
 
 def test_a_signal_in_the_last_step_hands_on_what_is_trained(start):
     """Also where the hand-off itself was cut off: the last checkpoint has the weights."""
-    last = start(**{"train.max_steps": 2, "train.eval_steps": 0})
+    last = start(**{"grpo.max_steps": 2, "train.eval_steps": 0})
     last.watch(lambda update: update.line["step"] == 2 and os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(KeyboardInterrupt, match="stopped after step 2"):
         last.train()
     adapter = last.folder / "adapter/adapter_model.safetensors"
     before = adapter.read_bytes()
     shutil.rmtree(adapter.parent)
-    again = start(**{"train.max_steps": 2, "train.eval_steps": 0})
+    again = start(**{"grpo.max_steps": 2, "train.eval_steps": 0})
     assert again.plan.startswith("all 2 steps are trained")
     again.train()
     assert adapter.read_bytes() == before

@@ -20,7 +20,7 @@ from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import flatten, resolve
 from grpo_nb.training import arguments, validation
 
-STEPS = TINY_SETTINGS["train.max_steps"]
+STEPS = TINY_SETTINGS["grpo.max_steps"]
 
 
 def test_our_rewards_and_advantages_are_those_trl_trained_on(demo_run):
@@ -42,7 +42,7 @@ def test_the_completions_of_training_can_be_read_back(demo_run):
     tokenizer = hub.load_tokenizer("data/tiny_base")
     frame = training.read_completions(demo_run, MATH, tokenizer, cap_tokens=48)
     assert frame["step"].tolist() == sorted(frame["step"])
-    assert len(frame) == STEPS * TINY_SETTINGS["train.per_device_train_batch_size"]
+    assert len(frame) == STEPS * TINY_SETTINGS["grpo.per_device_train_batch_size"]
     assert frame["correct"].equals(frame["numeric_correctness_reward"] == 1)
     answers = {row["question"]: row["answer"] for row in load(demo_run, "train")}
     assert frame["reference"].tolist() == [answers[question] for question in frame["question"]]
@@ -67,7 +67,7 @@ def test_health_knows_the_rewards(demo_run):
     known = arguments.expected(MATH, Stage(demo_run, "03", demo_run.config()), 6)
     assert known.rewards["soft_format_reward"] == (0.25, 0.0, 1.0)
     assert (list(known.rewards), known.eval_rows) == (MATH.names, 6)
-    assert known.completions == TINY_SETTINGS["train.per_device_train_batch_size"]
+    assert known.completions == TINY_SETTINGS["grpo.per_device_train_batch_size"]
 
 
 @given(st.integers(0, 300), st.integers(0, 80))
@@ -78,8 +78,8 @@ def test_rows_held_out_are_few_and_never_trained_on(rows, count):
 
 
 def test_steps_that_sample_nothing_have_a_line_and_a_validation_too(start):
-    fast = {"train.learning_rate": 1e-2, "train.warmup_steps": 0}
-    one = start(**{"trl.num_iterations": 2, "train.max_steps": 4, "train.eval_steps": 2, **fast})
+    fast = {"grpo.learning_rate": 1e-2, "grpo.warmup_steps": 0}
+    one = start(**{"grpo.num_iterations": 2, "grpo.max_steps": 4, "train.eval_steps": 2, **fast})
     updates = []
     one.watch(updates.append)
     one.train()
@@ -94,7 +94,7 @@ def test_steps_that_sample_nothing_have_a_line_and_a_validation_too(start):
 
 def test_an_update_tells_of_each_completion_with_its_total(start):
     updates = []
-    one = start(**{"train.max_steps": 2, "train.eval_steps": 2})
+    one = start(**{"grpo.max_steps": 2, "train.eval_steps": 2})
     one.watch(updates.append)
     one.train()
     begun, first, second, validated = updates
@@ -122,7 +122,7 @@ def test_the_best_adapter_is_handed_on(start, monkeypatch):
     accuracies = iter([0.3, 0.5, 0.75, 0.75, 0.5])
     figures = lambda self: {"eval/accuracy": next(accuracies)}  # noqa: E731
     monkeypatch.setattr(validation.Validation, "__call__", figures)
-    one = start(**{"train.eval_steps": 1, "train.max_steps": 4})
+    one = start(**{"train.eval_steps": 1, "grpo.max_steps": 4})
     one.train()
     folder = one.stage.run / "train"
     best = json.loads((folder / "best/eval.json").read_text())
@@ -136,7 +136,7 @@ def test_the_best_adapter_is_handed_on(start, monkeypatch):
 
 def test_validation_leaves_the_training_as_it_would_be(start):
     def steps(**settings):
-        one = start(**{"train.max_steps": 3, "train.resume": "never"} | settings)
+        one = start(**{"grpo.max_steps": 3, "train.resume": "never"} | settings)
         one.train()
         lines = lines_of(one.stage.run)
         return [(line["reward"], line["loss"], line["grad_norm"]) for line in lines]
@@ -171,11 +171,11 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
 
 def test_a_run_starts_from_the_adapter_of_another(start):
     """Two stages of training are two runs: the second begins where the first ended."""
-    short = {"train.max_steps": 2, "train.eval_steps": 0}
-    first = start(**short, **{"train.warmup_steps": 0})
+    short = {"grpo.max_steps": 2, "train.eval_steps": 0}
+    first = start(**short, **{"grpo.warmup_steps": 0})
     first.train()
     make_run("second")
-    second = trainer_of(Run("second"), **{"model.adapter": "here", "train.beta": 0.02, **short})
+    second = trainer_of(Run("second"), **{"policy.adapter": "here", "grpo.beta": 0.02, **short})
     weights = {
         one: [p for name, p in one.model.named_parameters() if "lora_B.default" in name]
         for one in (first, second)
@@ -188,11 +188,11 @@ def test_a_run_starts_from_the_adapter_of_another(start):
     damaged = first.folder / "adapter/adapter_model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-8] + bytes(8))
     with pytest.raises(ValueError, match=r"here/train/adapter/.* changed after 03_train_grpo"):
-        trainer_of(Run("second"), **{"model.adapter": "here"})
+        trainer_of(Run("second"), **{"policy.adapter": "here"})
 
 
 def test_an_ended_training_says_in_the_manifest_what_it_looks_like(start):
-    one = start(**{"train.max_steps": 2})
+    one = start(**{"grpo.max_steps": 2})
     one.stage.record_checks(grpo_nb.preflight(one))
     one.train()
     found = {c["name"]: c["state"] for c in one.stage.run.manifest()["03"]["checks"]}

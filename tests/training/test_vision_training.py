@@ -36,7 +36,7 @@ def test_a_family_learns_from_images_and_merges_as_it_was_trained(folders, name,
     assert parity["kl"] < 1e-4
 
 
-TWICE = {"train.max_steps": 4, "train.save_steps": 2, "train.learning_rate": 1e-2}
+TWICE = {"grpo.max_steps": 4, "grpo.save_steps": 2, "grpo.learning_rate": 1e-2}
 
 
 def test_a_training_that_goes_on_ends_with_the_same_bytes(folders, runs_dir):
@@ -95,7 +95,7 @@ def test_rows_with_and_without_images_are_refused_together(folders, runs_dir):
 
 
 def test_the_tower_learns_if_it_has_an_adapter(folders, runs_dir):
-    settings = {"model.vision_tower": True}
+    settings = {"lora.finetune_vision_layers": True}
     moved, _, checks, _ = learn("qwen3_vl", folders["qwen3_vl"], **settings)
     assert moved[0] == moved[1] > 14
     assert checks["adapters"].state == "ok"
@@ -103,7 +103,7 @@ def test_the_tower_learns_if_it_has_an_adapter(folders, runs_dir):
 
 
 def test_all_weights_can_be_trained(folders, runs_dir):
-    settings = {"policy.finetuning": "full", "model.quantization": "16bit"}
+    settings = {"model.full_finetuning": True, "model.load_in_4bit": False}
     trainer = trainer_of(folders["qwen3_vl"], "full", **settings)
     before = {n: w.clone() for n, w in trainer.policy.model.named_parameters()}
     trainer.train()
@@ -116,7 +116,7 @@ def test_all_weights_can_be_trained(folders, runs_dir):
 def test_the_dry_run_writes_no_token_of_an_image(folders, runs_dir):
     """Of its random completions nearly every one would hold one."""
     trainer = trainer_of(
-        folders["gemma3 with images"], "dry", **{"train.max_completion_length": 100}
+        folders["gemma3 with images"], "dry", **{"grpo.max_completion_length": 100}
     )
     assert {check.state for check in grpo_nb.preflight(trainer)} == {"ok"}
 

@@ -30,7 +30,7 @@ def detect_profile(model: Any = "") -> str:
     and supports CUDA 13, the result is `tiny-cpu`, whose model trains anywhere.
 
     Args:
-        model: The `model.model_path` that is set, if any. If it is set and no GPU fits, the result
+        model: The `model.model_name` that is set, if any. If it is set and no GPU fits, the result
             is `smollm2-cpu` instead, whose other settings suit a real model.
     """
     name, _, memory = ("" if gpu_fault() else gpu_name()).rpartition(",")

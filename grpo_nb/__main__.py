@@ -14,8 +14,8 @@ COMMON = """the most common settings; docs/settings.md explains them all:
   --set data.source=problems.csv     a built-in set, a file, or a hub dataset
   --set model.model_name=FOLDER      the base: a folder, or a name on the hub
   --set rewards.preset=mine.py       a set of rewards, or a file of your own
-  --set grpo.max_steps=200          optimizer steps
-  --set grpo.learning_rate=2e-4     peak learning rate"""
+  --set grpo.max_steps=200           optimizer steps
+  --set grpo.learning_rate=2e-4      peak learning rate"""
 
 CHECK = """exit code: 0 if nothing says stop, 1 if something does, 2 if the file cannot be used.
 docs/check-rewards.md says what else the file may define."""

@@ -90,7 +90,7 @@ def arguments_of(base: str) -> tuple[dict[str, Any], dict[str, Any]]:
     from grpo_nb.models import cuda_available
 
     batch = BATCH | {"max_completion_length": COMPLETION[Path(base).name]}
-    settings = {f"train.{name}": value for name, value in batch.items()}
+    settings = {f"grpo.{name}": value for name, value in batch.items()}
     settings |= {"model.model_name": base, "model.max_seq_length": CONTEXT}
     settings |= {"lora.r": 32, "lora.lora_alpha": 64}
     settings |= {"data.system_prompt": PROMPT, "data.max_prompt_tokens": CONTEXT // 2}

@@ -68,7 +68,7 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
 
     sizes = SIZES | {"bf16": models.has_bf16()} | changed
     names = ("learning_rate", "warmup_steps", *REAL)
-    fixed = {f"train.{name}": sizes[name] for name in names}
+    fixed = {f"grpo.{name}": sizes[name] for name in names}
     fixed |= {"grpo.max_steps": steps, "seed": sizes["seed"], "train.eval_steps": 0}
     if way == "transformers":
         fixed |= {"policy.backend": "transformers", "model.load_in_4bit": False}

@@ -91,7 +91,6 @@ class Resumption:
         self._begins = False  # a second call continues
         self.end(finished=False)
         checkpoint = newest(self.folder)
-        whole_or_aside(self.folder / "best")
         (self.folder / "completions").mkdir(exist_ok=True)  # TRL creates it only once
         forget_after(self.folder, step_of(checkpoint))
         return checkpoint

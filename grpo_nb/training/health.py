@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from grpo_nb.checks import Check
-from grpo_nb.files import read_json, read_lines, read_yaml
+from grpo_nb.files import read_json, read_yaml
 from grpo_nb.training.rules import EXACT, PARTS, is_number
 
 # The texts of each alert, its limits, and the number of recorded tiny runs that raised it
@@ -235,11 +235,6 @@ def summary(alerts: Iterable[Check]) -> str:
     """Return the alerts as text, one per line."""
     lines = (f"{alert.state}: {alert.name}, {alert.evidence} → {alert.fix}" for alert in alerts)
     return "\n".join(lines) or "no alerts"
-
-
-def read_alerts(path: Path) -> list[Check]:
-    """Return the alerts in the file train/alerts.jsonl, oldest first."""
-    return [Check(*(line[field] for field in Check._fields)) for line in read_lines(path)]
 
 
 def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]) -> list[Check]:

@@ -33,6 +33,7 @@ REMEDY = (
     "Repair a reward that gives None or NaN, or what it calls (a server, a file); else lower the "
     "learning_rate, or load the model in 16 bits"
 )
+Validate = Callable[[], Mapping[str, float]]
 SHOWN = (
     ("reward", ".3g"),
     ("reward_std", ".2g"),
@@ -72,7 +73,8 @@ class Monitor(TrainerCallback):
         folder: Where metrics.jsonl, alerts.jsonl and best/ go; by default OUTPUT_DIR/monitor.
         correct: The name of the reward that says what is right; by default not known.
         validation: Rows like those to train on. One completion for each is sampled as in training
-            and scored; the adapter with the best scores is kept in FOLDER/best.
+            and scored; the adapter with the best scores is kept in FOLDER/best. Or a function that
+            validates in its own way, and returns figures such as {"eval/accuracy": 0.5}.
         eval_steps: Steps between two validations; by default a tenth of the training.
         halt: "grave" ends training at an alert that says stop; "never" does not.
         notify: Called with each alert, a `Check`; for example a function that calls
@@ -97,7 +99,7 @@ class Monitor(TrainerCallback):
         *,
         folder: str | Path | None = None,
         correct: str = "",
-        validation: Sequence[Mapping[str, Any]] = (),
+        validation: Sequence[Mapping[str, Any]] | Validate = (),
         eval_steps: int | None = None,
         halt: Literal["never", "grave"] = "never",
         notify: Callable[[Check], Any] | None = None,
@@ -121,7 +123,11 @@ class Monitor(TrainerCallback):
         self.watchers: list[Watcher] = before.watchers if before else []
         self.expected: health.Expected | None = before.expected if before else None
         self.buttons = before.buttons if before else Buttons()
-        self.validation, self.eval_steps = list(validation), eval_steps
+        self.validation = validation or (before.validation if before else ())
+        self.eval_steps = eval_steps or (before.eval_steps if before else None)
+        # A run's trainer saves the adapter alone, on one process of several.
+        self.save = getattr(trainer, "save_adapter", lambda folder: trainer.save_model(str(folder)))
+        self.gather = getattr(trainer, "gather_weights", lambda: None)
         self.alerts: list[Check] = []
         self.failure = self.ended = ""
         self.watch, self.skipped = health.Watch(health.Expected({})), 0
@@ -133,9 +139,8 @@ class Monitor(TrainerCallback):
             print(other_class)
 
     def _validates(self) -> bool:
-        """Return whether a validation can be asked for: by this monitor, by TRL, or by a run."""
-        rows = self.validation or getattr(self.trainer, "validation_rows", None)
-        return bool(rows) or getattr(self.trainer, "eval_dataset", None) is not None
+        """Return whether a validation can be asked for: by this monitor, or by TRL."""
+        return bool(self.validation) or getattr(self.trainer, "eval_dataset", None) is not None
 
     def _replaced(self, trainer: Any) -> "Monitor | None":
         """Remove a monitor that the trainer has, and return it: a cell may run twice."""
@@ -149,7 +154,7 @@ class Monitor(TrainerCallback):
         stock.call_once(self.trainer, self)
         self.begin(state.global_step, state.max_steps)
         if self.validation and not state.global_step:
-            self._publish(self._validate(), [])
+            self._validate(args, state, control)
 
     @_aside
     def begin(self, step: int, max_steps: int) -> None:
@@ -178,7 +183,7 @@ class Monitor(TrainerCallback):
         return health.Expected(
             ranges,
             completions=facts.get("completions", 8),
-            eval_rows=len(self.validation),
+            eval_rows=0 if callable(self.validation) else len(self.validation),
             max_steps=max_steps,
             host_gib=metrics.host_memory()[1] / 2**30,
             correct=self.correct,
@@ -263,9 +268,7 @@ class Monitor(TrainerCallback):
         completions = (self.completions() or []) if is_step and "reward" in line else []
         self._publish(line, completions, control)
         if is_step and self._is_due(state):
-            figures = self._validate()
-            self._publish(figures, [], control)
-            self._keep_best(figures)
+            self._keep_best(self._validate(args, state, control), state.global_step)
         if state.global_step:  # a request may have come in meanwhile
             self._obey(args, state, control)
 
@@ -355,8 +358,16 @@ class Monitor(TrainerCallback):
         self.buttons.evaluate.clear()
         return request or state.global_step % every == 0 or state.global_step == state.max_steps
 
+    def _validate(self, args: Any, state: Any, control: Any) -> dict[str, float]:
+        """Validate; pass the figures to the trackers and to this monitor, and return them."""
+        own = self.validation if callable(self.validation) else self._sampled
+        figures = own() or {}
+        names = {name.replace("eval/", "eval_", 1): value for name, value in figures.items()}
+        self.trainer.callback_handler.on_log(args, state, control, names)
+        return figures
+
     @_aside
-    def _validate(self) -> dict[str, Any]:
+    def _sampled(self) -> dict[str, float]:
         """Sample and score a completion for each validation row, as in training."""
         begun, model = time.monotonic(), self.trainer.model
         was_training = model.training
@@ -366,22 +377,25 @@ class Monitor(TrainerCallback):
                 figures = stock.scores_of(double, self.validation)
             finally:
                 model.train(was_training)
-        line = {f"eval/{name}": value for name, value in figures.items()}
-        seconds = time.monotonic() - begun
-        return {"step": self.trainer.state.global_step, **line, "eval/seconds": seconds}
+        figures = {f"eval/{name}": value for name, value in figures.items()}
+        return figures | {"eval/seconds": time.monotonic() - begun}
 
     @_aside
-    def _keep_best(self, figures: dict[str, Any]) -> None:
+    def _keep_best(self, figures: Mapping[str, float], step: int) -> None:
         """Keep the adapter if its validation is the best so far; in a tie, the later one."""
-        score = figures.get("eval/accuracy", figures["eval/reward"])
+        accuracy = figures.get(f"eval/rewards/{self.correct}/mean", figures.get("eval/reward"))
+        score = figures.get("eval/accuracy", accuracy)
         best = self.folder / "best"
-        if not math.isfinite(score):
+        if score is None or not math.isfinite(score + figures.get("eval/reward", 0)):
+            print(f"step {step}: this validation has no score, and does not count")
             return
         if (best / "eval.json").is_file() and read_json(best / "eval.json")["score"] > score:
             return
-        with atomic_path(best) as temporary:
-            self.trainer.save_model(str(temporary))
-            write_json(temporary / "eval.json", {"step": figures["step"], "score": score})
+        self.gather()
+        if ranks.is_main():
+            with atomic_path(best) as temporary:
+                self.save(temporary)
+                write_json(temporary / "eval.json", {"step": step, "score": score, **figures})
 
 
 def _plain(line: Mapping[str, Any]) -> dict[str, Any]:

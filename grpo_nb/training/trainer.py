@@ -51,7 +51,6 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback, Trai
 from transformers.trainer_utils import TrainOutput
 
 from grpo_nb import environments, models
-from grpo_nb.checks import Check
 from grpo_nb.files import atomic_path, read_lines
 from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head, sharded
 from grpo_nb.models.template import fold_system
@@ -148,11 +147,14 @@ class RunTrainer:
     def _add_callbacks(self, stage: "Stage") -> None:
         """Give this trainer what acts between steps; a notebook's own monitor replaces this one."""
         validated, config = self.validation_rows, stage.config
-        self.steps = StepCallback(self, Validation(self.policy, validated, self.rewards, config))
+        self.steps = StepCallback(self)
         self.add_callback(self.steps)
+        self.validation = Validation(self.policy, validated, self.rewards, config)
         is_placebo = config.train.placebo != "none"
         ignore = health.learning_alerts() if is_placebo else ()
-        monitor = Monitor(self, folder=self.folder, ignore=ignore, show=False)
+        options = {"validation": self.validate, "eval_steps": config.train.eval_steps}
+        options = options if validated else {}
+        monitor = Monitor(self, folder=self.folder, ignore=ignore, show=False, **options)
         monitor.expected = expected(self.rewards, stage, len(validated))
         monitor.watchers.append(progress_of(stage))
 
@@ -186,7 +188,8 @@ class RunTrainer:
                 if begun >= self.args.max_steps:
                     output = self._return_to(checkpoint)
                 else:
-                    output = super().train(resume_from_checkpoint=checkpoint and str(checkpoint))
+                    train = self.unsloths_train or super().train
+                    output = train(resume_from_checkpoint=checkpoint and str(checkpoint))
             except Exception as error:
                 self._keep_last_step(error)
                 raise
@@ -250,13 +253,13 @@ class RunTrainer:
         """Save the best adapter, or the last one, and record the checks of training."""
         best = self.folder / "best"
         with atomic_path(self.folder / "adapter") as temporary:
-            if checkpoints.whole_or_aside(best):
-                shutil.copytree(best, temporary, ignore=shutil.ignore_patterns(checkpoints.SEAL))
+            if best.is_dir():
+                shutil.copytree(best, temporary)
             else:
                 self.save_adapter(temporary)
         self.resumption.end(finished=not self.buttons.stop.is_set())
         lines = read_lines(self.folder / "metrics.jsonl")
-        self.stage.record_checks(health.checks(self.monitor.watch, lines, self.alerts))
+        self.stage.record_checks(health.checks(self.monitor.watch, lines, self.monitor.alerts))
 
     @property
     def monitor(self) -> Monitor:
@@ -268,10 +271,13 @@ class RunTrainer:
         """Return the requests that the dashboard's buttons, and signals, set."""
         return self.monitor.buttons
 
-    @property
-    def alerts(self) -> list[Check]:
-        """Return every alert of the run so far."""
-        return health.read_alerts(self.folder / "alerts.jsonl")
+    def validate(self) -> dict[str, float]:
+        """Validate on the first process, or on all together if the weights are sharded."""
+        if not sharded():
+            return ranks.from_main(self.validation)
+        with self.whole_weights():
+            figures = self.validation()
+        return ranks.from_main(lambda: figures)
 
     # The methods below override methods of TRL and transformers.
 
@@ -446,6 +452,8 @@ def attach(
     """
     policy = policy or models.policy_of(trainer.model, trainer.processing_class)
     patches.refuse_missing(policy, type(trainer))
+    # On a GPU, Unsloth gives the instance a `train` that sets the model's modes around its own.
+    trainer.unsloths_train = vars(trainer).pop("train", None)
     trainer.__class__ = type("RunTrainer", (RunTrainer, type(trainer)), {})
     trainer.join(stage, rewards, list(validation_rows), policy)
 

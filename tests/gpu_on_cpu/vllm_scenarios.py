@@ -182,7 +182,7 @@ def a_training(tiny):
     report["validated"] = [
         line["eval/accuracy"] for line in lines(trainer) if "eval/format" in line
     ]
-    report["alerts"] = [alert.name for alert in trainer.alerts]
+    report["alerts"] = [alert.name for alert in trainer.monitor.alerts]
     report["dtypes"] = sorted({str(weight.dtype) for weight in tiny.trained().values()})
     return report
 

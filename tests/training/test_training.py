@@ -126,7 +126,7 @@ def test_the_best_adapter_is_handed_on(start, monkeypatch):
     one.train()
     folder = one.stage.run / "train"
     best = json.loads((folder / "best/eval.json").read_text())
-    assert best == {"step": 3, "eval/accuracy": 0.75}
+    assert best == {"step": 3, "score": 0.75, "eval/accuracy": 0.75}
     kept, best, last = (
         (folder / name / "adapter_model.safetensors").read_bytes()
         for name in ("adapter", "best", "checkpoint-4")

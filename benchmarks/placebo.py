@@ -54,7 +54,7 @@ def prepare(name: str, settings: dict[str, Any]) -> None:
     stage = start_stage("01", name, settings, profile="tiny-cpu", all_stages=True)
     config = stage.config
     count = partial(template.count_tokens, models.load_tokenizer(config.model.model_name))
-    data.prepare(stage.run, config.data, config.seed, count, load_rewards(config.rewards))
+    data.prepare_run(stage.run, config.data, config.seed, count, load_rewards(config.rewards))
     stage.finish("data")
     start_stage("02", name, settings, all_stages=True).finish()
 

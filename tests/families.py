@@ -254,7 +254,7 @@ def learn(name: str, folder: Path, backend: str, **more: Any) -> Outcome:
     config = settings_of(folder, backend, **more)
     run = Run(f"{name.replace(' ', '-')}-{backend}")
     tokenizer = hub.load_tokenizer(str(folder), config.grpo.chat_template_kwargs)
-    data.prepare(run, config.data, 0, lambda prompts: template.count_tokens(tokenizer, prompts))
+    data.prepare_run(run, config.data, 0, lambda prompts: template.count_tokens(tokenizer, prompts))
     return outcome_of(trainer_of(run, config, data.load(run, "train"), spread))
 
 

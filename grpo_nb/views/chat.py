@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_nb import data, environments
+from grpo_nb import environments
 from grpo_nb.export import trained_paths
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.names import refuse_unknown
@@ -71,8 +71,9 @@ class Chat:
             return question
         if not question.strip():
             raise ValueError("the question is empty: write one, such as 'What is 47 + 38?'")
-        settings = data.with_system_prompt(self.config.data, self.preset)
-        prompt = build_prompt(question, settings.system_prompt)
+        text = self.config.data.system_prompt
+        text = self.preset.form.system_prompt if text == "preset" else text
+        prompt = build_prompt(question, text)
         row = {"prompt": prompt, "question": question}
         return row | {"answer": reference} if reference else row
 

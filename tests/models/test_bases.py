@@ -80,7 +80,7 @@ def test_every_reader_cuts_every_row_as_the_training_did(name):
 @pytest.mark.parametrize("quantization", ["16bit", "4bit"])
 def test_tiny_base_starts_with_room_to_improve(runs_dir, quantization):
     config = resolve("tiny-cpu", {"data.eval_share": 0.25})
-    data.prepare(Run("r"), config.data, 0, lambda prompts: [0] * len(prompts))
+    data.prepare_run(Run("r"), config.data, 0, lambda prompts: [0] * len(prompts))
     held_out = data.load(Run("r"), "eval")[::2]
     one = [evaluation.Candidate("base", config.model.model_name, None, quantization)]
     table = evaluation.run(one, held_out, load_preset("math"), config).samples["base"]

@@ -50,7 +50,7 @@ def trained(tmp_path_factory):
         policy = models.load_policy(config)
         chosen = reward_lab.in_template(stage, policy.tokenizer)
         count = partial(template.count_tokens, policy.tokenizer)
-        data.prepare(run, config.data, config.seed, count, chosen)
+        data.prepare_run(run, config.data, config.seed, count, chosen)
         run.write_config(config)
         rows, held_out = data.load(run, "train"), data.load(run, "eval")[:12]
         bench = bench_of(config, chosen, policy.tokenizer)

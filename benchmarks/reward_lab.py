@@ -67,7 +67,7 @@ def main() -> None:
     started = time.perf_counter()
     tried = baseline.sample(run, rows[:64], config)
     tokenizer = hub.load_tokenizer(config.model.model_name)
-    rewards = reward_lab.Bench(load_preset("math"), config.train, tokenizer)
+    rewards = reward_lab.Bench(load_preset("math"), config.grpo, tokenizer)
     test = reward_lab.RewardTest(stage, rows, tried, rewards)
     lab = RewardLab(test)
     texts = iter(f"<answer>{number}</answer>" for number in range(TIMES))

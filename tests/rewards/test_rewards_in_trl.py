@@ -94,7 +94,7 @@ def test_a_reward_outside_a_training_is_called_as_trl_calls_it(trained):
     called = trained.called
     texts = [completion[0]["content"] for completion in called["completions"]]
     rows = rows_of(called)
-    ours = reward_lab.Bench(load_preset("math"), trained.config.train, trained.tokenizer)
+    ours = reward_lab.Bench(load_preset("math"), trained.config.grpo, trained.tokenizer)
     given = ours.arguments(rows, texts)
     assert given.keys() == called.keys()
     for key, values in called.items():
@@ -119,7 +119,7 @@ def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(name, tra
     rows = [by_question[question] for question in questions]
     samples = [[Sample(text, len(text), False) for text in texts] for texts in texts_P_G]
     tried, stage = Baseline(rows, samples), Stage(Run("own"), "02", trained.config)
-    plain = reward_lab.Bench(load_preset("math"), trained.config.train, trained.tokenizer)
+    plain = reward_lab.Bench(load_preset("math"), trained.config.grpo, trained.tokenizer)
     train_rows = [*rows, *(row for row in trained.rows if row["question"] not in questions)]
     (stage.run / "data").mkdir(parents=True)
     data.replace_train(stage.run, train_rows)  # which stage 03 scores again

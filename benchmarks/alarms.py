@@ -177,7 +177,7 @@ def prepared(recipe: Recipe) -> Prepared:
     config, run = configured(recipe), Run(recipe.name)
     honest, stage = rewards.load_rewards(config.rewards), Stage(run, "03", config)
     policy = models.load_policy(config)
-    data.prepare(
+    data.prepare_run(
         run, config.data, config.seed, partial(template.count_tokens, policy.tokenizer), honest
     )
     rows, hack = data.load(run, "train"), FAMILIES.get(recipe.what)

@@ -1,11 +1,11 @@
 """How long does data preparation take, and how much memory?
 
-    python benchmarks/data.py                          # a million rows, about 4 minutes
+    python benchmarks/data.py                          # 200,000 rows, about a minute
     python benchmarks/data.py --rows 0 gsm8k_train.jsonl
 
 Each source is prepared in a process of its own, with the tokenizer of the shipped tiny model:
 read, validated, tokenized, searched for duplicates, split, written. Prints seconds (imports
-and the tokenizer's loading apart), rows a second and the process's peak memory. The million
+and the tokenizer's loading apart), rows a second and the process's peak memory. The
 synthetic rows are word problems of 35 to 45 words, one row in a hundred faulty, one in a
 hundred repeated; making them is not timed.
 """
@@ -60,7 +60,7 @@ def prepare(source: str) -> None:
     tokenizer = hub.load_tokenizer(config.model.model_name)
     started = time.monotonic()
     count_tokens = partial(template.count_tokens, tokenizer)
-    report = data.prepare(Run("benchmark"), config.data, config.seed, count_tokens)
+    report = data.prepare_run(Run("benchmark"), config.data, config.seed, count_tokens)
     seconds = time.monotonic() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     rate = report["rows_read"] / seconds
@@ -73,7 +73,7 @@ def prepare(source: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", help="data files, such as GSM8K's train.jsonl")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="synthetic rows; 0: none")
+    parser.add_argument("--rows", type=int, default=200_000, help="synthetic rows; 0: none")
     parser.add_argument("--prepare", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.prepare:

@@ -69,7 +69,7 @@ def step(point: dict[str, int]) -> dict[str, float]:
             "train.eval_steps": 0,
         }
         config, run = resolve("tiny-cpu", settings), Run("benchmark")
-        data.prepare(run, config.data, 0, lambda chats: [30] * len(chats))
+        data.prepare_run(run, config.data, 0, lambda chats: [30] * len(chats))
         policy = models.load_policy(config)
         stage, chosen = Stage(run, "03", config), rewards.load_preset("math")
         trainer = training.build_trainer(policy, chosen, data.load(run, "train"), stage)

@@ -36,7 +36,7 @@ SETTINGS = {
 def build(task: str, seed: int, **settings: object) -> training.RunTrainer:
     config = resolve("tiny-cpu", {"task": task, "seed": seed} | SETTINGS | settings)
     run, chosen = Run(f"{task}-{seed}-{len(settings)}"), rewards.load_rewards(config.rewards)
-    data.prepare(run, config.data, seed, lambda chats: [30] * len(chats), chosen)
+    data.prepare_run(run, config.data, seed, lambda chats: [30] * len(chats), chosen)
     policy, stage = models.load_policy(config), Stage(run, "03", config)
     trainer = training.build_trainer(policy, chosen, data.load(run, "train"), stage)
     trainer.guard = Guard(trainer, every=max(1, config.train.guard_steps))

@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 from placebo import evaluate, prepare, train
 
-from grpo_nb.evaluation import placebos
+from grpo_nb.pipeline import caused
 from grpo_nb.pipeline.placebo import resolve_placebo, take_over
 from grpo_nb.runs import Run, runs_root
 
@@ -107,7 +107,7 @@ def measure(seed: int, steps: int) -> dict[str, Any]:
             train(placebo.name, settings | {"train.placebo": "shuffled"})
             evaluate(placebo.name, settings)
     seconds = time.process_time() - started
-    comparison = placebos.compare(run, placebo)
+    comparison = caused.compare(run, placebo)
     scores = [greedy_score(run, "base"), greedy_score(run, "adapter")]
     line = {"seed": seed, "scores": [*scores, greedy_score(placebo, "adapter")]}
     line |= {"verdict": comparison.verdict, "requests": server.requests, "seconds": seconds}

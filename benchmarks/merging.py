@@ -46,7 +46,9 @@ def train(base: str, rank: int, rate: float, steps: int) -> Run:
     )
     run, tokenizer = Run(f"{Path(base).name}-{rank}-{rate:g}-{steps}"), hub.load_tokenizer(base)
     chosen = rewards.load_rewards(config.rewards)
-    data.prepare(run, config.data, 0, lambda chats: template.count_tokens(tokenizer, chats), chosen)
+    data.prepare_run(
+        run, config.data, 0, lambda chats: template.count_tokens(tokenizer, chats), chosen
+    )
     policy = models.load_policy(config)
     warm_up(policy, Stage(run, "03", config))
     policy.close()

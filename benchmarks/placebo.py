@@ -21,8 +21,8 @@ from typing import Any
 import pandas as pd
 
 from grpo_nb import data, evaluation, export, models, training
-from grpo_nb.evaluation import placebos
 from grpo_nb.models import template
+from grpo_nb.pipeline import caused
 from grpo_nb.pipeline.placebo import resolve_placebo, take_over
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, runs_root, start_stage
@@ -54,7 +54,7 @@ def prepare(name: str, settings: dict[str, Any]) -> None:
     stage = start_stage("01", name, settings, profile="tiny-cpu", all_stages=True)
     config = stage.config
     count = partial(template.count_tokens, models.load_tokenizer(config.model.model_name))
-    data.prepare(stage.run, config.data, config.seed, count, load_rewards(config.rewards))
+    data.prepare_run(stage.run, config.data, config.seed, count, load_rewards(config.rewards))
     stage.finish("data")
     start_stage("02", name, settings, all_stages=True).finish()
 
@@ -104,7 +104,7 @@ def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
     if placebo.undone():
         train(placebo.name, settings | {"train.placebo": kind})
         evaluate(placebo.name, settings)
-    found = placebos.compare(run, placebo)
+    found = caused.compare(run, placebo)
     change = found.pair["differences"]["accuracy"]
     points = [100 * x for x in (change["difference"], *change["interval"])]
     line = {"seed": seed, "verdict": found.verdict, "points": points, "said": found.sentence}
@@ -116,7 +116,7 @@ def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("reward", choices=("random", *TASKS), help="random, or those of a task")
-    parser.add_argument("--kind", default="shuffled", choices=list(placebos.PLACEBOS))
+    parser.add_argument("--kind", default="shuffled", choices=list(caused.PLACEBOS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--jobs", type=int, default=1)

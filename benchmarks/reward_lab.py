@@ -41,7 +41,7 @@ def prepare() -> tuple[runs.Stage, list[dict]]:
     first = runs.start_stage("01", "bench", profile="tiny-cpu")
     tokenizer = hub.load_tokenizer(first.config.model.model_name)
     count_tokens = partial(template.count_tokens, tokenizer)
-    data.prepare(first.run, first.config.data, 0, count_tokens)
+    data.prepare_run(first.run, first.config.data, 0, count_tokens)
     first.finish("data")
     stage = runs.start_stage("02", "bench", {"rewards.baseline_prompts": 64})
     return stage, data.load(stage.run, "train")
@@ -51,7 +51,7 @@ def check_seconds(task: str) -> float:
     """Least of TIMES calls of `check_rewards` with a task's preset on its first 256 rows."""
     config, run = resolve("tiny-cpu", {"task": task}), runs.Run(task)
     preset = rewards.load_rewards(config.rewards)
-    data.prepare(run, config.data, 0, lambda chats: [30] * len(chats), preset)
+    data.prepare_run(run, config.data, 0, lambda chats: [30] * len(chats), preset)
     rows, weights = data.load(run, "train"), preset.reward_weights
     return min(
         check_rewards(preset.reward_funcs, rows, reward_weights=weights).seconds

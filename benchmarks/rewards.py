@@ -14,8 +14,7 @@ from pathlib import Path
 from math_verify import parse, verify
 
 from grpo_nb.answers import parse_number
-from grpo_nb.data import sources
-from grpo_nb.data.references import answer_finder
+from grpo_nb.data import answer_finder, sources
 from grpo_nb.rewards import math_verify_reward, numeric_correctness_reward
 from grpo_nb.rewards.sets import built_in
 from grpo_nb.runs.config import DataConfig
@@ -49,8 +48,8 @@ COLUMNS = {
 def expected(path: str | None) -> list[str]:
     config = DataConfig(source=str(Path(path).resolve())) if path else DataConfig()
     find_answer = answer_finder("auto")
-    batches = sources.read(config)
-    return [find_answer(row["answer"]) for batch in batches for _, row in batch]
+    numbered = sources.read(config)
+    return [find_answer(row["answer"]) for _, row in numbered]
 
 
 def accuracy(answers: list[str]) -> None:

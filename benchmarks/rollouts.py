@@ -82,7 +82,7 @@ def main() -> None:
         from grpo_nb.runs.config import resolve
 
         config, run = resolve("tiny-cpu"), Run("benchmark")
-        data.prepare(run, config.data, 0, lambda chats: [30] * len(chats))
+        data.prepare_run(run, config.data, 0, lambda chats: [30] * len(chats))
         rows, chosen = data.load(run, "train"), rewards.load_preset("math")
         for seed in range(SEEDS):
             for rollouts in ("model", "auto"):

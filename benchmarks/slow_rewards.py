@@ -68,7 +68,7 @@ def main() -> None:
 
         config, run = resolve("tiny-cpu", {"task": "code", "train.eval_steps": 0}), Run("benchmark")
         preset = rewards.load_preset("code")
-        data.prepare(run, config.data, 0, lambda chats: [30] * len(chats), preset)
+        data.prepare_run(run, config.data, 0, lambda chats: [30] * len(chats), preset)
         judge = rewards.LLMJudge("m", base_url=f"http://127.0.0.1:{server.server_address[1]}/v1")
         for chosen in (preset, preset.adding(judge, 1.0)):
             policy, rows = models.load_policy(config), data.load(run, "train")

@@ -74,7 +74,7 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
         fixed |= {"policy.backend": "transformers", "model.load_in_4bit": False}
     overrides = assigned(options) if way == "ours" else {}
     config, run = resolve("tiny-cpu", fixed, dict(settings), overrides), Run("benchmark")
-    data.prepare(run, config.data, config.seed, lambda chats: [30] * len(chats))
+    data.prepare_run(run, config.data, config.seed, lambda chats: [30] * len(chats))
     rows, chosen = data.load(run, "train"), rewards.load_preset("math")
     held_out = data.load(run, "eval")
     policy = models.load_policy(config)

@@ -90,7 +90,7 @@ def main() -> None:
         from grpo_nb.training.validation import Validation
 
         config, run = resolve("tiny-cpu", SETTINGS), Run("benchmark")
-        data.prepare(run, config.data, config.seed, lambda chats: [30] * len(chats))
+        data.prepare_run(run, config.data, config.seed, lambda chats: [30] * len(chats))
         rows, chosen = data.load(run, "train"), rewards.load_preset("math")
         stage = Stage(run, "03", config)
         pairs, spent = [], count_inside()

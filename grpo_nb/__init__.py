@@ -17,6 +17,7 @@ TOOLS = {
     "grpo_nb.reward_lab.sampling": "sample",
     "grpo_nb.rewards.contract": "reward",
     "grpo_nb.training.placebo": "placebo",
+    "grpo_nb.data.preparation": "prepare",
     "grpo_nb.diagnosis": "autopsy",
     "grpo_nb.environments.check": "check_environment",
     "grpo_nb.evaluation.evaluate": "evaluate",
@@ -28,5 +29,5 @@ TOOLS = {
 }
 __all__ = ["Guard", "Monitor", "RewardLab", "RewardVerdict"]
 __all__ += ["autopsy", "check_environment", "check_rewards", "evaluate", "merge"]
-__all__ += ["placebo", "preflight", "reward", "sample"]
+__all__ += ["placebo", "preflight", "prepare", "reward", "sample"]
 __getattr__ = exports(__name__, TOOLS)

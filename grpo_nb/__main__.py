@@ -14,16 +14,13 @@ COMMON = """the most common settings; docs/settings.md explains them all:
   --set data.source=problems.csv     a built-in set, a file, or a hub dataset
   --set model.model_name=FOLDER      the base: a folder, or a name on the hub
   --set rewards.preset=mine.py       a set of rewards, or a file of your own
-  --set grpo.max_steps=200          optimizer steps
-  --set grpo.learning_rate=2e-4     peak learning rate"""
+  --set grpo.max_steps=200           optimizer steps
+  --set grpo.learning_rate=2e-4      peak learning rate"""
 
 CHECK = """exit code: 0 if nothing says stop, 1 if something does, 2 if the file cannot be used.
-The file may define reward_funcs and reward_weights; otherwise each function with a parameter
-`completions` is a reward, but those that another one calls. It may define reference(row), form
-and correct, which mean what they mean in check_rewards."""
+docs/check-rewards.md says what else the file may define."""
 
-AUTOPSY = """WHAT is TRL's output_dir or a checkpoint, a trainer_state.json, JSON lines, a CSV file
-of W&B, an executed notebook with a table of steps, or a run of ours.
+AUTOPSY = """WHAT: TRL's output_dir, a trainer_state.json, JSON lines, CSV, or an executed notebook.
 exit code: 0 if nothing is as grave as --fail-on, 1 if something is, 2 if WHAT cannot be read."""
 
 
@@ -42,10 +39,8 @@ def run(placebo: str | None, dry_run: bool, force: bool, **options: Any) -> None
 
 
 def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: Any) -> None:
-    from grpo_nb.evaluation.placebos import caused
-    from grpo_nb.pipeline import notebooks
-    from grpo_nb.pipeline.placebo import resolve_placebo, run_placebo
-    from grpo_nb.runs import Run
+    from grpo_nb.pipeline import notebooks, placebo
+    from grpo_nb.pipeline.caused import caused
 
     stages = (options.pop("from"), options.pop("to")) != ("01", "04")
     if not name or stages or any(options.values()):
@@ -53,37 +48,27 @@ def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: A
             f"--placebo {kind} repeats a finished run as it was: give its --name, and no other "
             "option except --dry-run and --force"
         )
+    run, copy, config = placebo.resolve_placebo(name, kind)
     if dry_run:
-        _, placebo, config = resolve_placebo(name, kind)
-        return print(notebooks.plan(placebo, config, "03", "04"))
-    notebooks.print_summary(run_placebo(name, kind, force))
-    for check in caused(Run(name)):
-        print(f"{check.name}: {check.evidence}")
+        return print(notebooks.plan(copy, config, "03", "04"))
+    notebooks.print_summary(placebo.run_placebo(name, kind, force))
+    print(*(f"{check.name}: {check.evidence}" for check in caused(run)), sep="\n")
 
 
 def sweep(file: Path, jobs: int, ray: str | None, dry_run: bool) -> int | None:
-    from grpo_nb.pipeline import cluster, sweep
+    from grpo_nb.pipeline import sweep
 
     trials = sweep.read_sweep(file, elsewhere=bool(ray))
-    if dry_run:
-        return print(sweep.plan(trials))
-    return cluster.run_sweep(trials, ray) if ray else sweep.run_sweep(trials, jobs)
+    return print(sweep.plan(trials)) if dry_run else sweep.run_sweep(trials, jobs, ray=ray or "")
 
 
 def report(runs: list[str], csv: str | None) -> None:
-    from grpo_nb.evaluation import leaderboard
+    from grpo_nb.pipeline import leaderboard
 
     board = leaderboard.compare(runs)
     leaderboard.show(board)
     if csv:
         board.table.to_csv(csv, index=False)
-
-
-def card(run: Any) -> str:
-    from grpo_nb.export import write_card
-
-    path = write_card(run)
-    return f"{path} is written. To upload it with the model:\n  hf upload OWNER/NAME {path.parent}"
 
 
 def judge_file(rewards: Path, data: Path, as_json: bool) -> int:
@@ -146,9 +131,8 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add = _command(commands, "report", report, "compare runs: which is best, and how surely")
     add("runs", nargs="+", metavar="runs/NAME")
     add("--csv", metavar="FILE", help="write the table")
-    add = _command(
-        commands, "check", judge_file, "test rewards: can they be hacked, and how?", CHECK
-    )
+    what = "test rewards: can they be hacked, and how?"
+    add = _command(commands, "check", judge_file, what, CHECK)
     add("rewards", type=Path, metavar="REWARDS.py", help="functions in TRL's shape")
     add("--data", type=Path, required=True, metavar="ROWS.jsonl", help="JSON lines, or Parquet")
     add("--json", action="store_true", dest="as_json", help="print the verdict as JSON")
@@ -172,17 +156,6 @@ def _add_of_one_run(commands: argparse._SubParsersAction) -> None:
     _add_settings(add)
     what = "list the checks of a run, and say what to do next"
     _command(commands, "checklist", "grpo_nb.pipeline.checklist:report", what)("run", **folder)
-    what = "write the model card, and say how to upload the model"
-    _command(commands, "card", card, what)("run", **folder)
-    answer = "grpo_nb.evaluation.answer_file:answer_file"
-    add = _command(commands, "answer", answer, "answer a file of questions")
-    add("run", **folder)
-    add("source", type=Path, metavar="FILE", help="CSV, JSON lines, Parquet, …")
-    add("--to", type=Path, required=True, dest="target", metavar="ANSWERS.jsonl")
-    add("--model", default="merged", help="merged (default), adapter or base")
-    add("--question-column", default="", metavar="NAME", help="default: the run's")
-    add("--answer-column", default="", metavar="NAME", help="reference answers, to score by")
-    add("--engine", default="detect", help="transformers or vllm")
 
 
 def _add_settings(add: Callable) -> None:

@@ -1,4 +1,4 @@
-"""Scored answers of a model, as `evaluate_model` gives them, in the words of a test."""
+"""Scored answers of a model, as `answer_rows` gives them, in the words of a test."""
 
 import pandas as pd
 

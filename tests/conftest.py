@@ -36,7 +36,7 @@ LONGEST = (
     *("test_math_verify", "test_gate", "test_preflight", "test_models", "test_vision_training"),
     *("test_certificate", "test_sandbox", "test_check_environment", "test_the_gpus_cases"),
     *("test_training", "test_run", "test_bases", "test_limits", "test_judge_in_training"),
-    *("test_views", "test_placebos"),
+    *("test_views", "test_caused"),
 )
 # Importing these patches torch and TRL for good.
 collect_ignore = [
@@ -54,8 +54,6 @@ SLOW = [
     "environments/test_check_environment.py",
     "environments/test_episodes.py",
     "evaluation/test_evaluate.py",
-    "evaluation/test_infer.py",
-    "evaluation/test_placebos.py",
     "export/test_export.py",
     "gpu_on_cpu",
     "models/test_bases.py",
@@ -82,6 +80,7 @@ SLOW = [
     "training/test_resume.py",
     "training/test_training.py",
     "training/test_vision_training.py",
+    "views/test_chat.py",
 ]
 LEFT_OUT = ""
 if os.environ.get("QUICK"):

@@ -252,13 +252,22 @@ def learn(name: str, folder: Path, backend: str, **more: Any) -> Outcome:
         more: Settings.
     """
     config = settings_of(folder, backend, **more)
-    run, chosen = Run(f"{name.replace(' ', '-')}-{backend}"), rewards.reward_set([(spread, 1.0)])
+    run = Run(f"{name.replace(' ', '-')}-{backend}")
     tokenizer = hub.load_tokenizer(str(folder), config.grpo.chat_template_kwargs)
-    data.prepare(run, config.data, 0, lambda prompts: template.count_tokens(tokenizer, prompts))
+    data.prepare_run(run, config.data, 0, lambda prompts: template.count_tokens(tokenizer, prompts))
+    return outcome_of(trainer_of(run, config, data.load(run, "train"), spread))
+
+
+def trainer_of(run: Run, config: RunConfig, rows: list, reward: Any) -> training.RunTrainer:
+    """Build the trainer of a run that pays one reward."""
     run.write_config(config)
-    policy = models.load_policy(config)
-    stage = Stage(run, "03", config)
-    trainer = training.build_trainer(policy, chosen, data.load(run, "train"), stage)
+    policy, chosen = models.load_policy(config), rewards.reward_set([(reward, 1.0)])
+    return training.build_trainer(policy, chosen, rows, Stage(run, "03", config))
+
+
+def outcome_of(trainer: training.RunTrainer) -> Outcome:
+    """Preflight, training, and the merge with its parity gate."""
+    policy, run, config = trainer.policy, trainer.stage.run, trainer.stage.config
     checks = {check.name: check for check in grpo_nb.preflight(trainer)}
     trainer.train()
     weights = [p for n, p in policy.model.named_parameters() if "lora_B.default" in n]

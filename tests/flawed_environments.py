@@ -7,14 +7,9 @@ import tempfile
 import threading
 from pathlib import Path
 
-import trl
-from bytewise import tokenizer_for
-from transformers import AddedToken
-
 from grpo_nb.environments import tool
 
 COUNT = itertools.count()
-CALLS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>"]
 
 
 def hunt_rows(count=16):
@@ -194,11 +189,6 @@ class GivesNoNumber(Hunt):
         return 1.0 if self.found else float("nan")
 
 
-class SaysMuch(Hunt):
-    def _judge(self, number):
-        return Hunt._judge(self, number) + " than that" * 500
-
-
 class Knows(Hunt):
     """Find the secret number."""
 
@@ -281,14 +271,4 @@ FLAWED = {  # what names it
     EndsEarly: "oracle",
     Hangs: "hangs",
     GivesNoNumber: "episode",
-    SaysMuch: "room",
 }
-
-
-def tokenizer_of(family="qwen3"):
-    """With a family's template as TRL knows it."""
-    template = Path(trl.__file__).parent / f"chat_templates/{family}.jinja"
-    text = template.read_text(encoding="utf-8")
-    tokenizer = tokenizer_for(text, "<|im_end|>", "<|im_start|>", pad="<|endoftext|>")
-    tokenizer.add_tokens([AddedToken(tag, special=False) for tag in CALLS])
-    return tokenizer

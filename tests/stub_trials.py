@@ -1,4 +1,4 @@
-"""Stand-in trials for test_sweep.py and test_cluster.py, which start in 20 ms.
+"""Stand-in trials for test_sweep.py, which start in 20 ms.
 
     python tests/stub_trials.py FOLDER JOBS TRIALS [SECONDS [OPTION …]]
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from grpo_nb import __main__ as grpo_nb
-from grpo_nb.pipeline import cluster, sweep
+from grpo_nb.pipeline import sweep
 
 TRIAL = """
 import fcntl, json, os, sys, time
@@ -85,7 +85,6 @@ def at_work(folder: Path) -> list[psutil.Process]:
 def main(place: str, jobs: str, trials: str, seconds: str = "0.05", *options: str) -> int:
     stub = command(Path(place), float(seconds))
     sweep.run_sweep = partial(sweep.run_sweep, command=stub)
-    cluster.run_sweep = partial(cluster.run_sweep, command=stub)
     prepare(Path(place), int(trials))
     jobs = () if "--ray" in options else ("--jobs", jobs)
     return grpo_nb.main(["sweep", f"{place}/stub.yaml", *jobs, *options])

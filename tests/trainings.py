@@ -29,7 +29,7 @@ def make_run(name, **settings):
     config = resolve("tiny-cpu", SETTINGS, settings)
     run = Run(name)
     count = lambda chats: [30] * len(chats)  # noqa: E731
-    data.prepare(run, config.data, config.seed, count, MATH)
+    data.prepare_run(run, config.data, config.seed, count, MATH)
     run.write_config(config)
     return run
 

@@ -11,30 +11,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import families
 import torch
 from bytewise import tokenizer_for
 from families import Outcome
 from PIL import Image, ImageDraw
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-import grpo_nb
-from grpo_nb import data, export, models, rewards, training
+from grpo_nb import data, training
 from grpo_nb.runs import Run, Stage
-from grpo_nb.runs.config import RunConfig, resolve
+from grpo_nb.runs.config import RunConfig
 
-HIDDEN = 128
-TEXT = {
-    "vocab_size": 320,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 2 * HIDDEN,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-}
+TEXT = families.COMMON | {"vocab_size": 320}
 TOWER = {"hidden_size": 32, "intermediate_size": 64}
-QWEN_TOWER = {**TOWER, "depth": 2, "num_heads": 2, "out_hidden_size": HIDDEN}
+QWEN_TOWER = {**TOWER, "depth": 2, "num_heads": 2, "out_hidden_size": families.HIDDEN}
 SIGLIP = {**TOWER, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14}
 MROPE = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10_000.0}
 
@@ -208,13 +198,9 @@ def disc(color: str, side: int = 56) -> Image.Image:
 
 def chat(text: str, *images: Image.Image) -> list[dict[str, Any]]:
     """Build a prompt with images in the form that the data room hands on."""
-    if not images:
-        return [{"role": "system", "content": "Say it."}, {"role": "user", "content": text}]
     parts = [{"type": "image", "image": image} for image in images]
-    return [
-        {"role": "system", "content": "Say it."},
-        {"role": "user", "content": [*parts, {"type": "text", "text": text}]},
-    ]
+    content = [*parts, {"type": "text", "text": text}] if images else text
+    return [{"role": "system", "content": "Say it."}, {"role": "user", "content": content}]
 
 
 def rows(count: int) -> list[dict[str, Any]]:
@@ -224,28 +210,13 @@ def rows(count: int) -> list[dict[str, Any]]:
         color = ("red", "blue")[place % 2]
         images = [disc(color, (56, 84)[place % 3 == 0])]
         question = f"Color {place}?"
-        result.append(
-            {
-                "question": question,
-                "prompt": chat(question, *images),
-                "images": images,
-                "answer": color,
-            }
-        )
+        row = {"question": question, "prompt": chat(question, *images), "images": images}
+        result.append(row | {"answer": color})
     return result
 
 
-SETTINGS = {
-    **{"policy.backend": "transformers", "data.max_prompt_tokens": 400},
-    **{"grpo.max_steps": 2, "grpo.num_generations": 4, "grpo.per_device_train_batch_size": 8},
-    **{"grpo.max_completion_length": 8, "train.eval_steps": 0, "train.eval_prompts": 2},
-    **{"grpo.save_steps": 9, "grpo.learning_rate": 1e-2, "export.parity_prompts": 3},
-    **{"train.guard_steps": 0},  # these models are random, and hardly feel its noise
-}
-
-
 def settings_of(folder: Path | str, **more: Any) -> RunConfig:
-    return resolve("tiny-cpu", SETTINGS | {"model.model_name": str(folder)} | more)
+    return families.settings_of(folder, "transformers", **more)
 
 
 def spread(completions: list, images: list, **columns: Any) -> list[float]:
@@ -266,27 +237,18 @@ def stage_of(name: str, config: RunConfig) -> Stage:
 
 def trainer_of(folder: Path, name: str, mixed: bool = False, **more: Any) -> training.RunTrainer:
     """Build the trainer of a run whose rows have images; `mixed`: every other row."""
-    config, chosen = settings_of(folder, **more), rewards.reward_set([(spread, 1.0)])
-    policy = models.load_policy(config)
-    stage = stage_of(name, config)
     train_rows = rows(24)
     for row in train_rows[1::2] if mixed else ():
         row |= {"prompt": chat(row["question"]), "images": []}
-    return training.build_trainer(policy, chosen, train_rows, stage)
+    config = settings_of(folder, **more)
+    return families.trainer_of(Run(name.replace(" ", "-")), config, train_rows, spread)
 
 
 def learn(name: str, folder: Path, **more: Any) -> Outcome:
     """Preflight, two steps and the merge with its parity gate, as the notebooks do them."""
     trainer = trainer_of(folder, name, **more)
-    checks = {check.name: check for check in grpo_nb.preflight(trainer)}
-    trainer.train()
-    policy, run, config = trainer.policy, trainer.stage.run, trainer.stage.config
-    weights = [p for n, p in policy.model.named_parameters() if "lora_B.default" in n]
-    moved = sum(bool(weight.count_nonzero()) for weight in weights), len(weights)
-    paths = trainer.paths
-    policy.close()
+    run = trainer.stage.run
     (run / "data").mkdir()
     data.replace_train(run, [row | {"prompt_tokens": 0} for row in rows(8)])
     (run / "data/train.parquet").rename(run / "data/eval.parquet")
-    _, checks["merge"] = export.merge_run(Stage(run, "04", config))
-    return Outcome(moved, paths, checks, json.loads((run / "model/parity.json").read_text()))
+    return families.outcome_of(trainer)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from functools import lru_cache
-from queue import LifoQueue
+from threading import Lock
 from typing import Any
 
 LEAST_SECONDS, REFERENCE_SECONDS = 0.06, 1.0  # CPU time; a comparison takes 0.002 to 0.05
@@ -55,25 +55,54 @@ def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bo
     """
     if not timeout_seconds > 0:
         raise ValueError(f"timeout_seconds is {timeout_seconds}: give seconds above 0, such as 1.0")
-    return _POOL.verify(reference, answer, timeout_seconds)
+    return _WORKER.verify(reference, answer, timeout_seconds)
 
 
 class MathWorker:
-    """Compare expressions for one caller at a time, in a process that the first call starts."""
+    """Compare expressions in a process that the first call starts, for one caller at a time.
+
+    Verdicts are cached, since answers repeat within a group.
+    """
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
+        self.lock = Lock()
+        self.verdicts: dict[tuple[str, str], bool | None] = {}
+        self.timeouts = 0.0  # number of recent time-outs, at most 6
+
+    def verify(self, reference: str, answer: str, seconds: float) -> bool | None:
+        """Return the verdict of `equal_latex`."""
+        with self.lock:
+            if (reference, answer) in self.verdicts:
+                return self.verdicts[reference, answer]
+            limit = max(min(seconds, LEAST_SECONDS), seconds * 0.6**self.timeouts)
+            reply = self._ask_twice(reference, answer, limit)
+            if reply is None:
+                return None
+            if reply == b"T":  # not remembered: with more time the answer may be right
+                self.timeouts = min(self.timeouts + 1, 6)
+                return False
+            self.timeouts = max(self.timeouts - 0.1, 0)
+            self.verdicts = self.verdicts if len(self.verdicts) < REMEMBERED else {}
+            verdict = self.verdicts[reference, answer] = {b"1": True, b"0": False}.get(reply)
+            return verdict
+
+    def _ask_twice(self, *request: Any) -> bytes | None:
+        for _ in range(2):
+            with suppress(OSError):  # the process was killed
+                return self.ask(*request)
+        return None
 
     def ask(self, reference: str, answer: str, cpu_seconds: float) -> bytes:
         """Return b"1" (equal), b"0" (unequal), b"?" (bad reference) or b"T" (time is up).
 
         Raises:
-            OSError: The worker was killed.
+            OSError: The process was killed.
         """
         try:
             if self.process is None:
                 self._start()
-            self.socket.settimeout(5 + 10 * cpu_seconds)  # for a worker that hangs
+            self.socket.settimeout(5 + 10 * cpu_seconds)  # for a process that hangs
             self.socket.sendall(json.dumps([reference, answer, cpu_seconds]).encode() + b"\n")
             if (reply := self.socket.recv(1)) in (b"", READY):
                 raise ConnectionError("the math-verify worker was killed")
@@ -97,7 +126,7 @@ class MathWorker:
             raise RuntimeError(f"the math-verify worker did not start: run `{check}` to see why")
 
     def close(self, kill: bool = True) -> None:
-        """End the worker and its children; if `kill` is false, only forget them."""
+        """End the process and its children; if `kill` is false, only forget them."""
         if self.process is not None:
             self.socket.close()
             if kill and self.process.poll() is None:
@@ -105,51 +134,14 @@ class MathWorker:
                 self.process.wait()
             self.process.returncode, self.process = 0, None
 
-
-class _Pool:
-    """Hold at most one worker per core, and cache verdicts, since answers repeat within a group."""
-
-    def __init__(self) -> None:
-        self.workers = [MathWorker() for _ in range(min(4, os.cpu_count() or 1))]
-        self.free: LifoQueue[MathWorker] = LifoQueue()
-        for worker in self.workers:
-            self.free.put(worker)
-        self.verdicts: dict[tuple[str, str], bool | None] = {}
-        self.timeouts = 0.0  # number of recent time-outs, at most 6
-
     def forget(self) -> None:
-        """Forget the workers after a fork: they belong to the parent, which may end first."""
-        for worker in self.workers:
-            worker.close(kill=False)
+        """Forget the process after a fork: it belongs to the parent, which may end first."""
+        self.close(kill=False)
         self.__init__()
 
-    def verify(self, reference: str, answer: str, seconds: float) -> bool | None:
-        if (reference, answer) in self.verdicts:
-            return self.verdicts[reference, answer]
-        limit = max(min(seconds, LEAST_SECONDS), seconds * 0.6**self.timeouts)
-        reply = self._ask(reference, answer, limit) or self._ask(reference, answer, limit)
-        if reply is None:
-            return None
-        if reply == b"T":  # not remembered: with more time the answer may be right
-            self.timeouts = min(self.timeouts + 1, 6)
-            return False
-        self.timeouts = max(self.timeouts - 0.1, 0)
-        self.verdicts = self.verdicts if len(self.verdicts) < REMEMBERED else {}
-        verdict = self.verdicts[reference, answer] = {b"1": True, b"0": False}.get(reply)
-        return verdict
 
-    def _ask(self, reference: str, answer: str, limit: float) -> bytes | None:
-        worker, free = self.free.get(), self.free
-        try:
-            return worker.ask(reference, answer, limit)
-        except OSError:
-            return None  # killed: `verify` tries once more, and then returns None
-        finally:
-            free.put(worker)
-
-
-_POOL = _Pool()
-os.register_at_fork(after_in_child=_POOL.forget)
+_WORKER = MathWorker()
+os.register_at_fork(after_in_child=_WORKER.forget)
 
 
 @lru_cache(maxsize=256)

@@ -10,13 +10,13 @@ import json
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from grpo_nb.data.validate import ValidRow
-from grpo_nb.rewards.prompts import Message, digest, message_text
+from grpo_nb.data.sources import Row
+from grpo_nb.rewards.prompts import digest, message_text
 
 NOT_COMPARED = ("prompt", "question", "prompt_tokens", "images")
 ALIKE = 0.7  # rows that share at least this part of their sequences of words are near-duplicates
@@ -26,52 +26,36 @@ WORD = re.compile(rf"\d+(?:\.\d+)*|[{_UNSPACED}]|[^\W\d_{_UNSPACED}]+|[^\w\s]")
 OPERATORS = "-*/%"  # Unicode calls them punctuation
 ONE_FORM = {0xFF01 + place: 0x21 + place for place in range(94)}  # full-width letters and digits
 ONE_FORM |= str.maketrans("−–×⁄÷’", "--*//'")
-_COUNTS = """one two three four five six seven eight nine ten eleven twelve thirteen fourteen
-fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
-hundred thousand million billion half third quarter twice double triple dozen"""
-COUNTS = frozenset(_COUNTS.split())
 
 
-def fingerprints(rows: Sequence[ValidRow], columns: bool = False) -> pd.DataFrame:
-    """Return the fingerprints of rows: hashes that are equal if the rows are.
+def fingerprint(row: Row, plain: Any, columns: bool = False) -> dict[str, Any]:
+    """Return the fingerprint of a row: values that are equal if the rows are.
 
     Args:
-        rows: The rows.
+        row: A prepared row.
+        plain: Its reference answer in plain form.
         columns: Whether extra columns count as part of the question, as with an environment.
 
     Returns:
-        A table with the fingerprints of each row: row (its number in the source); hashes of
-        question (with its images) and answer; sequences (hashes of its sequences of three words,
-        each with all numbers of the row); and images (a tuple of hashes).
+        question (with its images) and answer, as hashes; sequences (hashes of its sequences of
+        three words, each with all numbers of the row); and images (a tuple of hashes).
     """
-    lines = []
-    for one in rows:
-        key = _key(one.row["prompt"])
-        if columns:
-            others = {k: v for k, v in one.row.items() if k not in NOT_COMPARED}
-            key += f" {json.dumps(others, default=str)}"
-        images = tuple(hash(digest(each)) for each in one.row.get("images", ()))
-        words = _words(key)
-        numbers = tuple(filter(_counts, words))
-        threes = [*zip(words, words[1:], words[2:], strict=False)] or [tuple(words)]
-        sequences = np.fromiter({hash((numbers, three)) for three in threes}, np.int64)
-        # hash(-1) equals hash(-2), so answers are hashed as texts
-        plain = hash(repr(one.plain))
-        lines.append((one.number, hash((key, images)), plain, sequences, images))
-    names = ["row", "question", "answer", "sequences", "images"]
-    return pd.DataFrame(lines, columns=names)
-
-
-def _counts(word: str) -> bool:
-    """Return whether a word is a number or operator: changing it changes the problem."""
-    return not word.isalpha() or word in COUNTS or word[0].isnumeric()
-
-
-def _key(prompt: Sequence[Message]) -> str:
-    """Return the text of all turns except the system's, in normalized case and spacing."""
-    texts = [message_text(turn) for turn in prompt if turn["role"] != "system"]
-    text = unicodedata.normalize("NFC", " ".join(texts)).translate(ONE_FORM)
-    return " ".join(text.casefold().split())
+    texts = [message_text(turn) for turn in row["prompt"] if turn["role"] != "system"]
+    key = unicodedata.normalize("NFC", " ".join(texts)).translate(ONE_FORM)
+    key = " ".join(key.casefold().split())
+    if columns:
+        others = {name: cell for name, cell in row.items() if name not in NOT_COMPARED}
+        key += f" {json.dumps(others, default=str)}"
+    images = tuple(hash(digest(image)) for image in row.get("images", ()))
+    words = _words(key)
+    numbers = tuple(word for word in words if not word.isalpha() or word[0].isnumeric())
+    threes = [*zip(words, words[1:], words[2:], strict=False)] or [tuple(words)]
+    return {
+        "question": hash((key, images)),
+        "answer": hash(repr(plain)),  # hash(-1) equals hash(-2), so answers are hashed as texts
+        "sequences": np.fromiter({hash((numbers, three)) for three in threes}, np.int64),
+        "images": images,
+    }
 
 
 def _words(key: str) -> list[str]:
@@ -87,7 +71,7 @@ def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
     If held-out rows have images, only images are compared, as rows often ask the same question.
 
     Args:
-        prints: Fingerprints of the rows.
+        prints: A line per row, as `fingerprint` returns it.
         held_out: Positions of the held-out rows.
 
     Returns:

@@ -6,19 +6,19 @@ such as the place where a photograph was taken, is not kept.
 """
 
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.data.faults import Fault
+from grpo_nb.data.sources import Fault, Row
 from grpo_nb.rewards.prompts import as_text, with_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Row = dict[str, Any]
 FORMATS = ("PNG", "JPEG", "WEBP")  # PIL reads many more, with code that is rarely used
 LONGEST = 200  # largest ratio of an image's sides; image processors refuse more
 NO_IMAGE, OUTSIDE, UNREADABLE = "image missing", "image outside the data's folder", "image unfit"
@@ -66,16 +66,12 @@ def _path(cell: str, folder: Path | None, column: str) -> Path:
     if folder is None:
         why = "is a path, but the dataset is on the hub: use a local copy of the dataset"
         raise Fault(NO_IMAGE, column, f"{cell!r:.80} {why}")
-    try:
-        path = (folder / cell).resolve()
-        if not path.is_relative_to(folder.resolve()):
-            raise Fault(OUTSIDE, column, f"{cell!r:.80} is outside {folder}")
-        if path.is_file():
-            return path
-        why = f"is not a file in {folder}"
-    except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a NUL
-        why = str(error)
-    raise Fault(NO_IMAGE, column, f"{cell!r:.80} {why}")
+    path = Path(os.path.realpath(folder / cell.replace("\0", "")))
+    if not path.is_relative_to(folder.resolve()):
+        raise Fault(OUTSIDE, column, f"{cell!r:.80} is outside {folder}")
+    if not os.path.isfile(path):  # noqa: PTH113 (a name may be too long for `Path`)
+        raise Fault(NO_IMAGE, column, f"{cell!r:.80} is not a file in {folder}")
+    return path
 
 
 def _in_one_form(image: "Image", max_pixels: int) -> "Image":

@@ -1,89 +1,206 @@
-"""Prepare the rows of a run: read, validate, drop repeated and leaked rows, and split.
+"""Prepare rows: read, validate, drop repeated and leaked rows, and split.
 
-A million rows can be prepared. They are read in batches, and only the JSON of each row, a few
-hashes and its images as PNG files stay in memory.
+    rows = grpo_nb.prepare("openai/gsm8k", tokenizer, subset="main")
+    GRPOTrainer(…, train_dataset=rows.train_dataset, eval_dataset=rows.eval_dataset)
+
+Images stay in memory as PNG files.
 """
 
-import json
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from grpo_nb.data import duplicates, sources
-from grpo_nb.data.references import printable
-from grpo_nb.data.report import LEAKS, REPEATED, Drops, figures
-from grpo_nb.data.sources import Batch
-from grpo_nb.data.store import Row, pack, write_rows
-from grpo_nb.data.validate import CONTRADICTORY, CountTokens, extra_columns, validate_rows
+from grpo_nb.answers import TAGS, Form, find_form
+from grpo_nb.checks import Check, Checks
+from grpo_nb.data import duplicates, sources, store
+from grpo_nb.data.rows import LONG, PLAIN, CountTokens, extra_names, prepare_row, prompt_tokens
+from grpo_nb.data.sources import REMEDIES, Fault, Options, Row
 from grpo_nb.files import atomic_path, write_json
+from grpo_nb.models import template
+from grpo_nb.names import refuse_unknown
 from grpo_nb.rewards import PRESETS, RewardSet
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from grpo_nb.runs import Run
     from grpo_nb.runs.config import DataConfig
 
+REPEATED, LEAKS = "question repeated", "nearly a held-out question"
+CONTRADICTORY = "question with several answers"
+SHOWN_ROWS = 20  # row numbers listed per reason
+TABLE = ["number", "packed", "question", "answer", "sequences", "images"]
+Drop = tuple[str, int, str]  # reason, number of the row, example
+FIRST_ROWS = 10  # rows that are tried before anything starts
+
+
+@dataclass(repr=False)
+class Prepared:
+    """Hold prepared rows and the report on them; show its checks in a notebook and a terminal.
+
+    rows: The rows of the splits "train", "sft" and "eval", with images as PNG files.
+    report: Rows read, rows left out by reason, columns and prompt lengths.
+    checks: The same as checks.
+    """
+
+    rows: dict[str, list[Row]]
+    report: dict[str, Any]
+    checks: Checks
+
+    @property
+    def train_dataset(self) -> "Dataset":
+        """Return the rows to train on, as TRL's trainers take them."""
+        return _dataset(self.rows["train"])
+
+    @property
+    def eval_dataset(self) -> "Dataset":
+        """Return the held-out rows, as TRL's trainers take them."""
+        return _dataset(self.rows["eval"])
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write a Parquet file per split and report.json, all or none; return the report."""
+        names = dict.fromkeys(name for split in self.rows.values() for row in split for name in row)
+        with atomic_path(folder) as temporary:
+            temporary.mkdir()
+            for split in [split for split in self.rows if self.rows[split]]:
+                store.write_rows(temporary / f"{split}.parquet", self.rows[split], names)
+            write_json(temporary / "report.json", self.report)
+        return self.report
+
+    def __repr__(self) -> str:
+        return str(self.checks)
+
+    def _ipython_display_(self) -> None:
+        self.checks._ipython_display_()
+
 
 def prepare(
+    source: str = "arithmetic",
+    processing_class: Any = None,
+    *,
+    subset: str = "",
+    split: str = "train",
+    revision: str = "",
+    streaming: bool = False,
+    question_column: str = "question",
+    answer_column: str = "answer",
+    image_column: str = "images",
+    image_pixels: int = 262_144,
+    extra_columns: str = "",
+    answer_format: str = "auto",
+    answer_kind: str = "number",
+    system_prompt: str = "preset",
+    max_rows: int = 0,
+    max_dropped_share: float = 0.05,
+    eval_rows: int = 256,
+    eval_share: float = 0.2,
+    max_prompt_tokens: int = 256,
+    environment: str = "",
+    sft_rows: int = 0,
+    form: Form | str = TAGS,
+    seed: int = 0,
+    count_tokens: CountTokens | None = None,
+) -> Prepared:
+    r"""Read, validate and split rows: questions with reference answers, for GRPO.
+
+    Args:
+        source: A built-in set, a file, a folder, or a dataset on the hub.
+        processing_class: The model's tokenizer or processor, whose chat template renders the
+            prompts; None measures no prompts.
+        subset, split, revision, streaming: The part of a dataset on the hub, and how it is read.
+        question_column: The column of questions (texts or chats).
+        answer_column: The column of reference answers.
+        image_column: The column of images, if there are any; "" for none.
+        image_pixels: Larger images are scaled down to this many pixels.
+        extra_columns: Further columns for the rewards: "a, b" or "all".
+        answer_format: Where an answer stands in its cell: auto, as_is, ####, boxed, tag, regex:….
+        answer_kind: number, math, choice, json, code or text.
+        system_prompt: Asks for the format; "preset" is that of `form`.
+        max_rows: The number of rows to read; 0 reads all.
+        max_dropped_share: More faulty rows are an error.
+        eval_rows, eval_share: How many rows are held out, at most.
+        max_prompt_tokens: Longer prompts are dropped.
+        environment: If it is set, extra columns count as part of the question.
+        sft_rows: Rows for an SFT warm-up, taken from the training rows.
+        form: How completions are written, or the name of a form.
+        seed: The seed of the split.
+        count_tokens: Counts the tokens of prompts in place of `processing_class`.
+
+    Returns:
+        The rows, whose `train_dataset` and `eval_dataset` TRL takes, with a report. In messages,
+        `data.NAME` is the argument NAME.
+
+    Raises:
+        ValueError: An argument is wrong, the source cannot be read, too many rows are faulty, or
+            too few are left.
+        FileNotFoundError: The source does not exist.
+    """
+    config = SimpleNamespace(**locals())
+    form = find_form(form) if isinstance(form, str) else form
+    refuse_unknown("data.answer_kind", answer_kind, list(PLAIN))
+    extra_names(config)
+    if system_prompt == "preset":
+        config.system_prompt = form.system_prompt
+    if processing_class is not None:
+        config.count_tokens = count_tokens or _counter(processing_class)
+    table, drops, tokens, columns = _read(config)
+    total = len(table) + len(drops)
+    splits = _split(table, drops, config)
+    p50, p95, p99 = (int(np.percentile(tokens, p, method="higher")) for p in (50, 95, 99))
+    lengths = {"p50": p50, "p95": p95, "p99": p99, "max": max(tokens)}
+    lengths["recommended_cap"] = -(-p99 // 8) * 8
+    report = {"source": source, "rows_read": total, "columns": columns}
+    report |= {f"{name}_rows": len(splits[name]) for name in splits}
+    report |= {"dropped": _dropped(drops), "prompt_tokens": lengths}
+    return Prepared(splits, report, checks(report, config))
+
+
+def prepare_run(
     run: "Run",
     config: "DataConfig",
     seed: int,
     count_tokens: CountTokens,
     preset: RewardSet = PRESETS["math"],
 ) -> dict[str, Any]:
-    """Read, validate and split the rows; write the run's data folder, whole or not at all.
+    """Prepare the rows of a run, write its folder data/, and return the report.
 
     Args:
         run: The run, which gets data/train.parquet, data/eval.parquet, data/report.json, and
             data/sft.parquet if `data.sft_rows` is set.
-        config: The source, its columns, and limits.
+        config: The arguments of `prepare`.
         seed: The seed of the split.
         count_tokens: Counts the tokens of each prompt as the model's chat template renders it.
         preset: The reward set. Its form may give the system prompt.
 
-    Returns:
-        The report: rows read, rows dropped by reason, columns, answer kinds and prompt lengths.
+    Raises:
+        ValueError, FileNotFoundError: From `prepare`.
+    """
+    arguments = {k: v for k, v in vars(config).items() if k in signature(prepare).parameters}
+    prepared = prepare(**arguments, form=preset.form, seed=seed, count_tokens=count_tokens)
+    return prepared.save(run / "data")
+
+
+def refuse_unusable_rows(config: "DataConfig") -> None:
+    """Refuse a local file before anything starts if most of its first rows cannot be used.
 
     Raises:
-        ValueError: A setting is wrong, the source cannot be read, too many rows are faulty, or
-            too few are left.
-        FileNotFoundError: The source does not exist.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file or its columns cannot be read, or most of its first rows are faulty.
     """
-    extra_columns(config)
-    drops = Drops()
-    with atomic_path(run / "data") as folder:
-        folder.mkdir()
-        config, names, batches = sources.read_columns(with_system_prompt(config, preset))
-        prints, tokens = _read(drops, batches, config, count_tokens)
-        report = {"source": config.source, "rows_read": len(prints) + drops.count()}
-        kinds = prints["kind"].value_counts().to_dict()
-        report |= {"columns": _columns(names, config), "answer_kinds": kinds}
-        drops.refuse_many(report["rows_read"], config)
-        train, held_out = _split(prints, drops, config, seed)
-        # Warm-up rows are kept out of "train": they would make baseline and validation look better.
-        rest = len(train) - min(config.sft_rows, len(train) // 2)
-        train, warm_up = train[:rest], train[rest:]
-        packed = prints["packed"].to_numpy()
-        names = dict.fromkeys(name for row in packed for name in json.loads(row.text))
-        for split, places in (("train", train), ("sft", warm_up), ("eval", held_out)):
-            if len(places):
-                write_rows(folder / f"{split}.parquet", packed[places], names)
-        report |= {"train_rows": len(train), "sft_rows": len(warm_up), "eval_rows": len(held_out)}
-        report |= {"dropped": list(drops.values())}
-        report |= figures(tokens, drops)
-        write_json(folder / "report.json", report)
-    return report
-
-
-def with_system_prompt(config: "DataConfig", preset: RewardSet) -> "DataConfig":
-    """Return the settings with the form's system prompt in place of "preset"."""
-    if config.system_prompt != "preset":
-        return config
-    return config.model_copy(update={"system_prompt": preset.form.system_prompt})
+    if sources.is_local(config.source):
+        limits = {"max_rows": FIRST_ROWS, "max_dropped_share": 0.5, "count_tokens": None}
+        _read(sources.changed(config, **limits))
 
 
 def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
@@ -102,59 +219,144 @@ def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
     return pairs
 
 
-def _columns(names: Sequence[str], config: "DataConfig") -> dict[str, Any]:
-    """Return the names of the question, answer and image columns, and of all other columns."""
-    columns = {"question": config.question_column, "answer": config.answer_column}
-    columns |= {"image": config.image_column} if config.image_column in names else {}
-    others = [printable(name) for name in names if name and name not in columns.values()]
-    return columns | {"others": others}
+def _dropped(drops: Sequence[Drop]) -> list[dict[str, Any]]:
+    """Return an entry of the report for each reason: count, first rows, an example."""
+    table = pd.DataFrame(drops, columns=["reason", "rows", "example"])
+    groups = table.groupby("reason", sort=False)
+    rows = groups["rows"].agg(list).map(lambda numbers: numbers[:SHOWN_ROWS])
+    entries = {"count": groups.size(), "rows": rows, "example": groups["example"].first()}
+    return pd.DataFrame(entries).reset_index().to_dict("records")
 
 
-def _read(
-    drops: Drops, batches: Iterable[Batch], config: "DataConfig", count_tokens: CountTokens
-) -> tuple[pd.DataFrame, list[int]]:
-    """Return a table of the usable rows, and the number of tokens of every measured prompt.
+def _as_text(drops: Sequence[Drop]) -> str:
+    lines = map(_line, _dropped(drops))
+    return "".join(f"\n  {c.name}: {c.evidence}. {c.fix}" for c in lines) or " none"
 
-    The table holds each row's fingerprints, and the columns "packed" (the row) and "kind".
+
+def _read(config: Options) -> tuple[pd.DataFrame, list[Drop], list[int], dict[str, Any]]:
+    """Read and validate rows.
+
+    Returns:
+        A table of the usable rows (number, packed, and their fingerprints); the rows left out; the
+        number of tokens of every measured prompt; and the names of the columns.
+
+    Raises:
+        ValueError: The source cannot be read, or too many of its rows are faulty.
     """
-    packed, kinds, tokens, tables = [], [], [], [duplicates.fingerprints([])]
-    for batch in tqdm(batches, unit=" rows", unit_scale=sources.BATCH, delay=2):
-        rows, faults, lengths = validate_rows(batch, config, count_tokens)
-        for fault in faults:
-            drops.add(fault.reason, [fault.row], fault.evidence)
-        for _, row, plain in rows:
-            packed.append(pack(row))
-            kinds.append(plain[0] if config.answer_kind == "math" else config.answer_kind)
-        tables.append(duplicates.fingerprints(rows, columns=bool(config.environment)))
-        tokens += lengths
-    table = pd.concat(tables, ignore_index=True)
-    return table.assign(packed=pd.Series(packed, dtype=object), kind=kinds), tokens
+    config, names, numbered = sources.read_columns(config)
+    lines, drops, tokens = [], [], []
+    for number, raw in tqdm(numbered, unit=" rows", unit_scale=True, delay=2):
+        try:
+            row, plain = prepare_row(raw, config)
+            tokens.append(prompt_tokens(row["prompt"], config, config.count_tokens))
+            if tokens[-1] > config.max_prompt_tokens:
+                limit = f"over data.max_prompt_tokens = {config.max_prompt_tokens}"
+                raise Fault(LONG, "prompt", f"{tokens[-1]} tokens, {limit}")
+        except Fault as fault:
+            fault.row = number
+            drops.append((fault.reason, number, fault.evidence))
+            continue
+        line = duplicates.fingerprint(row, plain, columns=bool(config.environment))
+        packed = store.pack(row | {"prompt_tokens": tokens[-1]})
+        lines.append({"number": number, "packed": packed, **line})
+    faulty = sum(reason != LONG for reason, *_ in drops)
+    if faulty > config.max_dropped_share * (total := len(lines) + len(drops)):
+        raise ValueError(
+            f"{faulty} of {total} rows of {config.source} cannot be used, more than "
+            f"data.max_dropped_share = {config.max_dropped_share:g} of them:{_as_text(drops)}"
+        )
+    columns = {"question": config.question_column, "answer": config.answer_column}
+    columns |= {"image": config.image_column} if config.image_column else {}
+    columns["others"] = [name for name in names if name not in columns.values()]
+    return pd.DataFrame(lines, columns=TABLE), drops, tokens, columns
 
 
-def _split(
-    prints: pd.DataFrame, drops: Drops, config: "DataConfig", seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of the rows to train on, and of the rows to hold out."""
-    conflicts = prints.groupby("question")["answer"].transform("nunique") > 1
-    repeats = prints.duplicated("question") & ~conflicts
-    drops.add(CONTRADICTORY, prints["row"][conflicts])
-    drops.add(REPEATED, prints["row"][repeats])
-    rest = prints[~conflicts & ~repeats]
+def _split(table: pd.DataFrame, drops: list[Drop], config: Options) -> dict[str, list[Row]]:
+    """Leave out repeated, contradictory and leaked rows; return the rows of each split."""
+    conflicts = table.groupby("question")["answer"].transform("nunique") > 1
+    repeats = table.duplicated("question") & ~conflicts
+    drops += [(CONTRADICTORY, number, "") for number in table["number"][conflicts]]
+    drops += [(REPEATED, number, "") for number in table["number"][repeats]]
+    rest = table[~conflicts & ~repeats]
     order = list(range(len(rest)))
-    random.Random(seed).shuffle(order)
+    random.Random(config.seed).shuffle(order)
     # Rows with the same first image are put side by side, so that the split separates few of them.
     images = rest["images"].to_numpy()
     first_images = [images[place][0] if images[place] else f"row {place}" for place in order]
     ranks = pd.factorize(np.array(first_images, dtype=object))[0]
     order = np.array(order, dtype=int)[ranks.argsort(kind="stable")]
-    held_out, train = np.split(order, [config.held_out(len(rest))])
+    most = min(config.eval_rows, max(1, int(len(rest) * config.eval_share)))
+    held_out, train = np.split(order, [most])
     leaks = duplicates.near(rest, held_out)
-    drops.add(LEAKS, rest["row"].to_numpy()[leaks])
+    drops += [(LEAKS, number, "") for number in rest["number"][leaks]]
     train = train[~leaks[train]]
     if not len(train):
         raise ValueError(
             f"usable rows left of {config.source}: {len(held_out)}, and training and evaluation "
-            f"need at least one each: give more data. Rows dropped:{drops}"
+            f"need at least one each: give more data. Rows dropped:{_as_text(drops)}"
         )
-    places = rest.index.to_numpy()
-    return places[train], places[held_out]
+    # Warm-up rows are kept out of "train": they would make baseline and validation look better.
+    train, warm_up = np.split(train, [len(train) - min(config.sft_rows, len(train) // 2)])
+    splits = {"train": train, "sft": warm_up, "eval": held_out}
+    return {name: rest["packed"].iloc[places].tolist() for name, places in splits.items()}
+
+
+def _counter(processing_class: Any) -> CountTokens:
+    """Return a function that counts tokens, by a tokenizer or a processor of text and images."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    if tokenizer is not processing_class:
+        tokenizer = copy(tokenizer)
+        tokenizer.processor = processing_class
+        tokenizer.chat_template = processing_class.chat_template or tokenizer.chat_template
+    return partial(template.count_tokens, tokenizer)
+
+
+def _dataset(packed: Sequence[Row]) -> "Dataset":
+    """Return rows as a dataset; its prompts are text, and TRL puts the images into them."""
+    from datasets import Dataset, Image
+
+    plain = [{name: row[name] for name in row if name != "images"} for row in packed]
+    try:  # rows may hold values of any type, which Arrow would merge or refuse
+        dataset = Dataset.from_list(plain, on_mixed_types="use_json")
+    except TypeError:  # an earlier version of datasets
+        dataset = Dataset.from_list(plain)
+    if "images" not in packed[0]:
+        return dataset
+    files = [[{"bytes": file, "path": None} for file in row["images"]] for row in packed]
+    return dataset.add_column("images", files).cast_column("images", [Image()])
+
+
+def checks(report: Mapping[str, Any], config: Options) -> Checks:
+    """Return the checks of stage 01 from its report; each reason for dropping rows has a check."""
+    columns, lengths, cap = report["columns"], report["prompt_tokens"], config.max_prompt_tokens
+    names = f"questions in {columns['question']!r}, reference answers in {columns['answer']!r}"
+    names += f", images in {columns['image']!r}" if "image" in columns else ""
+    names += f"; others: {', '.join(columns['others']) or 'none'} (data.extra_columns)"
+    rows = f"{report['rows_read']} rows read: {report['train_rows']} to train on, "
+    rows += f"{report['sft_rows']} for the SFT warm-up, " if report["sft_rows"] else ""
+    rows += f"{report['eval_rows']} held out"
+    leaks = sum(entry["count"] for entry in report["dropped"] if entry["reason"] == LEAKS)
+    split = f"no held-out prompt is trained on; {leaks} rows nearly equal to one were left out"
+    length = f"half have at most {lengths['p50']} tokens, 99 % {lengths['p99']}"
+    length += f", the longest {lengths['max']}; cap {cap}"
+    state, fix = "ok", ""
+    if not lengths["max"]:
+        state, length, fix = "note", "not measured", "give prepare the model's tokenizer"
+    elif lengths["p99"] > cap:
+        state, fix = "warning", f"set data.max_prompt_tokens = {lengths['recommended_cap']}"
+    lines = [
+        Check("columns", "ok", names),
+        Check("dataset", "ok", rows),
+        Check("no leakage", "ok", split),
+        Check("prompt length", state, length, fix),
+    ]
+    if rates := report.get("difficulty"):
+        evidence = "{judged} prompts tried; left out: {too_hard} too hard, {too_easy} too easy"
+        lines.append(Check("difficulty", "ok", evidence.format_map(rates)))
+    return Checks([*lines, *map(_line, report["dropped"])])
+
+
+def _line(entry: Mapping[str, Any]) -> Check:
+    fix, rows = REMEDIES.get(entry["reason"], ""), ", ".join(map(str, entry["rows"]))
+    evidence = f"{entry['count']} left out, the first: {rows}. {entry['example']}".rstrip(". ")
+    return Check(entry["reason"], "warning" if fix else "ok", evidence, fix)

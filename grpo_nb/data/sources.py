@@ -1,4 +1,4 @@
-"""Read rows from every kind of source, in batches, and find their columns.
+"""Read rows from every kind of source, one by one, and find their columns.
 
 A row is {"question": "What is 47 + 38?", "answer": "85"}, with all columns of the source. A line
 that cannot be read is replaced by a string with the reason, so that it can be reported.
@@ -6,85 +6,86 @@ that cannot be read is replaced by a string with the reason, so that it can be r
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from grpo_nb.files import project_path
+from grpo_nb.files import project_path, read_yaml
 from grpo_nb.names import refuse_unknown
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from grpo_nb.runs.config import DataConfig
 
-BATCH = 500  # rows whose images are decoded at the same time
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of such a file
+BATCH = 500  # rows read or written at once; also the rows whose columns are looked at
 FILES = sorted(project_path("data/tasks").glob("*.jsonl"))
 BUILT_IN = {path.stem: f"data/tasks/{path.name}" for path in FILES}
 BUILT_IN["arithmetic"] = "data/arithmetic.jsonl"
-# Names that a column may have. The first is the default; the others are tried if it is missing.
-LIKELY = {
-    "question_column": ("question", "prompt", "problem", "instruction", "input"),
-    "answer_column": ("answer", "solution", "output", "label", "target"),
-    "image_column": ("images", "image"),
-}
-SMALL = {"halffloat": np.float16, "float": np.float32}  # short floats by Arrow's type name
+REMEDIES = read_yaml(Path(__file__).with_name("remedies.yaml"))  # {reason: what to do}
 Row = dict[str, Any]
-Batch = list[tuple[int, Row | str]]
+Options = Any  # an object with the arguments of `prepare` as attributes, such as a run's DataConfig
 
 
-def read(config: "DataConfig") -> Iterator[Batch]:
-    """Yield batches of rows with their numbers, from 1; in JSON Lines these are line numbers.
+class Fault(Exception):
+    """Report why a row cannot be used, and what to do about it."""
 
-    `data.source` names a built-in set, a local file (READERS), a folder, or a hub dataset.
+    def __init__(self, reason: str, column: str, value: str) -> None:
+        self.reason, self.row = reason, 0  # the row's number is set later
+        self.column, self.value = column, value
+
+    @property
+    def evidence(self) -> str:
+        """Return a message that names the row, the column, the reason and the value."""
+        where = f"row {self.row}" + (f", column {self.column!r}" if self.column else "")
+        return f"{where}: {self.reason}: {self.value}"
+
+    def __str__(self) -> str:
+        return f"{self.evidence}. Remedy: {REMEDIES[self.reason]}"
+
+
+def changed(config: "Options | DataConfig", **changes: Any) -> Options:
+    """Return the options with these changes."""
+    return SimpleNamespace(**vars(config) | changes)
+
+
+def read(config: Options) -> Iterator[tuple[int, Row | str]]:
+    """Yield rows with their numbers, from 1; in JSON Lines these are line numbers.
+
+    `source` names a built-in set, a local file (READERS), a folder, or a hub dataset.
 
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: The source cannot be read; the message gives the remedy.
     """
     numbered = ((n, row) for n, row in enumerate(_open(config), start=1) if row is not None)
-    numbered = islice(numbered, config.max_rows or None)
-    while batch := list(islice(numbered, BATCH)):
-        yield batch
+    return islice(numbered, config.max_rows or None)
 
 
-def read_columns(config: "DataConfig") -> tuple["DataConfig", list[str], Iterator[Batch]]:
+def read_columns(config: Options) -> tuple[Options, list[str], Iterator[tuple[int, Row | str]]]:
     """Find the columns of questions, answers and images.
 
     Returns:
-        The settings with these columns ("" for no images), the names of all columns, and the
-        batches of `read`.
+        The options, in which `image_column` is "" if there are no images; the names of all columns;
+        and the rows.
 
     Raises:
-        ValueError: There are no rows, a column is missing, or several columns could replace a
-            missing default.
+        ValueError: There are no rows, or a column is missing.
     """
-    batches = read(config)
-    if not (first := next(batches, [])):
+    rows = read(config)
+    if not (first := list(islice(rows, BATCH))):
         raise ValueError(f"{config.source} holds no rows: give a data.source that does")
     names = list(dict.fromkeys(name for _, row in first if isinstance(row, dict) for name in row))
-    current, changes = {config.question_column, config.answer_column}, {}
-    for setting, likely in LIKELY.items():
-        if (column := getattr(config, setting)) in names or not names:
-            continue
-        fit = [name for name in names if name.strip().lower() in likely and name not in current]
-        if setting == "image_column" and (not column or (column == likely[0] and not fit)):
-            changes[setting] = ""  # a task without images
-            continue
-        if column != likely[0] or not fit:
+    if config.image_column == "images" and "images" not in names:
+        config = changed(config, image_column="image" if "image" in names else "")
+    for setting in ("question_column", "answer_column", "image_column"):
+        if names and (column := getattr(config, setting)):
             refuse_unknown(f"column of {config.source} (data.{setting})", column, names)
-        if len(fit) > 1:
-            raise ValueError(
-                f"{config.source} has no column {likely[0]!r}, and {' and '.join(map(repr, fit))} "
-                f"could each take its place: name one, as in data.{setting} = {fit[0]!r}"
-            )
-        changes[setting] = fit[0]
-    return config.model_copy(update=changes), names, chain([first], batches)
+    return config, names, chain(first, rows)
 
 
 def is_local(source: str) -> bool:
@@ -92,13 +93,13 @@ def is_local(source: str) -> bool:
     return source not in BUILT_IN and Path(source).suffix.lower() in READERS
 
 
-def folder_of(config: "DataConfig") -> Path | None:
+def folder_of(config: Options) -> Path | None:
     """Return the folder in which a source lies; None for a dataset on the hub."""
     path = _places(config)[0]
     return path if path.is_dir() else path.parent if path.is_file() else None
 
 
-def _places(config: "DataConfig") -> list[Path]:
+def _places(config: Options) -> list[Path]:
     """Return the paths that a source may refer to, existing ones first."""
     name = BUILT_IN.get(config.source, config.source)
     # A notebook's kernel runs in the notebook's folder, so commands look for files there too.
@@ -107,69 +108,58 @@ def _places(config: "DataConfig") -> list[Path]:
     return sorted(places, key=lambda path: not path.exists())
 
 
-def _open(config: "DataConfig") -> Iterator[Row | str | None]:
-    places = _places(config)
-    path = places[0]
-    if path.is_dir():
-        return _read_hub(str(path), config)
-    if reader := READERS.get(path.suffix.lower()):
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"data.source = {config.source!r}: there is no {', nor '.join(map(str, places))}; "
-                "name a file that is there"
-            )
-        return reader(path)
+def _open(config: Options) -> Iterator[Row | str | None]:
+    path, *others = _places(config)
+    reader = READERS.get(path.suffix.lower())
+    if path.is_file() and reader:
+        return _read_file(path, reader)
+    if reader and not path.is_dir():
+        places = ", nor ".join(map(str, [path, *others]))
+        raise FileNotFoundError(
+            f"data.source = {config.source!r}: there is no {places}; name a file that is there"
+        )
     if path.is_file():
         raise ValueError(f"{path}: unknown file type; its name must end in {', '.join(READERS)}")
-    if "/" not in config.source:
+    if "/" not in config.source and not path.is_dir():
         refuse_unknown("data.source", config.source, list(BUILT_IN))
-    return _read_hub(config.source, config)
+    return _read_hub(str(path) if path.is_dir() else config.source, config)
 
 
-def _open_text(path: Path) -> IO[str]:
-    """Open a text file; bad bytes become U+FFFD, which validation reports by row and column."""
-    with path.open("rb") as file:
-        encoding = "utf-16" if file.read(2) in UTF_16 else "utf-8-sig"
-    return path.open(encoding=encoding, errors="replace")
+def _read_file(path: Path, reader: Any) -> Iterator[Row | str | None]:
+    """Yield the rows of a file.
+
+    Raises:
+        ValueError: It is damaged, a quotation mark is not closed, or a line has more cells than the
+            header.
+    """
+    try:
+        yield from reader(path)
+    except (ValueError, RecursionError, pd.errors.ParserWarning, pa.ArrowException, OSError) as e:
+        raise ValueError(
+            f"{path} cannot be read ({str(e).strip()}): correct that line, its quotation marks or "
+            "its separators, or copy the file again"
+        ) from None
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
-    """Yield the rows of a table, as text; its header shows what separates the cells.
-
-    Raises:
-        ValueError: A quotation mark is not closed, a line has more cells than the header, or the
-            header names a column twice.
-    """
-    with _open_text(path) as file:
+    """Yield the rows of a table, as text; its header shows what separates the cells."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:  # U+FFFD is reported later
         first, usual = file.readline(), "\t" if path.suffix.lower() == ".tsv" else ","
         file.seek(0)
         mark = next((mark for mark in (usual, ",", ";", "\t") if mark in first), usual)
-        _refuse_repeated(path, list(filter(None, next(csv.reader([first], delimiter=mark), []))))
         table = {"sep": mark, "dtype": str, "index_col": False, "keep_default_na": False}
-        try:
+        if any(next(csv.reader([first], delimiter=mark), [])):
             for chunk in pd.read_csv(file, chunksize=BATCH, **table):
                 yield from chunk.fillna("").to_dict("records")
-        except pd.errors.EmptyDataError:
-            return
-        except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
-            raise ValueError(
-                f"{path} cannot be read ({str(error).strip()}): correct that line, its quotation "
-                "marks or its separators; or save the rows as JSON lines"
-            ) from None
 
 
 def _read_json(path: Path) -> Iterator[Row | str | None]:
     """Yield the objects of a JSON Lines file (None for a blank line), or of a JSON array."""
-    with _open_text(path) as file:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         first = file.read(1000).lstrip()
         file.seek(0)
         if path.suffix.lower() == ".json" and first.startswith("["):
-            try:
-                return (yield from map(_object, json.load(file)))
-            except (ValueError, RecursionError) as error:
-                raise ValueError(
-                    f"{path} is not JSON ({error}): correct it, or copy it again"
-                ) from None
+            return (yield from map(_object, json.load(file)))
         for line in map(str.strip, file):
             try:
                 yield _object(json.loads(line)) if line else None
@@ -181,35 +171,12 @@ def _object(value: Any) -> Row | str:
     return value if isinstance(value, dict) else f"not an object: {value!r:.80}"
 
 
-def _refuse_repeated(path: Path, names: Sequence[str]) -> None:
-    """Refuse a column name that occurs twice: the values of the first column would be lost."""
-    if duplicates := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{path} names {duplicates[0]!r} twice: rename or remove one of them")
-
-
 def _read_parquet(path: Path) -> Iterator[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        for batch in pq.ParquetFile(path).iter_batches(BATCH):
-            _refuse_repeated(path, batch.schema.names)
-            yield from _shortened(batch.to_pylist(), batch.schema)
-    except (pa.ArrowException, OSError) as error:
-        why = str(error).splitlines()[0]
-        raise ValueError(f"{path} is damaged or incomplete ({why}): copy it again") from None
+    for batch in pq.ParquetFile(path).iter_batches(BATCH):
+        yield from batch.to_pylist()
 
 
-def _shortened(rows: Iterable[Row], schema: "pa.Schema") -> Iterator[Row]:
-    """Yield rows in which 79.1, stored in 32 or 16 bits, is 79.1 and not 79.0999984741211."""
-    kinds = {field.name: str(field.type) for field in schema}
-    small = {name: SMALL[kind] for name, kind in kinds.items() if kind in SMALL}
-    for row in rows:
-        cells = {name: row[name] for name in small if row[name] is not None}
-        yield row | {name: float(str(small[name](cell))) for name, cell in cells.items()}
-
-
-def _read_hub(name: str, config: "DataConfig") -> Iterator[Row]:
+def _read_hub(name: str, config: Options) -> Iterator[Row]:
     import datasets
 
     place = {"split": config.split, "revision": config.revision or None}
@@ -218,9 +185,7 @@ def _read_hub(name: str, config: "DataConfig") -> Iterator[Row]:
             name, config.subset or None, streaming=config.streaming, **place
         )
         rows = rows if config.streaming else rows.to_iterable_dataset()
-        if rows.features:
-            rows = _shortened(rows.decode(False), rows.features.arrow_schema)
-        yield from rows
+        yield from rows.decode(False) if rows.features else rows
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(
             f"data.source = {name!r} (subset {config.subset!r}, {place}) could not be loaded: "

@@ -19,17 +19,17 @@ FIRST = 200  # characters of the first completion that are shown while the other
 class Cache(NamedTuple):
     """Keep completions in a file.
 
-    path: The Parquet file, with one record per completion; None to keep nothing.
+    path: The Parquet file, with one record per completion.
     settings: Everything that the completions depend on, except the prompts, as JSON types. A file
         that was written with other settings is not read.
     """
 
-    path: Path | None
+    path: Path
     settings: dict[str, Any]
 
     def read(self) -> dict[str, list[Sample]]:
         """Return the stored completions of each row, by the row's key."""
-        stored = pd.read_parquet(self.path) if self.path and self.path.exists() else pd.DataFrame()
+        stored = pd.read_parquet(self.path) if self.path.exists() else pd.DataFrame()
         samples: dict[str, list[Sample]] = {}
         if stored.attrs.get("settings") == self.settings:
             for line in stored.to_dict("records"):
@@ -38,8 +38,6 @@ class Cache(NamedTuple):
         return samples
 
     def write(self, samples: dict[str, list[Sample]]) -> None:
-        if self.path is None:
-            return
         lines = [
             {"prompt": key, **each._asdict(), "messages": json.dumps(each.messages)}
             for key, group in samples.items()

@@ -18,18 +18,12 @@ from contextlib import redirect_stdout
 from itertools import cycle, islice, zip_longest
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from grpo_nb.checks import Check, Checks
 from grpo_nb.environments.contract import Environment, Played, Row
 from grpo_nb.environments.play import Episode, script
 from grpo_nb.files import read_yaml
-from grpo_nb.models import template, tool_calls
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 EPISODES, MOST_TURNS = 16, 64  # episodes per player; the most turns of an episode
 PATIENCE = 20.0  # no further row is played after this time [s]
@@ -43,20 +37,12 @@ Turn = str | dict[str, Any] | list[dict[str, Any]]  # text, a call, or several c
 Plays = list[dict[str, Episode]]  # for each row: its episodes by player
 
 
-def check_environment(
-    environment: Environment | type,
-    rows: Sequence[Row],
-    processing_class: "PreTrainedTokenizerBase | None" = None,
-    max_completion_length: int = 256,
-) -> Checks:
+def check_environment(environment: Environment | type, rows: Sequence[Row]) -> Checks:
     """Return the faults of an environment, "stop" first; a single "ok" if it is sound.
 
     Args:
         environment: The environment, or the author's class.
         rows: Rows to play. EPISODES rows are played, some repeatedly if there are fewer.
-        processing_class: The tokenizer of the model that will play; None skips the tests of its
-            chat template.
-        max_completion_length: The limit of an episode, including results [tokens].
     """
     if isinstance(environment, type):
         environment = Environment(environment)
@@ -73,8 +59,6 @@ def check_environment(
         return Checks([_finding("episode", f"{environment.title}: {evidence}")])
     if not faults:  # otherwise rewards are not comparable
         faults = [*_rewards(environment, plays)]
-        if processing_class:
-            faults += _tokens(environment, plays, processing_class, max_completion_length)
     sound = Check(environment.title, "ok", "its solution wins, all others lose, no call hangs")
     return Checks(sorted(faults, key=lambda fault: fault.state != "stop") or [sound])
 
@@ -156,18 +140,18 @@ def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, lis
     for seed, row in enumerate(rows):
         other = rows[(seed + 1) % len(rows)]
         plays.append({})
+        again = {
+            "not deterministic": ({}, "the same calls gave"),
+            "state leaks": ({"instance": instance}, "a new and a used instance:"),
+            "hidden state": ({"beside": other}, "beside another episode:"),
+        }
         for name, turns in players(environment, row, other, seed).items():
             plays[-1][name] = episode = perform(environment, row, turns)
             if episode.ended == "a call hung":
                 return plays, [_finding("hangs", f"{episode.calls[-1].error} (player: {name})")]
-            if time.monotonic() > until:
-                continue
-            if difference := _difference(episode, perform(environment, row, turns)):
-                return plays, [_finding("not deterministic", f"the same calls gave {difference}")]
-            if difference := _difference(episode, perform(environment, row, turns, instance)):
-                return plays, [_finding("state leaks", f"a new and a used instance: {difference}")]
-            if difference := _difference(episode, perform(environment, row, turns, beside=other)):
-                return plays, [_finding("hidden state", f"beside another episode: {difference}")]
+            for rule, (how, what) in again.items() if time.monotonic() < until else ():
+                if difference := _difference(episode, perform(environment, row, turns, **how)):
+                    return plays, [_finding(rule, f"{what} {difference}")]
         if time.monotonic() > until:
             break
     return plays, []
@@ -242,31 +226,3 @@ def _failure(play: dict[str, Episode]) -> list[float]:
     attempts, win = [play[name] for name in ATTEMPTS.values()], play["oracle"].reward
     failures = [each.reward for each in attempts if each.calls and each.reward < win - TIE]
     return sorted(failures)[-1:]
-
-
-def _tokens(
-    environment: Environment, plays: Plays, tokenizer: "PreTrainedTokenizerBase", cap: int
-) -> Iterator[Check]:
-    """Check how the chat template renders calls and results, and how long episodes are."""
-    solved, tools = "oracle" in plays[0], environment.tools
-    episodes = [play["oracle" if solved else "random calls"] for play in plays]
-    prompts, call = [episode.prompt for episode in episodes], plays[0]["random calls"].messages[0]
-    try:
-        tokenizer = tool_calls.with_tools(tokenizer)
-        prompt_tokens = template.count_tokens(tokenizer, prompts, tools)
-        chats = [
-            [*template.fold_system(tokenizer, each.prompt), *each.messages[: None if solved else 2]]
-            for each in episodes
-        ]
-        whole = tokenizer.apply_chat_template(chats, tools=tools, return_dict=False)
-        fault = tool_calls.tool_fault(tokenizer, prompts[0], call, tools)
-    except Exception as error:  # a template may raise anything
-        fault = f"{type(error).__name__}: {error}"
-    if fault:
-        yield _finding("template", fault)
-        return
-    episode_tokens = np.array(list(map(len, whole))) - prompt_tokens
-    if (episode_tokens > cap).any():
-        what = "the solution" if solved else "a call with its result"
-        evidence = f"{what} takes {episode_tokens.max()} tokens; max_completion_length is {cap}"
-        yield _finding("room", evidence, bool((episode_tokens > cap).mean() > SOME))

@@ -133,9 +133,8 @@ def check_rows(
         max_prompt_tokens: The most tokens in a prompt, including the text that `reset` adds.
 
     Raises:
-        ValueError: A row has images or lacks a column that `reset` takes; `reset` raises;
-            `get_reward` raises at the episode's start, or does not return a number from 0 to 1;
-            or a prompt is too long.
+        ValueError: A row has images or lacks a column that `reset` takes; `reset` raises; or a
+            prompt is too long.
     """
     if environment is None:
         return []
@@ -146,14 +145,10 @@ def check_rows(
     played, prompts = environment.factory(), []
     for number, row in enumerate(rows, start=1):
         environment.columns(row)
-        method = "reset"
         try:
             prompts.append(Episode(environment, row, played).prompt)
-            method = "get_reward"
-            if hasattr(environment.kind, method):
-                played.get_reward()
         except Exception as error:
-            where = f"{environment.title}.{method} raised on row {number}"
+            where = f"{environment.title}.reset raised on row {number}"
             raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
     if tokenizer:
         tokens = template.count_tokens(tool_calls.with_tools(tokenizer), prompts, environment.tools)

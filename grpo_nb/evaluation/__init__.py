@@ -1,8 +1,7 @@
 """Evaluate whether one model beats another on held-out prompts, with what certainty, and why.
 
-`evaluate` compares models in any notebook. For a run, `answering` answers every prompt with each
-model, `report` compares the models with intervals, `placebos` tests whether the reward caused the
-gain, and `leaderboard` ranks runs. `answer_file` answers a file of questions with a run's model.
+`evaluate` compares models in any notebook, and `answering.run` those of a run: each prompt is
+answered by each model, and `report` compares the models with intervals.
 """
 
 from grpo_nb.lazy import exports
@@ -10,8 +9,9 @@ from grpo_nb.lazy import exports
 __getattr__ = exports(
     __name__,
     {
-        "grpo_nb.evaluation.answering": "Candidate evaluate_model run score_rows",
-        "grpo_nb.evaluation.placebos": "caused",
-        "grpo_nb.evaluation.report": ("DECODING Evaluation before_after build checks save table"),
+        "grpo_nb.evaluation.answering": "Candidate run score_rows",
+        "grpo_nb.evaluation.report": (
+            "DECODING Evaluation before_after build checks save table with_accuracy"
+        ),
     },
 )

@@ -1,22 +1,20 @@
 """Answer the same held-out prompts with each model, with the same seeds, and score the answers."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from grpo_nb import environments
-from grpo_nb.environments.cache import Cache, answer_cached, row_key
-from grpo_nb.evaluation.report import DECODING, UNFINISHED, Evaluation, build, with_accuracy
-from grpo_nb.files import digests
+from grpo_nb.evaluation.report import DECODING, Evaluation, build, with_accuracy
 from grpo_nb.models import (
     Engine,
+    Policy,
     Progress,
     Sample,
     load_tokenizer,
@@ -24,14 +22,14 @@ from grpo_nb.models import (
     part_of,
     trained_base,
 )
-from grpo_nb.models.hub import find_model
 from grpo_nb.models.tool_calls import opens_call
 from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import completion_text
 
 if TYPE_CHECKING:
-    from grpo_nb.runs import Run
+    from transformers import PreTrainedTokenizerBase
+
     from grpo_nb.runs.config import RunConfig
 
 
@@ -39,13 +37,13 @@ class Candidate(NamedTuple):
     """Name a model to evaluate.
 
     label: The model's name in tables and charts.
-    model: A folder or hub name.
+    model: A folder, a hub name, or a loaded policy.
     adapter: The folder of a LoRA adapter to add to the model; None for no adapter.
     quantization: The precision of the loaded weights, "4bit" or "16bit".
     """
 
     label: str
-    model: str | Path
+    model: str | Path | Policy
     adapter: Path | None = None
     quantization: str = "16bit"
 
@@ -56,11 +54,8 @@ def run(
     preset: RewardSet,
     config: "RunConfig",
     progress: Progress | None = None,
-    run: "Run | None" = None,
 ) -> Evaluation:
-    """Evaluate every candidate on every row: one greedy and `evaluate.samples` sampled completions.
-
-    All candidates get the same prompts, batches, seeds and decoding; one is loaded at a time.
+    """Evaluate every candidate on every row, with the settings of a run.
 
     Args:
         candidates: The models; the first one is the baseline of the comparisons.
@@ -69,119 +64,113 @@ def run(
         config: The run's configuration: seed, lengths, samples per prompt.
         progress: Called with the number of completions done, their total, and the candidate with
             its speed.
-        run: The run in whose folder completions are kept until `save`, so that an interrupted
-            evaluation can resume; None to keep nothing. Scores are always computed anew.
 
     Raises:
         ValueError: There are no rows or no candidates, or two candidates share a label.
         FileNotFoundError: A model or adapter does not exist. This error, and ValueError for an
             adapter that was trained on another base, are raised before any evaluation.
     """
-    labels = [candidate.label for candidate in candidates]
     if not rows:
         raise ValueError("no held-out rows to evaluate on: raise data.eval_rows and run 01 again")
-    if not labels or len(set(labels)) < len(labels):
-        raise ValueError(f"candidates {labels}: give at least one, each with a label of its own")
-    for _, model, adapter, _ in candidates:  # report a missing model before any is evaluated
-        load_tokenizer(str(model))
-        if adapter is not None:
-            trained_base(str(model), Path(adapter))
-    samples, models, each = {}, {}, len(rows) * (1 + config.evaluate.samples)
-    for candidate in candidates:
-        label, model, adapter, _ = candidate
-        report = part_of(progress, len(samples) * each, len(candidates) * each, label)
-        tokenizer = load_tokenizer(str(model), config.grpo.chat_template_kwargs)
-        bench, started = bench_of(config, preset, tokenizer), time.perf_counter()
-        caches = _caches(run, candidate, rows, config)
-        show = f"{label}, the first completion" if progress else ""
-        with ExitStack() as stack:
-            opened = cache(partial(_open, candidate, config, stack))
-            samples[label] = evaluate_model(opened, rows, bench, config, report, caches, show)
-            engine = opened().name if opened.cache_info().currsize else "none: all were kept"
-        seconds = round(time.perf_counter() - started, 1)
-        about = {"model": str(model), "adapter": adapter and str(adapter)}
-        models[label] = {**about, "seconds": seconds, "engine": engine}
-    samples = with_accuracy(samples, preset)
-    return Evaluation(samples, {"models": models, **build(samples, preset, config)})
-
-
-def _open(candidate: Candidate, config: "RunConfig", stack: ExitStack) -> Engine:
-    """Return an engine with the candidate's model; `stack` closes it at the end."""
-    _, model, adapter, quantization = candidate
-    template = config.grpo.chat_template_kwargs
-    options = {"adapter": adapter, "quantization": quantization, "chat_template_kwargs": template}
-    return stack.enter_context(closing(open_engine(str(model), **options)))
-
-
-def _caches(
-    run: "Run | None", candidate: Candidate, rows: Sequence[dict], config: "RunConfig"
-) -> dict[str, Cache]:
-    """Return {decoding mode: cache}; {} if there is no run.
-
-    A cache's settings hold everything that its completions depend on.
-    """
-    if run is None:
-        return {}
-    environment = environments.of(config)
-    model = Path(find_model(str(candidate.model)))
-    settings = {
-        "model": [str(candidate.model), digests(model, "*")],
-        "adapter": candidate.adapter and digests(candidate.adapter, "*"),
-        "quantization": candidate.quantization,
-        "chat_template_kwargs": config.grpo.chat_template_kwargs,
-        "max_completion_length": config.grpo.max_completion_length,
-        "evaluate": config.evaluate.model_dump(include={"samples", "eval_batch_size"}),
-        "seed": config.seed,
-        "environment": environments.identity(environment),
-        "rows": [row_key(row, environment) for row in rows],
-    }
-    name = quote(candidate.label, safe="")
-    return {
-        decoding: Cache(run / UNFINISHED / f"{name}.{decoding}.parquet", settings)
-        for decoding in DECODING
-    }
-
-
-def evaluate_model(
-    opened: Callable[[], Engine],
-    rows: Sequence[dict],
-    bench: Bench,
-    config: "RunConfig",
-    progress: Progress | None = None,
-    caches: Mapping[str, Cache] | None = None,
-    show: str = "",
-) -> pd.DataFrame:
-    """Answer every held-out prompt greedily and by sampling, and score the completions.
-
-    Args:
-        opened: Returns the model's engine; called only if a completion is not in the caches.
-        rows: Held-out rows, as `data.load` returns them.
-        bench: The run's rewards; the first one decides what counts as correct.
-        config: The run's configuration: seed, lengths, samples per prompt.
-        progress: Called with the number of completions done, this model's total, and its speed.
-        caches: {decoding mode: cache of the completions}; None for no caches.
-        show: What to print before the first completion; "" prints nothing.
-
-    Returns:
-        One record per completion: row (index in `rows`), question, reference, decoding, completion,
-        answer (as extracted), tokens, truncated, each reward, reward (their weighted total),
-        format (the first format reward), and correct and accuracy (see `with_accuracy`).
-    """
-    return answer_rows(
-        opened,
+    return compare_models(
+        candidates,
         rows,
-        bench,
+        partial(bench_of, config, preset),
         samples=config.evaluate.samples,
         seed=config.seed,
         batch_size=config.evaluate.eval_batch_size,
+        chat_template_kwargs=config.grpo.chat_template_kwargs,
         progress=progress,
-        caches=caches,
-        show=show,
     )
 
 
+def compare_models(
+    candidates: Sequence[Candidate],
+    rows: Sequence[dict],
+    bench_with: Callable[["PreTrainedTokenizerBase"], Bench],
+    *,
+    samples: int,
+    seed: int,
+    batch_size: int,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Evaluate every candidate on every row: one greedy and `samples` sampled completions.
+
+    All candidates get the same prompts, batches, seeds and decoding; one is loaded at a time.
+
+    Args:
+        candidates: The models; the first one is the baseline of the comparisons.
+        rows: Rows with a prompt and what the rewards read.
+        bench_with: Returns the rewards and their conditions, for a tokenizer.
+        samples: Sampled completions per prompt.
+        seed: Seed of the samples and of the intervals.
+        batch_size: Completions that are sampled at a time.
+        chat_template_kwargs: Arguments of the chat template, as in training.
+        progress: Called with the number of completions done, their total, and a note.
+
+    Raises:
+        ValueError: There are no candidates, or two share a label.
+    """
+    labels = [candidate.label for candidate in candidates]
+    if not labels or len(set(labels)) < len(labels):
+        raise ValueError(f"models {labels}: give at least one, each with a label of its own")
+    # What is missing is reported before any model is evaluated.
+    tokenizers = [_tokenizer(candidate, chat_template_kwargs) for candidate in candidates]
+    benches = list(map(bench_with, tokenizers))
+    tables, models, each = {}, {}, len(rows) * (1 + samples)
+    for candidate, bench in zip(candidates, benches, strict=True):
+        label, started = candidate.label, time.perf_counter()
+        with _opened(candidate, chat_template_kwargs) as engine:
+            tables[label] = answer_rows(
+                engine,
+                rows,
+                bench,
+                samples=samples,
+                seed=seed,
+                batch_size=batch_size,
+                progress=part_of(progress, len(tables) * each, len(candidates) * each, label),
+            )
+        seconds = round(time.perf_counter() - started, 1)
+        adapter = candidate.adapter and str(candidate.adapter)
+        models[label] = {"model": _name(candidate), "adapter": adapter}
+        models[label] |= {"seconds": seconds, "engine": engine.name}
+    tables, length = with_accuracy(tables, bench.preset), bench.grpo.max_completion_length
+    about = {"samples": samples, "seed": seed, "max_completion_length": length}
+    return Evaluation(tables, {"models": models, **build(tables, bench.preset, about)})
+
+
+def _name(candidate: Candidate) -> str:
+    model = candidate.model
+    return model.model.name_or_path if isinstance(model, Policy) else str(model)
+
+
+def _tokenizer(
+    candidate: Candidate, template: Mapping[str, Any] | None
+) -> "PreTrainedTokenizerBase":
+    """Return a candidate's tokenizer; refuse an adapter that belongs to another base."""
+    _, model, adapter, _ = candidate
+    if isinstance(model, Policy):
+        return model.tokenizer
+    if adapter is not None:
+        trained_base(str(model), Path(adapter))
+    return load_tokenizer(str(model), template)
+
+
+@contextmanager
+def _opened(candidate: Candidate, template: Mapping[str, Any] | None) -> Iterator[Engine]:
+    """Yield an engine with the candidate's model, and close what was opened."""
+    _, model, adapter, quantization = candidate
+    if isinstance(model, Policy):
+        yield model.engine
+        return
+    options = {"quantization": quantization, "chat_template_kwargs": template}
+    with closing(open_engine(str(model), adapter=adapter, **options)) as engine:
+        yield engine
+
+
 def answer_rows(
-    opened: Callable[[], Engine],
+    engine: Engine,
     rows: Sequence[dict],
     bench: Bench,
     *,
@@ -189,30 +178,39 @@ def answer_rows(
     seed: int,
     batch_size: int,
     progress: Progress | None = None,
-    caches: Mapping[str, Cache] | None = None,
-    show: str = "",
 ) -> pd.DataFrame:
-    """Do the work of `evaluate_model`, with `samples` sampled completions a row."""
+    """Answer every held-out prompt greedily and by sampling, and score the completions.
+
+    Args:
+        engine: The model's engine.
+        rows: Held-out rows.
+        bench: The rewards; one of them decides what counts as correct.
+        samples: Sampled completions per prompt.
+        seed: Seed of the samples.
+        batch_size: Completions that are sampled at a time.
+        progress: Called with the number of completions done, this model's total, and its speed.
+
+    Returns:
+        The records of `score_rows`, with the columns decoding and format (the first format reward).
+    """
     preset, tables, total = bench.preset, [], len(rows) * (1 + samples)
     for decoding, temperature in DECODING.items():
-        groups = answer_cached(
-            (caches or {}).get(decoding, Cache(None, {})),
+        groups = environments.answer(
+            engine,
             rows,
             bench.environment,
-            opened,
             max_completion_length=bench.grpo.max_completion_length,
             temperature=temperature,
             num_generations=samples if temperature else 1,
             seed=seed,
             batch_size=batch_size,
             progress=part_of(progress, sum(map(len, tables)), total),
-            show="" if temperature else show,
         )
         scored = score_rows(rows, groups, bench)
         scored["decoding"] = decoding
         scored["format"] = scored[preset.format_name] if preset.format_name else float("nan")
         tables.append(scored)
-    return with_accuracy({"": pd.concat(tables, ignore_index=True)}, preset)[""]
+    return pd.concat(tables, ignore_index=True)
 
 
 def score_rows(

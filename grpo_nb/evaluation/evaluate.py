@@ -3,30 +3,17 @@
 evaluate({"base": base, "trained": (base, "outputs/checkpoint-250")}, held_out, reward_funcs)
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
-from functools import cache
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from grpo_nb.evaluation.answering import answer_rows
-from grpo_nb.evaluation.report import Evaluation, report_on, with_accuracy
-from grpo_nb.models import (
-    Engine,
-    Progress,
-    load_tokenizer,
-    open_engine,
-    part_of,
-    policy_of,
-    trained_base,
-)
+from grpo_nb.evaluation.answering import Candidate, compare_models
+from grpo_nb.evaluation.report import Evaluation
+from grpo_nb.models import Progress, policy_of
 from grpo_nb.reward_lab.check import right_reward
 from grpo_nb.reward_lab.scoring import chats, names_of
 from grpo_nb.reward_lab.table import Bench, Conditions
 from grpo_nb.rewards.sets import RewardSet, reward_set
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # A folder or hub name; a base and its adapter; or a loaded model and its tokenizer.
 Model = str | Path | tuple[Any, Any]
@@ -78,26 +65,18 @@ def evaluate(
     Source: paired differences with a bootstrap over prompts; McNemar, Psychometrika 12, 1947.
     """
     rows = [{"answer": None} | row for row in chats(dataset)]
-    if not models:
-        raise ValueError('models = {}: give at least one, such as {"base": "Qwen/Qwen3-1.7B"}')
-    rewards, tables = _rewards(reward_funcs, reward_weights, correct, rows), {}
-    each, conditions = len(rows) * (1 + samples), Conditions(max_completion_length)
-    # What is missing is said before the first model is asked.
-    parts = [_open(model, models.values(), load_in_4bit) for model in models.values()]
-    for number, (label, (opened, tokenizer, stack)) in enumerate(zip(models, parts, strict=True)):
-        with stack:
-            tables[label] = answer_rows(
-                opened,
-                rows,
-                Bench(rewards, conditions, tokenizer),
-                samples=samples,
-                seed=seed,
-                batch_size=batch_size,
-                progress=part_of(progress, number * each, len(models) * each, label),
-            )
-    about = {"samples": samples, "seed": seed, "max_completion_length": max_completion_length}
-    tables = with_accuracy(tables, rewards)
-    return Evaluation(tables, report_on(tables, rewards, about))
+    rewards = _rewards(reward_funcs, reward_weights, correct, rows)
+    pairs = [model for model in models.values() if isinstance(model, tuple)]
+    bases = {str(base) for base, adapter in pairs if isinstance(adapter, str | Path)}
+    return compare_models(
+        [_candidate(*each, bases if load_in_4bit else ()) for each in models.items()],
+        rows,
+        lambda tokenizer: Bench(rewards, Conditions(max_completion_length), tokenizer),
+        samples=samples,
+        seed=seed,
+        batch_size=batch_size,
+        progress=progress,
+    )
 
 
 def _rewards(
@@ -115,23 +94,10 @@ def _rewards(
     return reward_set(list(zip(funcs, weights, strict=True)), correct=correct)
 
 
-def _open(
-    model: Model, others: Any, load_in_4bit: bool
-) -> tuple[Callable[[], Engine], "PreTrainedTokenizerBase", ExitStack]:
-    """Return what opens a model's engine, its tokenizer, and what closes the engine."""
-    stack = ExitStack()
-    if isinstance(model, tuple) and not isinstance(model[1], str | Path):
-        policy = policy_of(*model)
-        return lambda: policy.engine, policy.tokenizer, stack
+def _candidate(label: str, model: Model, in_4bit: Collection[str]) -> Candidate:
+    """Return a model as a candidate; `in_4bit` names the models that are loaded in 4 bit."""
     base, adapter = model if isinstance(model, tuple) else (model, None)
-    if adapter is not None:
-        trained_base(str(base), Path(adapter))
-    bases = {str(other[0]) for other in others if isinstance(other, tuple)}
-    quantization = "4bit" if load_in_4bit and str(base) in bases else "16bit"
-
-    def opened() -> Engine:
-        folder = None if adapter is None else Path(adapter)
-        engine = open_engine(str(base), adapter=folder, quantization=quantization)
-        return stack.enter_context(closing(engine))
-
-    return cache(opened), load_tokenizer(str(base)), stack
+    if adapter is not None and not isinstance(adapter, str | Path):
+        return Candidate(label, policy_of(base, adapter))  # a model and its tokenizer
+    quantization = "4bit" if str(base) in in_4bit else "16bit"
+    return Candidate(label, base, adapter and Path(adapter), quantization)

@@ -5,7 +5,6 @@ A model is "better" or "worse" than another if the 95 % interval of the paired d
 """
 
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,10 +19,8 @@ from grpo_nb.stats import bootstrap, mcnemar, pass_at_k
 
 if TYPE_CHECKING:
     from grpo_nb.runs import Run
-    from grpo_nb.runs.config import RunConfig
 
 DECODING = {"greedy": 0.0, "sampled": 1.0}  # temperature
-UNFINISHED = "eval/unfinished"  # completions of an evaluation that has not been saved yet
 UNCLEAR = "not distinguishable"
 WARM_UP = "warm-up"  # the label of the model from which GRPO started, after an SFT warm-up
 # With fewer prompts no exact test of paired answers can reach p < 0.05.
@@ -76,7 +73,7 @@ def with_accuracy(samples: Samples, preset: RewardSet) -> dict[str, pd.DataFrame
     """Add accuracy and correct, which do not depend on how the first reward is scaled.
 
     Args:
-        samples: {label: table from `evaluate_model`} of the models that are compared.
+        samples: {label: table from `answer_rows`} of the models that are compared.
         preset: The run's rewards.
 
     Returns:
@@ -101,13 +98,13 @@ def with_accuracy(samples: Samples, preset: RewardSet) -> dict[str, pd.DataFrame
     return tables
 
 
-def build(samples: Samples, preset: RewardSet, config: "RunConfig") -> dict[str, Any]:
+def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the report, made of JSON types.
 
     Args:
-        samples: {label: table from `evaluate_model`}; the first label is the baseline.
-        preset: The run's rewards, the first of which decides what is correct.
-        config: The run's configuration; seed, samples and lengths are copied into the report.
+        samples: {label: table of `with_accuracy`}; the first label is the baseline.
+        preset: The rewards, one of which decides what is correct.
+        about: The seed of the intervals, and whatever else is copied into the report.
 
     Returns:
         prompts and settings; `greedy` and `sampled`: {label: {figure: mean, "intervals": {figure:
@@ -116,20 +113,6 @@ def build(samples: Samples, preset: RewardSet, config: "RunConfig") -> dict[str,
         the shares of fully correct answers, and how many prompts were gained and lost. `graded`
         means that the first reward gives partial credit, so that `accuracy` is a mean score, as a
         share of its range.
-    """
-    length = config.grpo.max_completion_length
-    about = {"samples": config.evaluate.samples, "seed": config.seed}
-    about |= {"max_completion_length": length}
-    return report_on(with_accuracy(samples, preset), preset, about)
-
-
-def report_on(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the report as `build` does.
-
-    Args:
-        samples: {label: table of `with_accuracy`}; the first label is the baseline.
-        preset: The rewards.
-        about: The seed, and whatever else is copied into the report.
     """
     seed = about["seed"]
     report: dict[str, Any] = {
@@ -295,15 +278,11 @@ def before_after(samples: Samples, count: int) -> pd.DataFrame:
 
 
 def save(run: "Run", evaluation: Evaluation) -> dict[str, Any]:
-    """Write eval/samples.parquet and eval/report.json, and return the report.
-
-    Completions that were kept in case of an interruption are removed.
-    """
+    """Write eval/samples.parquet and eval/report.json, and return the report."""
     tables = [lines.assign(model=label) for label, lines in evaluation.samples.items()]
     with atomic_path(run / "eval/samples.parquet") as temporary:
         pd.concat(tables).to_parquet(temporary, index=False)
     write_json(run / "eval/report.json", evaluation.report)
-    shutil.rmtree(run / UNFINISHED, ignore_errors=True)
     return evaluation.report
 
 

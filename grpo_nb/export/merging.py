@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb.checks import Check
 from grpo_nb.export import parity
-from grpo_nb.files import atomic_path, read_json
+from grpo_nb.files import atomic_path
 from grpo_nb.models import (
     cuda_available,
     free_memory,
@@ -228,23 +228,6 @@ def _compare(
         )
     finally:
         free_memory()  # both models are gone before the next engine is loaded
-
-
-def refuse_incomplete(folder: Path) -> Path:
-    """Return the folder if it holds a complete model.
-
-    Raises:
-        FileNotFoundError: A file is missing, for example after a killed write.
-    """
-    index = folder / "model.safetensors.index.json"
-    shards = read_json(index)["weight_map"].values() if index.exists() else ["model.safetensors"]
-    names = sorted({"config.json", "tokenizer_config.json", *shards})
-    if missing := [name for name in names if not (folder / name).exists()]:
-        raise FileNotFoundError(
-            f"{folder} lacks {', '.join(missing)}: the model is incomplete. Run "
-            "04_merge_and_infer (--from 04) again"
-        )
-    return folder
 
 
 def _size(model_path: str, modules: list[str]) -> int:

@@ -26,7 +26,7 @@ from grpo_nb.models.policy import (
     policy_of,
     set_environment,
 )
-from grpo_nb.models.vllm import lora_rank, use_vllm
+from grpo_nb.models.vllm import use_vllm
 from grpo_nb.models.weights import (
     adapter_in_fp32,
     cuda_available,

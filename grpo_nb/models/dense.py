@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ATTENTION = "grpo_nb_grouped"
-BLOCKS = 256  # blocks of the vocabulary; `draw` chooses a block, then one of its tokens
 PACKED_ROWS = 16  # batch size for which oneDNN packs the weights; other sizes work, too
 PACKED_BYTES = 2**30  # maximum size of the packed copy of the linear layers
 LEAVE = 1 / 8  # share of finished rows at which they are removed from the batch
@@ -335,16 +334,10 @@ def _prefill(
 def draw(logits: torch.Tensor) -> torch.Tensor:
     """Draw a token for each row of logits.
 
-    One random number per row is looked up in the cumulative distribution, first to find a block of
-    tokens, then a token in it. `torch.multinomial` draws a number for each token of the vocabulary.
+    One random number per row is looked up in the cumulative distribution, where
+    `torch.multinomial` draws a number for each token of the vocabulary.
     """
-    p = logits.float().softmax(-1)
-    p = torch.nn.functional.pad(p, (0, -p.shape[1] % BLOCKS)).unflatten(1, (BLOCKS, -1))
-    ends = p.sum(-1, dtype=torch.float64).cumsum(-1)
+    ends = logits.float().softmax(-1).cumsum(-1, dtype=torch.float64)
     point = torch.rand(len(logits), 1, dtype=torch.float64) * ends[:, -1:]
-    block = torch.searchsorted(ends, point, right=True).clamp(max=BLOCKS - 1)
-    starts = torch.nn.functional.pad(ends, (1, 0))
-    within = p[torch.arange(len(p)), block[:, 0]].cumsum(-1, dtype=torch.float64)
-    token = torch.searchsorted(within, point - starts.gather(1, block), right=True)
-    token = token + block * p.shape[-1]
+    token = torch.searchsorted(ends, point, right=True)
     return token[:, 0].clamp(max=logits.shape[1] - 1)

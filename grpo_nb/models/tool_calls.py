@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from grpo_nb.models.template import DEFAULTS, Tools, fold_system, render
+from grpo_nb.models.template import DEFAULTS
 from grpo_nb.rewards.prompts import Message
 
 if TYPE_CHECKING:
@@ -79,34 +79,6 @@ def tool_turn(tokenizer: "PreTrainedTokenizerBase", results: list[Message]) -> l
     after = tokenizer.apply_chat_template(turns + results, add_generation_prompt=True, **options)
     stops = [place for place, token in enumerate(before) if token == tokenizer.eos_token_id]
     return after[stops[-1] + 1 if stops else len(before) :]
-
-
-def tool_fault(
-    tokenizer: "PreTrainedTokenizerBase", prompt: list[Message], turn: Message, tools: Tools
-) -> str:
-    """Render and parse a call, and render a result; describe a part that was lost, or return "".
-
-    Args:
-        tokenizer: A tokenizer prepared by `with_tools`.
-        prompt: The turns before the call.
-        turn: An assistant's turn with calls.
-        tools: JSON schemas of the tools.
-    """
-    turns, before = fold_system(tokenizer, prompt), render(tokenizer, prompt, tools)
-    options = {"tools": list(tools), "tokenize": False}
-    conversation = tokenizer.apply_chat_template([*turns, turn], **options)
-    if not conversation.startswith(before):  # the template may leave out a thinking block
-        before = tokenizer.apply_chat_template(turns, **options)
-    call_text = conversation.removeprefix(before)
-    ids = tokenizer([call_text, before], add_special_tokens=False)["input_ids"]
-    message = parse(tokenizer, *ids)
-    functions = [call["function"] for call in turn["tool_calls"]]
-    if [call["function"] for call in message.get("tool_calls") or ()] != functions:
-        return f"a call is written {call_text!r}, and read back as {message}"
-    result = {"role": "tool", "name": functions[0]["name"], "content": "it is 17"}
-    result_text = tokenizer.decode(tool_turn(tokenizer, [result]))
-    lost = "it is 17" not in result_text
-    return f"the result 'it is 17' is written {result_text!r}" if lost else ""
 
 
 def opens_call(tokenizer: "PreTrainedTokenizerBase") -> str:

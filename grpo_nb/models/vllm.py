@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.files import read_json
+from grpo_nb.models.adapter import adapter_config
 from grpo_nb.models.engine import Chats, Engine, Sample, Sampling, free_memory
 from grpo_nb.models.hub import find_model, hub_errors, quiet
 from grpo_nb.models.template import render
@@ -41,36 +41,20 @@ def use_vllm(choice: str, quantization: str, config: "RunConfig | None" = None) 
     if config:
         needs["policy.backend = 'unsloth'"] = config.policy.backend == "unsloth"
         needs["model.full_finetuning = False"] = not config.model.full_finetuning
-    if config or choice == "detect":  # our own engine may use vLLM's CPU build
-        needs["a CUDA GPU"] = cuda_available()
+    needs["a CUDA GPU"] = cuda_available()
     # vLLM itself is not imported here, because Unsloth must be imported before it.
     needs["the package vllm"] = importlib.util.find_spec("vllm")
     if quantization == "4bit":
         needs[f"{BNB_PLUGIN} for 4-bit weights"] = importlib.util.find_spec("vllm_bnb_plugin")
     missing = next((need for need, met in needs.items() if not met), "")
     if missing and choice == "vllm":
-        setting = "model.fast_inference" if config else "engine"
+        setting = "model.fast_inference"
         raise RuntimeError(
             f"{setting} = 'vllm' needs {missing}; otherwise set {setting} = 'detect'"
         )
     if missing.startswith(BNB_PLUGIN):
         warnings.warn(f"transformers generates, since vLLM needs {missing}", stacklevel=2)
     return not missing
-
-
-def lora_rank(adapter: Path) -> int:
-    """Return the smallest rank in RANKS that is not below the adapter's rank.
-
-    Raises:
-        ValueError: The adapter's rank is above every rank in RANKS.
-    """
-    rank = read_json(adapter / "adapter_config.json")["r"]
-    if rank > RANKS[-1]:
-        raise ValueError(
-            f"{adapter} has rank {rank}, and vLLM takes at most {RANKS[-1]}: set engine = "
-            "'transformers', or merge the adapter and load the merged model"
-        )
-    return next(room for room in RANKS if room >= rank)
 
 
 def without(tokens: Sequence[int]) -> dict[int, float] | None:
@@ -151,6 +135,7 @@ def open_vllm(
 ) -> VllmEngine:
     """Start vLLM with this share of the GPU's memory and room for the adapter, if there is one."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    rank = adapter_config(adapter)["r"] if adapter else 1
     with quiet(), hub_errors(model_path):
         from vllm import LLM
         from vllm.lora.request import LoRARequest
@@ -163,7 +148,7 @@ def open_vllm(
             max_model_len=-1,  # the model's own maximum, or as much as fits into that memory
             enforce_eager=not cuda_available(),
             enable_lora=adapter is not None,
-            max_lora_rank=lora_rank(adapter) if adapter else 16,  # vLLM's default
+            max_lora_rank=min((room for room in RANKS if room >= rank), default=rank),
         )
     lora = LoRARequest("adapter", 1, str(adapter.resolve())) if adapter else None
     return VllmEngine(llm, tokenizer, lambda: lora)

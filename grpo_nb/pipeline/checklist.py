@@ -1,7 +1,7 @@
 """`python -m grpo_nb checklist`: the checks of a run with their evidence, and what to do next.
 
 Each stage writes its checks into its manifest entry. The checklist lists them, and adds the checks
-that concern the whole run. A check that a stage has not written yet has the state "not yet".
+that concern the whole run. A stage that is not done has the state "not yet".
 """
 
 from collections import Counter
@@ -9,15 +9,9 @@ from itertools import takewhile
 from typing import Any
 
 from grpo_nb.checks import Check, shown
-from grpo_nb.evaluation.placebos import caused
+from grpo_nb.pipeline.caused import caused
 from grpo_nb.runs import NOTEBOOKS, Run, refuse_undone
 
-EXPECTED = {
-    "01": ("dataset", "no leakage", "prompt length"),
-    "02": ("rewards", "base model", "completion length"),
-    "03": ("memory", "tracking", "reward rises", "alerts", "format"),
-    "04": ("merge", "baseline", "better"),
-}
 READ = "No check reads completions: read some, docs/reading-a-run.md#reading-completions"
 
 
@@ -28,15 +22,10 @@ def examine(run: Run) -> list[dict[str, str]]:
         ValueError: manifest.json or config.yaml cannot be read.
     """
     lines, manifest = [], run.manifest()
-    for stage, expected in EXPECTED.items():
-        line = _stage(run, stage, manifest.get(stage, {}))
-        lines.append({"stage": stage, **line})
-        checks = {check["name"]: check for check in manifest.get(stage, {}).get("checks", [])}
-        for name in dict.fromkeys([*expected, *checks]):
-            missing = {"name": name, "state": "not yet", "evidence": "", "fix": line["fix"]}
-            if line["state"] == "ok":
-                missing["fix"] = f"{NOTEBOOKS[stage]} lacks this check: run that notebook again"
-            lines.append({"stage": stage, **checks.get(name, missing)})
+    for stage in NOTEBOOKS:
+        entry = manifest.get(stage, {})
+        checks = [_stage(run, stage, entry), *entry.get("checks", [])]
+        lines += [{"stage": stage, **check} for check in checks]
     finished = list(takewhile(lambda stage: run.state(stage).status == "done", NOTEBOOKS))
     if finished:
         whole = [_unchanged(run, finished), _reproducible([manifest[stage] for stage in finished])]

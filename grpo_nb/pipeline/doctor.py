@@ -3,7 +3,6 @@
 import os
 import platform
 import shutil
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 import psutil
@@ -15,53 +14,40 @@ from grpo_nb.runs import runs_root
 from grpo_nb.runs.profiles import detect_profile
 from grpo_nb.sandbox import choose_backend
 
-NEEDED_DISK_GIB = 5
-NEEDED_MEMORY_GIB = 4
+NEEDED_DISK_GIB, NEEDED_MEMORY_GIB = 5, 4
 NO_GPU = "none: training runs on the CPU, with small models; transformers generates"
+DRIVER = "install a newer driver, use another GPU, or go without: make clean install GPU=0"
+MOVE = "export GRPO_NB_RUNS=/a/larger/disk"
 
 
 def examine() -> list[Check]:
     """Return every check, in the order in which the user should fix them."""
-    gpu, (sandbox, runs_code) = gpu_name(), _sandbox()
-    install = f"make install GPU={int(bool(gpu))}"
-    torch, versions = bool(find_spec("torch")), installed_versions()
-    checks = [
-        *_machine(gpu),
-        *((name, text != "not installed", text, install) for name, text in versions.items()),
-        ("engine unsloth", torch and bool(find_spec("unsloth")), "", install),
-    ]
-    if gpu:
-        checks.append(("engine cuda", torch and cuda_available(), "", "make clean install GPU=1"))
-        # vLLM 0.31 supports bitsandbytes, and so 4-bit weights, only with the plugin.
-        for name in ("vllm", "vllm_bnb_plugin"):
-            checks.append((f"engine {name}", bool(find_spec(name)), "", install))
-    checks.append(("engine sandbox", runs_code, sandbox, "sudo apt-get install bubblewrap"))
-    return [
-        Check(name, "ok", text or "works") if works else Check(name, "stop", text or "missing", fix)
-        for name, works, text, fix in checks
-    ]
-
-
-def _machine(gpu: str) -> Iterator[tuple[str, bool, str, str]]:
-    """Yield (name, whether it passes, evidence, fix) for each check of the machine."""
-    fault = gpu_fault()
-    evidence = "; ".join(filter(None, [gpu or NO_GPU, fault or several_gpus()]))
-    fix = "install a newer driver, use another GPU, or go without: make clean install GPU=0"
-    yield "gpu", not fault, evidence, fix
-    python = f"Python {platform.python_version()}"
-    yield "cpu", True, f"{os.cpu_count()} cores, {platform.machine()}, {python}", ""
+    gpu, fault, python = gpu_name(), gpu_fault(), f"Python {platform.python_version()}"
     root = runs_root() if runs_root().exists() else PROJECT_ROOT
     disk, memory = shutil.disk_usage(root).free / 2**30, psutil.virtual_memory().available / 2**30
-    move = "export GRPO_NB_RUNS=/a/larger/disk"
-    yield "disk", disk >= NEEDED_DISK_GIB, f"{disk:.0f} GiB free for runs/", move
-    yield "memory", memory >= NEEDED_MEMORY_GIB, f"{memory:.0f} GiB free", "jupyter lab stop"
-
-
-def _sandbox() -> tuple[str, bool]:
+    device = "; ".join(filter(None, [gpu or NO_GPU, fault or several_gpus()]))
+    lines = [  # name, whether it passes, evidence, fix
+        ("gpu", not fault, device, DRIVER),
+        ("cpu", True, f"{os.cpu_count()} cores, {platform.machine()}, {python}", ""),
+        ("disk", disk >= NEEDED_DISK_GIB, f"{disk:.0f} GiB free for runs/", MOVE),
+        ("memory", memory >= NEEDED_MEMORY_GIB, f"{memory:.0f} GiB free", "jupyter lab stop"),
+    ]
+    install, versions = f"make install GPU={int(bool(gpu))}", installed_versions()
+    lines += [(name, text != "not installed", text, install) for name, text in versions.items()]
+    if gpu:
+        works = bool(find_spec("torch")) and cuda_available()
+        lines.append(("engine cuda", works, "", "make clean install GPU=1"))
+    # vLLM 0.31 supports bitsandbytes, and so 4-bit weights, only with the plugin.
+    for name in ("unsloth", "vllm", "vllm_bnb_plugin")[: 3 if gpu else 1]:
+        lines.append((f"engine {name}", bool(find_spec(name)), "", install))
     try:
-        return f"{choose_backend()} runs generated code", True
+        lines.append(("engine sandbox", True, f"{choose_backend()} runs generated code", ""))
     except RuntimeError as error:
-        return str(error), False
+        lines.append(("engine sandbox", False, str(error), "sudo apt-get install bubblewrap"))
+    return [
+        Check(name, "ok", text or "works") if works else Check(name, "stop", text or "missing", fix)
+        for name, works, text, fix in lines
+    ]
 
 
 def report() -> int:

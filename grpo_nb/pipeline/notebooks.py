@@ -126,9 +126,8 @@ def resolve_run(
     settings = settings or {}
     earlier = kept_settings(run, first) if first > "01" else {}
     config = resolve_stages(run, earlier | settings, first, last, profile)
-    if (
-        config.grpo.model_extra
-    ):  # TRL may be imported here: only kernels must import Unsloth before it
+    # TRL may be imported here: only kernels must import Unsloth before it.
+    if config.grpo.model_extra:
         from grpo_nb.training import refuse_unknown_trl
 
         refuse_unknown_trl(config)
@@ -254,17 +253,13 @@ def run_pipeline(
         return run
     _papermill()  # imported early, while a signal still ends this process
     lock = run.lock(".pipeline.lock")
-
-    def parameters(stage: str) -> dict[str, Any]:
-        its_own = {"run_name": name, "settings": configs.of_stage(stage, converted_settings)}
-        first_only = {"profile": config.profile, "task": config.task}
-        return its_own | (first_only if stage == "01" else {"force": force})
-
     try:
         run.write_config(config)
         (run / "notebooks").mkdir(exist_ok=True)
         for stage in [stage for stage in NOTEBOOKS if first <= stage <= last]:
-            _execute_stage(run, stage, parameters(stage))
+            own = {"run_name": name, "settings": configs.of_stage(stage, converted_settings)}
+            begin = {"profile": config.profile, "task": config.task}
+            _execute_stage(run, stage, own | (begin if stage == "01" else {"force": force}))
     finally:
         lock.release()
     return run

@@ -2,15 +2,15 @@
 
 `mine-shuffled` takes over the data, the tested rewards and the baseline rollouts of `mine` (stages
 01 and 02), and runs stages 03 and 04 with the settings of `mine` and `train.placebo`.
-`evaluation.placebos` compares the two runs.
+`caused` compares the two runs.
 """
 
 import shutil
 
-from grpo_nb.evaluation.placebos import PLACEBOS
 from grpo_nb.files import write_json
 from grpo_nb.names import refuse_unknown
 from grpo_nb.pipeline import notebooks
+from grpo_nb.pipeline.caused import PLACEBOS
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, refuse_undone
 from grpo_nb.runs import config as configs

@@ -36,7 +36,7 @@ def prepare_data(stage: Stage, policy: models.Policy | None = None) -> Checks:
     preset = reward_lab.in_template(stage, tokenizer)
     config = stage.config.data
     count = partial(template.count_tokens, tokenizer, tools=tools)
-    report = data.prepare(stage.run, config, stage.config.seed, count, preset)
+    report = data.prepare_run(stage.run, config, stage.config.seed, count, preset)
     report = difficulty.by_difficulty(stage, preset, report, policy and policy.engine)
     rows = data.load(stage.run, "train", max_rows=1000)  # enough for these checks
     checks = data.checks(report, config)

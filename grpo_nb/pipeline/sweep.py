@@ -8,17 +8,21 @@ Instead of `grid`, a file may have `list: [{grpo.beta: 0.01}, …]`. When the pr
 trial ends, the system sends SIGTERM to the trial, which then saves its work. There is no state
 outside the runs: a trial's manifest shows whether it is done, its config.yaml holds its settings,
 and its locks show whether a process is working on it. So each call to `run_sweep` starts every
-trial that is neither done nor in use. `cluster` does the same on Ray.
+trial that is neither done nor in use.
+
+On a Ray cluster, Ray picks the node for each trial, and repeats it up to three times if its node
+dies. All nodes share the folder of the runs, with its locks, under the same path.
 """
 
+import logging
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -72,43 +76,35 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
     content = read_yaml(path)
     for key in content:
         refuse_unknown("key of a sweep", key, KEYS)
-    name, shared = content.get("name", path.stem) or "", content.get("settings") or {}
-    profile = content.get("profile", "auto")
-    if not isinstance(shared, dict):
-        raise ValueError(f"{path}: settings: write `setting: value` pairs")
+    name, profile = content.get("name", path.stem), content.get("profile", "auto")
+    shared, grid, points = (content.get(key) or {} for key in ("settings", "grid", "list"))
+    lists = isinstance(grid, dict) and all(isinstance(v, list) and v for v in grid.values())
+    pairs = isinstance(points or [], list) and all(isinstance(point, dict) for point in points)
+    if not (lists and pairs and isinstance(shared, dict)) or bool(grid) == bool(points):
+        raise ValueError(
+            f"{path}: a sweep needs something to vary: either grid: {{setting: [value, …], …}} or "
+            "list: [{setting: value, …}, …], beside settings: {setting: value, …}"
+        )
     if elsewhere and profile == "auto":
         raise ValueError(f"{path}: name the cluster's profile: auto would choose one for this host")
-    trials: list[Trial] = []
-    for number, swept in enumerate(_points(path, content)):
+    trials: list[Trial] = []  # the last setting of a grid varies fastest
+    grid_points = (dict(zip(grid, values, strict=True)) for values in product(*grid.values()))
+    for number, swept in enumerate(points or grid_points):
         for key in swept.keys() & shared.keys():
             raise ValueError(f"{path}: {key} is varied, and set in settings: remove one of them")
-        run = Run(f"{name}-{number:03}")
+        run = Run(f"{name or ''}-{number:03}")
         config, settings = resolve_run(run, profile, with_full_paths(shared | swept))
         profile = config.profile  # "auto" chooses for the first trial, and so for all
         trials.append(Trial(run.name, swept, settings))
     return Sweep(str(name), profile, trials)
 
 
-def _points(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the varied settings of each trial; the last setting of a grid varies fastest."""
-    grid, points = content.get("grid") or {}, content.get("list") or []
-    lists = isinstance(grid, dict) and all(isinstance(v, list) and v for v in grid.values())
-    pairs = isinstance(points, list) and all(isinstance(point, dict) for point in points)
-    if not (lists and pairs) or bool(grid) == bool(points):
-        raise ValueError(
-            f"{path}: a sweep needs something to vary: either grid: {{setting: [value, …], …}} or "
-            "list: [{setting: value, …}, …]"
-        )
-    return points or [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-
-
 def plan(sweep: Sweep) -> str:
     """Return one line per trial with its varied settings."""
-    lines = []
+    lines = [f"sweep {sweep.name}: {len(sweep.trials)} trials, {sweep.profile}"]
     for trial in sweep.trials:
-        swept = [f"{name} = {value}" for name, value in trial.swept.items()]
-        lines.append(f"{trial.name}  {', '.join(swept)}")
-    return "\n".join([f"sweep {sweep.name}: {len(lines)} trials, {sweep.profile}", *lines])
+        lines.append(f"{trial.name}  {', '.join(f'{k} = {v}' for k, v in trial.swept.items())}")
+    return "\n".join(lines)
 
 
 def trial_command(sweep: Sweep, trial: Trial) -> list[str]:
@@ -124,12 +120,10 @@ def waiting(sweep: Sweep) -> list[Trial]:
     Raises:
         ValueError: A trial's run exists with other settings.
     """
-    for trial in sweep.trials:
-        run = Run(trial.name)
-        existing = run.settings() | {"profile": run.config().profile} if run.manifest() else {}
-        settings = trial.settings | {"profile": sweep.profile}
-        changes = [f"{k} = {v}" for k, v in settings.items() if existing.get(k) != v]
-        if existing and changes:
+    for trial in [trial for trial in sweep.trials if Run(trial.name).manifest()]:
+        run, settings = Run(trial.name), trial.settings | {"profile": sweep.profile}
+        existing = run.settings() | {"profile": run.config().profile}
+        if changes := [f"{k} = {v}" for k, v in settings.items() if existing.get(k) != v]:
             raise ValueError(
                 f"{run.path} exists and was not made with {', '.join(changes)}: give the sweep "
                 "another name"
@@ -175,40 +169,30 @@ def run_trial(
     return STOPPED if stop.is_set() else f"failed: {why}"
 
 
-def run_sweep(sweep: Sweep, jobs: int = 1, command: Command = trial_command) -> int:
-    """Run every unfinished trial on this machine, `jobs` at a time; print how each ended.
+def run_sweep(sweep: Sweep, jobs: int = 1, command: Command = trial_command, ray: str = "") -> int:
+    """Run every unfinished trial, and print how each ended.
 
     Args:
         sweep: The sweep to run.
-        jobs: The number of trials at a time; at most one per GPU, if there are GPUs.
+        jobs: The number of trials at a time on this machine; at most one per GPU, if there are any.
         command: Returns the command of a trial, which must write the manifest of a finished run.
+        ray: HOST:PORT of a Ray cluster's head, or "auto" for the cluster of this machine, on which
+            as many trials run at once as fit; "" runs them on this machine alone.
 
     Returns:
         0 if every trial is done, else 1.
 
     Raises:
-        ValueError: Before anything starts: a run exists with other settings, or `jobs` is wrong.
+        ValueError: Before anything starts: a run exists with other settings, `jobs` is wrong, Ray
+            is not installed, or no cluster can be reached.
         Stopped: SIGTERM or SIGINT was received; running trials saved their work.
     """
-    free, stop, trials = SimpleQueue(), Event(), waiting(sweep)
-    for share in shares(jobs):
-        free.put(share)
-
-    def run_one(trial: Trial) -> None:
-        share = free.get()
-        outcome = run_trial(sweep, trial, command, share, stop)
-        free.put(share)
-        if outcome != STOPPED:
-            print(f"{trial.name}: {outcome}", flush=True)
-
-    # A trial's process ends with its thread, and the threads live as long as the pool.
-    with signals(stop.set) as received, ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(run_one, trials))
-    return summarize(sweep, received)
-
-
-def summarize(sweep: Sweep, received: Sequence[int]) -> int:
-    """Print how many trials are done, and return the exit code of `run_sweep`."""
+    stop, trials = Event(), waiting(sweep)
+    with signals(stop.set) as received:
+        if ray:
+            _run_on_ray(sweep, trials, ray, command, stop)
+        else:
+            _run_here(sweep, trials, shares(jobs), command, stop)
     rest = sum(bool(Run(trial.name).undone()) for trial in sweep.trials)
     counts = f"{len(sweep.trials) - rest} of {len(sweep.trials)} trials are done"
     if received and rest:
@@ -218,20 +202,80 @@ def summarize(sweep: Sweep, received: Sequence[int]) -> int:
     return int(rest > 0)
 
 
+def _run_here(
+    sweep: Sweep, trials: list[Trial], free: list[dict], command: Command, stop: Event
+) -> None:
+    """Run the trials on this machine, one at a time for each of the shares."""
+
+    def run_one(trial: Trial) -> None:
+        share = free.pop()
+        outcome = run_trial(sweep, trial, command, share, stop)
+        free.append(share)
+        if outcome != STOPPED:
+            print(f"{trial.name}: {outcome}", flush=True)
+
+    # A trial's process ends with its thread, and the threads live as long as the pool.
+    with ThreadPoolExecutor(len(free)) as pool:
+        list(pool.map(run_one, trials))
+
+
+def _run_on_ray(
+    sweep: Sweep, trials: list[Trial], address: str, command: Command, stop: Event
+) -> None:
+    """Run the trials on a Ray cluster, as many at once as fit."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    try:
+        import ray
+
+        if address != "auto":  # Ray itself would keep trying for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=5).close()
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except ImportError:
+        raise ValueError("--ray needs Ray on all nodes: pip install ray==2.60.0") from None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"--ray {address}: no cluster can be reached ({error}): give HOST:PORT of a cluster "
+            "that this machine belongs to, or start one with `ray start --head`"
+        ) from None
+    gpus, root = int(ray.cluster_resources().get("GPU", 0) > 0), runs_root().resolve()
+    root.mkdir(parents=True, exist_ok=True)
+    print(f"Ray cluster {address}: 1 CPU and {gpus} GPU for each trial; runs in {root}", flush=True)
+    task = ray.remote(_run_on_node).options(num_cpus=1, num_gpus=gpus)
+    names = {task.remote(str(root), command, sweep, each): each.name for each in trials}
+    pending = list(names)
+    while pending and not stop.is_set():
+        ended, pending = ray.wait(pending, timeout=1)
+        for ref in ended:
+            try:
+                outcome = ray.get(ref)
+            except ray.exceptions.RayError as error:  # the cause is its last line
+                outcome = f"failed: {str(error).strip().splitlines()[-1]:.300}"
+            print(f"{names[ref]}: {outcome}", flush=True)
+    ray.shutdown()  # a trial that is running saves its work and ends
+
+
+def _run_on_node(root: str, command: Command, sweep: Sweep, trial: Trial) -> str:
+    """Run a trial on a node until it ends or Ray cancels it, and return how it ended."""
+    os.environ["GRPO_NB_RUNS"] = root
+    if not os.access(root, os.W_OK):
+        raise ValueError(
+            f"this node does not see {root}, or cannot write it: set GRPO_NB_RUNS to a folder on a "
+            "path that all nodes share"
+        )
+    return run_trial(sweep, trial, command, {}, Event())
+
+
 def shares(jobs: int) -> list[dict[str, str]]:
     """Return environment variables for each concurrent trial: a GPU, or a share of the cores.
 
     Raises:
         ValueError: There are no jobs, or more jobs than GPUs.
     """
-    gpus = visible_gpus()
-    if jobs < 1:
-        raise ValueError(f"--jobs {jobs}: it must be at least 1")
-    if gpus and jobs > len(gpus):
-        raise ValueError(
-            f"--jobs {jobs} with {len(gpus)} GPUs: one trial per GPU, so --jobs {len(gpus)}"
-        )
+    gpus, cores = visible_gpus(), len(os.sched_getaffinity(0))
+    if not 1 <= jobs <= (len(gpus) or jobs):
+        raise ValueError(f"--jobs {jobs} with {len(gpus)} GPUs: at least 1, and one trial per GPU")
     if gpus:
         return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:jobs]]
-    share = max(1, len(os.sched_getaffinity(0)) // jobs)
-    return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}] * jobs
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // jobs)))
+    return [{"OMP_NUM_THREADS": threads} for _ in range(jobs)]

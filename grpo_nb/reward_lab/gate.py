@@ -110,9 +110,7 @@ def judge(test: RewardTest) -> Verdict:
     config, probes = stage.config, None
     with redirect_stdout(io.StringIO()):  # rewards may print their arguments
         if bench.environment:  # its attacks are calls, not completions
-            cap = config.grpo.max_completion_length
-            check = environments.check_environment
-            problems = list(check(bench.environment, rows, bench.tokenizer, cap))
+            problems = list(environments.check_environment(bench.environment, rows))
         else:
             verdict = _verdict(test)
             problems, probes = list(verdict.findings), pd.DataFrame(verdict.table)

@@ -166,11 +166,6 @@ class Run:
             return ""
         return f"{self / 'config.yaml'} has other settings than {NOTEBOOKS[stage]} was run with"
 
-    def refuse_outdated(self) -> None:
-        """Raise ValueError if the merged model and its evaluation are out of date."""
-        if reason := self.outdated("04"):
-            raise ValueError(f"run {self.name!r}: {reason}: {self.state(self.undone()).command}")
-
     def config(self) -> configs.RunConfig:
         """Return the configuration as the most recently started stage left it.
 

@@ -123,7 +123,8 @@ class Monitor(TrainerCallback):
         self.watchers: list[Watcher] = before.watchers if before else []
         self.expected: health.Expected | None = before.expected if before else None
         self.buttons = before.buttons if before else Buttons()
-        self.validation = validation or (before.validation if before else ())
+        validation = validation if callable(validation) else list(validation)
+        self.validation = validation or (before.validation if before else [])
         self.eval_steps = eval_steps or (before.eval_steps if before else None)
         # A run's trainer saves the adapter alone, on one process of several.
         self.save = getattr(trainer, "save_adapter", lambda folder: trainer.save_model(str(folder)))

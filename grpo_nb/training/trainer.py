@@ -67,7 +67,6 @@ from grpo_nb.training import (
     guard,
     health,
     metrics,
-    patches,
     preflight,
     ranks,
     rules,
@@ -445,11 +444,16 @@ def attach(
     Raises:
         ValueError: Settings have changed since training was interrupted, and `train.resume` is
             "auto".
-        RuntimeError: Unsloth replaced TRL's trainer after this one's class was imported, or did
-            not change TRL in the way that training relies on.
+        RuntimeError: Unsloth replaced TRL's trainer after this one's class was imported.
     """
+    import trl
+
+    if not isinstance(trainer, trl.GRPOTrainer):
+        raise RuntimeError(
+            "GRPOTrainer was imported before Unsloth, so it is TRL's class and not Unsloth's: "
+            "restart the kernel, and import unsloth before trl"
+        )
     policy = policy or models.policy_of(trainer.model, trainer.processing_class)
-    patches.refuse_missing(policy, type(trainer))
     # On a GPU, Unsloth gives the instance a `train` that sets the model's modes around its own.
     trainer.unsloths_train = vars(trainer).pop("train", None)
     trainer.__class__ = type("RunTrainer", (RunTrainer, type(trainer)), {})

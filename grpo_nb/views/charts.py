@@ -9,7 +9,6 @@ import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,9 +26,7 @@ if TYPE_CHECKING:
     from grpo_nb.runs import Run
 
 COLORS = BLUE, ORANGE, GREEN, GREY = "#3b78c4", "#c96f0a", "#3a9a5b", "#8a8a8a"
-DISTINCT = 8  # runs with a color of their own
-LEGEND_COLUMNS, LEGEND_ROW = 2, 0.18  # curves side by side; height of a row [share of the axis]
-CLOSE = {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 0.8, "labelspacing": 0.2}
+DISTINCT = 8  # runs that are drawn: more have no color of their own
 COLUMNS, WIDTH, ROW = 4, 10.5, 1.7  # charts side by side; figure width and row height [inches]
 
 
@@ -89,7 +86,6 @@ def draw(lines: Sequence[Mapping[str, Any]], keys: Sequence[str] = ()) -> "Figur
     Raises:
         ValueError: There are no lines.
     """
-    import matplotlib.pyplot as plt
 
     if not lines:
         raise ValueError("no metrics to draw: train first, then read train/metrics.jsonl")
@@ -97,10 +93,7 @@ def draw(lines: Sequence[Mapping[str, Any]], keys: Sequence[str] = ()) -> "Figur
     validation = table.filter(like="eval/").notna().any(axis=1)
     parts = charts(keys or table.columns)
     rows = max(1, -(-len(parts) // COLUMNS))
-    # IPython shows only pyplot's figures
-    figure = plt.figure(figsize=(WIDTH, ROW * rows), layout="constrained")
-    plt.close(figure)  # otherwise IPython would show it twice
-    axes = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
+    figure, axes = _subplots(rows, COLUMNS, (WIDTH, ROW * rows))
     for axis, chart in zip(axes, parts, strict=False):
         _draw_chart(axis, chart, table[validation == chart.validation])
     for axis in axes[len(parts) :]:
@@ -122,25 +115,20 @@ def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
         low, high = ends if len(ends) == 2 else (mean - ends[0], mean + ends[0])
         axis.fill_between(lines["step"], low, high, color=COLORS[0], alpha=0.25, linewidth=0)
     low, high = axis.get_ylim()
-    axis.set_ylim(min(low, *chart.always), max(high, *chart.always))
+    # Room for the legend: two curves a row, each a fifth of the axis.
+    room = (high - low) * 0.2 * -(-len(curves) // 2) if len(curves) > 1 else 0
+    axis.set_ylim(min(low, *chart.always), max(high + room, *chart.always))
     axis.tick_params(labelsize=7)
     axis.locator_params(nbins=4)
     axis.yaxis.set_major_formatter("{x:g}")  # 0.0001 and not 0.00010, which the margin would cut
-    if len(curves) > 1:
-        _legend_above(axis, -(-len(curves) // LEGEND_COLUMNS))
+    if room:
+        close = {"handlelength": 1, "columnspacing": 0.8, "labelspacing": 0.2}
+        axis.legend(loc="upper left", ncols=2, frameon=False, fontsize=7, **close)
     # Without `y`, matplotlib would measure all labels, which takes a third of the drawing time.
     axis.set_title(chart.title, fontsize=9, loc="left", y=1.0)
     if not chart.validation:  # the legend of a validation chart has the latest values
         latest = number(lines[curves[-1]].iloc[-1], chart.form)
         axis.set_title(latest, fontsize=9, loc="right", y=1.0, fontweight="bold")
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def _legend_above(axis: "Axes", rows: int) -> None:
-    """Add room above the curves, and write the legend there."""
-    low, high = axis.get_ylim()
-    axis.set_ylim(low, high + (high - low) * LEGEND_ROW * rows)
-    axis.legend(loc="upper left", ncols=LEGEND_COLUMNS, frameon=False, fontsize=7, **CLOSE)
 
 
 def image(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -169,12 +157,10 @@ def number(value: float | None, form: str) -> str:
     return "–" if value is None or not math.isfinite(value) else format(value, form)
 
 
-def _subplots(columns: int, width: float) -> "tuple[Figure, list[Axes]]":
+def _subplots(rows: int, columns: int, size: tuple[float, float]) -> "tuple[Figure, list[Axes]]":
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(
-        1, columns, figsize=(width, 3.2), squeeze=False, layout="constrained"
-    )
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     plt.close(figure)  # otherwise IPython would show it twice
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
@@ -202,7 +188,7 @@ def warm_up_chart(run: "Run", lines: Sequence[dict]) -> "Figure | None":
     curve = pd.DataFrame(lines)
     if "pass@8" not in curve:
         return None
-    figure, (loss, rates) = _subplots(2, 8)
+    figure, (loss, rates) = _subplots(1, 2, (8, 3.2))
     loss.plot(curve["step"], curve["loss"], color=BLUE)
     looks = curve.dropna()
     for name, color in zip(("pass@8", "right", "distinct"), COLORS, strict=False):
@@ -214,25 +200,24 @@ def warm_up_chart(run: "Run", lines: Sequence[dict]) -> "Figure | None":
 
 
 def learning_curves(curves: Mapping[str, pd.DataFrame], order: Sequence[str]) -> "Figure":
-    """Draw the weighted reward and validation accuracy of many runs; only the best have a color.
+    """Draw the weighted reward and the validation accuracy of the best runs.
 
     Args:
         curves: Metrics of each run, one line per step or validation.
-        order: The names of the runs, best first.
+        order: The names of the runs, best first; DISTINCT of them are drawn.
     """
-    figure, (reward, validation) = _subplots(2, 11)
-    for place, name in reversed(list(enumerate(order))):
-        lines = curves[name].set_index("step")
-        label, color, alpha = (name, f"C{place}", 1.0) if place < DISTINCT else (None, GREY, 0.4)
-        style = {"color": color, "alpha": alpha}
-        mean = lines["reward"].dropna().rolling(10, min_periods=1, center=True).mean()
-        reward.plot(mean.index, mean, label=label, **style)
-        if "eval/accuracy" in lines:
-            accuracy = lines["eval/accuracy"].dropna()
-            validation.plot(accuracy.index, accuracy, marker="o", markersize=3, **style)
-    reward.set(title="weighted reward, mean over 10 steps", xlabel="step")
-    validation.set(title="validation accuracy", xlabel="step", ylim=(0, 1.05))
-    figure.legend(frameon=False, fontsize=8, reverse=True, loc="outside right")
+    figure, axes = _subplots(1, 2, (11, 3.2))
+    parts = (
+        ("reward", 10, "weighted reward, mean over 10 steps"),
+        ("eval/accuracy", 1, "validation"),
+    )
+    for axis, (key, window, title) in zip(axes, parts, strict=True):
+        for name in order[:DISTINCT]:
+            lines = curves[name].set_index("step").reindex(columns=[key])[key].dropna()
+            mean = lines.rolling(window, min_periods=1, center=True).mean()
+            axis.plot(mean.index, mean, label=name, marker="o" * (window == 1), markersize=3)
+        axis.set(title=title, xlabel="step")
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="outside right")
     return figure
 
 
@@ -252,9 +237,8 @@ def before_after(run: "Run", report: Mapping[str, Any]) -> "Figure":
         means[label] = np.array([line[key] for line, key in lines], dtype=float)
         ends = [line["intervals"][key] or (np.nan, np.nan) for line, key in lines]
         errors.append(np.abs(np.array(ends).T - means[label]))  # below and above
-    figure, (axis,) = _subplots(1, 9)
-    colors = [color for _, color in zip(means, cycle(COLORS), strict=False)]
-    look = {"color": colors, "width": 0.8, "rot": 0, "legend": False, "ylabel": "correct"}
+    figure, (axis,) = _subplots(1, 1, (9, 3.2))
+    look = {"color": COLORS, "width": 0.8, "rot": 0, "legend": False, "ylabel": "correct"}
     table = pd.DataFrame(means, index=[name for name, *_ in bars])
     table.plot.bar(ax=axis, yerr=np.array(errors), ylim=(0, 1.12), **look)
     for container in axis.containers[1::2]:  # the other containers hold intervals

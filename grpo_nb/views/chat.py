@@ -3,8 +3,7 @@
     chat = Chat(Run("demo"))
     chat.ask("What is 47 + 38?")
 
-Prompts are built as notebook 1 builds them for training. `evaluation.answer_file` answers a file of
-questions.
+Prompts are built as notebook 1 builds them for training.
 """
 
 from functools import cached_property, partial
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_nb import data, environments
-from grpo_nb.evaluation.answer_file import weights_of
+from grpo_nb import environments
+from grpo_nb.export import trained_paths
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.names import refuse_unknown
 from grpo_nb.reward_lab import bench_of
@@ -40,13 +39,18 @@ class Chat:
 
     @cached_property
     def _engines(self) -> dict[str, Engine]:
-        base, policy = (weights_of(self.run, model) for model in ("base", "adapter"))
-        if policy["adapter"]:
-            engine = open_engine(**policy)
+        base, policy, adapter = trained_paths(self.run, self.config)
+        load = partial(
+            open_engine,
+            quantization=self.config.model.quantization,
+            chat_template_kwargs=self.config.grpo.chat_template_kwargs,
+        )
+        if adapter:
+            engine = load(policy, adapter=adapter)
             return {"base": engine, "tuned": engine}
         # After full fine-tuning there are two models, which share the GPU.
-        load = partial(open_engine, gpu_memory_utilization=0.4)
-        return {"base": load(**base), "tuned": load(**policy)}
+        load = partial(load, adapter=None, gpu_memory_utilization=0.4)
+        return {"base": load(base), "tuned": load(policy)}
 
     def close(self) -> None:
         """Free the memory; the next question loads the models again."""
@@ -67,8 +71,9 @@ class Chat:
             return question
         if not question.strip():
             raise ValueError("the question is empty: write one, such as 'What is 47 + 38?'")
-        settings = data.with_system_prompt(self.config.data, self.preset)
-        prompt = build_prompt(question, settings.system_prompt)
+        text = self.config.data.system_prompt
+        text = self.preset.form.system_prompt if text == "preset" else text
+        prompt = build_prompt(question, text)
         row = {"prompt": prompt, "question": question}
         return row | {"answer": reference} if reference else row
 

@@ -1,6 +1,5 @@
 """Show training as it runs: progress, alerts, charts, three completions, and buttons."""
 
-import math
 import random
 import threading
 import time
@@ -81,12 +80,10 @@ class TrainingDashboard(View):
         start = time.monotonic()
         if self._due is None:
             self._due = start + FIRST
-        if start < self._due and not self.ended:
-            return
-        # Drawing takes a fraction of a second: the longer it takes, the later the next drawing.
-        self.draw()
-        end = time.monotonic()
-        self._due = end + (end - start) / SHARE
+        if start >= self._due or self.ended:
+            self.draw()
+            end = time.monotonic()  # the longer a drawing takes, the later comes the next
+            self._due = end + (end - start) / SHARE
 
     def draw(self) -> None:
         """Draw the completions and all charts."""
@@ -143,8 +140,8 @@ class TrainingDashboard(View):
         """Render the best, the worst and a random completion of the latest step that has any."""
         if not self.sample:
             return ""
-        sample = sorted(self.sample, key=lambda c: (math.isfinite(c["reward"]), c["reward"]))
+        frame = pd.DataFrame(list(self.sample)).sort_values("reward", na_position="first")
         # A separate generator, so that the trainer's random state is unchanged.
-        other = random.Random(self.step).choice(sample[1:-1] or sample)
-        frame = pd.DataFrame([sample[-1], sample[0], other], index=["best", "worst", "random"])
+        other = random.Random(self.step).choice(range(len(frame))[1:-1] or [0])
+        frame = frame.iloc[[-1, 0, other]].set_axis(["best", "worst", "random"])
         return tables.completions(frame.rename(columns={"reward": "total"}))

@@ -93,8 +93,7 @@ class RewardLab(View):
 def lab(test: RewardTest) -> View | Checks:
     """Return the Reward Lab of a run; if the task has an environment, read and check it instead."""
     if environment := environments.of(test.stage.config):
-        cap = test.bench.grpo.max_completion_length
-        return environments.check_environment(environment, test.rows, test.bench.tokenizer, cap)
+        return environments.check_environment(environment, test.rows)
     return RewardLab(**reward_lab.arguments(test))
 
 

@@ -7,7 +7,7 @@ import html
 import math
 import re
 from base64 import b64encode
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,30 +72,21 @@ def cell(value: Any, reason: str = "") -> str:
     return f"{text}<small>{html.escape(_cut(reason, 120))}</small>" if reason else text
 
 
-def markup(
-    head: Iterable[str],
-    lines: Iterable[Sequence[str]],
-    caption: str = "",
-    chosen: Container[int] = (),
-) -> str:
+def markup(head: Iterable[str], lines: Iterable[Sequence[str]], caption: str = "") -> str:
     """Render an HTML table.
 
     Args:
         head: Column heads, as plain text.
         lines: Cells of each row of the table, as HTML.
         caption: The caption, as HTML.
-        chosen: Numbers of the rows to show in grey.
     """
-    rows = [_row("th", map(html.escape, head))]
-    rows += [_row("td", line, number in chosen) for number, line in enumerate(lines)]
-    caption = f"<caption>{caption}</caption>" if caption else ""
-    return f"{STYLE}<table class='sheet'>{caption}{''.join(rows)}</table>"
+    rows = [("th", map(html.escape, head)), *(("td", line) for line in lines)]
+    content = "".join(f"<tr>{''.join(_tagged(tag, text) for text in line)}" for tag, line in rows)
+    return f"{STYLE}<table class='sheet'><caption>{caption}</caption>{content}</table>"
 
 
-def _row(tag: str, cells: Iterable[str], chosen: bool = False) -> str:
-    starts = ((f"{tag} class=whole" if len(text) <= WHOLE else tag, text) for text in cells)
-    content = "".join(f"<{start}>{text}</{tag}>" for start, text in starts)
-    return f"<tr class=chosen>{content}</tr>" if chosen else f"<tr>{content}</tr>"
+def _tagged(tag: str, text: str) -> str:
+    return f"<{tag} class=whole>{text}</{tag}>" if len(text) <= WHOLE else f"<{tag}>{text}</{tag}>"
 
 
 def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = None) -> Page:
@@ -104,22 +95,21 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
     Args:
         group: One prompt's lines of the table from `Bench.table`, optionally with "images".
         preset: The rewards, with names and weights.
-        chosen: The number of the completion to highlight.
+        chosen: The number of the completion to mark.
     """
-    first, totals = group.iloc[0], ["total", "advantage"]
-    weights = dict(zip(preset.names, preset.reward_weights, strict=True))
-    head = ["", "completion", "answer"]
-    head += [f"{short(name)} × {weight:g}" for name, weight in weights.items()] + totals
+    first, weights = group.iloc[0], dict(zip(preset.names, preset.reward_weights, strict=True))
+    names = ["completion", "answer", *weights, "total", "advantage"]
+    head = [f"{short(name)} × {weights[name]:g}" if name in weights else name for name in names]
     signal = "" if first["signal"] else "<b>zero advantage: nothing is learnt from this group</b> "
     caption = (
         f"{thumbnails(first.get('images', ()))}<b>{html.escape(first['question'])}</b>\n"
         f"reference answer {html.escape(str(first['reference']))} · "
         f"group mean {first['mean']:.3f}, std {first['std']:.3f} {signal}"
     )
-    lines = _cells(group, ["completion", "answer", *weights, *totals])
-    numbered = [[str(number + 1), *line] for number, line in enumerate(lines)]
-    sheet = markup(head, numbered, caption, (chosen,))
-    return Page(sheet, group[["completion", *weights, *totals]].to_string(index=False))
+    numbers = [f"{number + 1}{' ◀' * (number == chosen)}" for number in range(len(group))]
+    lines = [[n, *line] for n, line in zip(numbers, _cells(group, names), strict=True)]
+    names.remove("answer")
+    return Page(markup(["", *head], lines, caption), group[names].to_string(index=False))
 
 
 def completions(frame: pd.DataFrame) -> Page:
@@ -130,18 +120,13 @@ def completions(frame: pd.DataFrame) -> Page:
             images, numeric or boolean columns, `<reward>/reason`. Its index gives the column
             heads, and `frame.attrs["note"]` a caption.
     """
-    note = frame.attrs.get("note", "")
-    texts = ("images", "question", "reference", "completion", "answer")
-    texts = [name for name in texts if name in frame]
+    note, texts = frame.attrs.get("note", ""), ("question", "reference", "completion", "answer")
+    texts = [name for name in ("images", *texts) if name in frame]
     names = [*texts, *frame.select_dtypes(["number", "bool"])]
-    columns = zip(*_cells(frame, names), strict=True)
-    lines = [
-        [html.escape(short(name)), *cells] for name, cells in zip(names, columns, strict=False)
-    ]
-    sheet = markup(["", *map(str, frame.index)], lines, html.escape(note))
+    columns = zip(map(short, names), *_cells(frame, names), strict=True)
+    sheet = markup(["", *map(str, frame.index)], columns, html.escape(note))
     printed = frame[[name for name in names if name != "images"]].T.to_string()
-    plain = (f"{note}\n" if note else "") + printed
-    return Page(sheet if len(frame) else "no such completion", plain)
+    return Page(sheet if len(frame) else "no such completion", f"{note}\n{printed}".lstrip())
 
 
 def short(name: str) -> str:
@@ -158,14 +143,14 @@ def _cells(frame: pd.DataFrame, names: Sequence[str]) -> list[list[str]]:
     lines = []
     for number, record in enumerate(frame.to_dict("records")):
         answer = record.get("answer") if isinstance(record.get("answer"), str) else None
-        special = {
+        texts = {
             "images": thumbnails(record.get("images", ()) if number < SHOWN_IMAGES else ()),
             "question": text(str(record.get("question"))),
             "completion": text(str(record["completion"]), answer),
             "answer": "<i>none</i>" if answer is None else html.escape(_cut(answer, 80)),
         }
-        rest = {n: cell(record[n], record.get(f"{n}/reason", "")) for n in names}
-        lines.append([special.get(name, rest[name]) for name in names])
+        rest = {n: cell(record[n], record.get(f"{n}/reason", "")) for n in names if n not in texts}
+        lines.append([(texts | rest)[name] for name in names])
     return lines
 
 
@@ -181,13 +166,13 @@ def thumbnails(images: "Sequence[Image]") -> str:
     return "".join(tags)
 
 
-def text(content: str, answer: str | None = None) -> str:
-    """Render a long text as a cell, in which the extracted answer is marked."""
-    return f"<div class='text'>{highlight(content, answer)}</div>"
-
-
 def _cut(text: str, characters: int) -> str:
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
+def text(content: str, answer: str | None = None) -> str:
+    """Render a long text as a cell."""
+    return f"<div class='text'>{highlight(content, answer)}</div>"
 
 
 def highlight(text: str, answer: str | None) -> str:
@@ -197,22 +182,13 @@ def highlight(text: str, answer: str | None) -> str:
     "<span class='tag'>&lt;answer&gt;</span><mark>4</mark><span class='tag'>&lt;/answer&gt;</span>"
     """
     text = _cut(text, SHOWN_CHARACTERS)
-    start = _place_of(answer, text) if answer else -1
-    if start < 0:
-        return _dim(text)
-    mark = f"<mark>{html.escape(answer, quote=False)}</mark>"
-    return _dim(text[:start]) + mark + _dim(text[start + len(answer) :])
+    # The answer stands before the last closing tag (`</think>` does not count), or else anywhere.
+    end = max((tag.start() for tag in re.finditer(r"</(?!think>)", text)), default=len(text))
+    end = end if (answer or "") in text[:end] else len(text)
+    before, mark, after = text[:end].rpartition(answer or "\0")
+    mark = f"<mark>{html.escape(mark, quote=False)}</mark>" if mark else ""
+    return _dim(before) + mark + _dim(after + text[end:])
 
 
 def _dim(text: str) -> str:
     return MARKS.sub(r"<span class='tag'>\g<0></span>", html.escape(text, quote=False))
-
-
-def _place_of(answer: str, text: str) -> int:
-    """Return the answer's last position before the last closing tag, or else anywhere in the text.
-
-    `</think>` does not count as a closing tag.
-    """
-    ends = [end.start() for end in re.finditer(r"</(?!think>)", text)]
-    place = text.rfind(answer, 0, ends[-1]) if ends else -1
-    return place if place >= 0 else text.rfind(answer)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from grpo_nb.files import project_path
+from grpo_nb.files import digests, project_path
 from grpo_nb.machine import PROJECT_ROOT
 
 BASE = project_path("data/vision_base")
@@ -77,24 +77,6 @@ def test_a_guess_without_the_image_is_right_in_one_of_five(rows):
     assert best / len(rows) < 0.25
 
 
-@pytest.mark.parametrize(
-    ("kind", "heights", "line", "right", "wrong"),
-    [
-        ("highest", (3, 5, 2, 4, 1), 2, 2, 4),
-        ("highest", (3, 5, 2, 5, 1), 2, None, None),
-        ("lowest", (3, 5, 2, 4, 1), 2, 5, 1),
-        ("lowest", (1, 5, 2, 4, 1), 2, None, None),
-        ("count", (3, 5, 2, 4, 1), 2, 3, 2),
-        ("count", (3, 3, 2, 3, 1), 3, None, None),
-    ],
-)
-def test_the_answers_of_a_chart(kind, heights, line, right, wrong):
-    problem = make_charts.Problem(kind, make_charts.Chart(heights, line))
-    assert problem.answer == right
-    if right:
-        assert make_vision_base.wrong_answer(problem) == wrong
-
-
 def test_the_training_of_the_base_leaves_the_charts_out():
     rng, charts = random.Random(1), make_charts.read_charts()
     assert len(charts) == make_charts.ROWS
@@ -110,13 +92,10 @@ def test_the_script_of_the_base_is_reproducible(tmp_path, monkeypatch):
     for folder in folders:
         monkeypatch.setattr("sys.argv", ["x", "--out", str(folder)])
         make_vision_base.main()
-    weights, again = [(folder / "model.safetensors").read_bytes() for folder in folders]
-    assert weights == again
-    shipped = {file.name: file for file in BASE.iterdir()}
-    assert set(shipped) == {file.name for file in folders[0].iterdir()} | {"README.md"}
-    for name in set(shipped) - {"README.md", "model.safetensors"}:
-        assert (folders[0] / name).read_bytes() == shipped[name].read_bytes()
-    assert sum(file.stat().st_size for file in shipped.values()) < 3_000_000
+    first, again = (digests(folder) for folder in folders)
+    assert first == again
+    del first["model.safetensors"]  # trained for longer
+    assert first.items() <= digests(BASE).items()
 
 
 def test_the_base_looks_at_the_chart_and_half_knows_the_task(charts_trl):

@@ -10,9 +10,8 @@ CITIES = [("Which city is the capital of France?", "Paris"), ("And that of Spain
 SUMS = [(f"What is {i} + 4?", str(i + 4)) for i in range(30)]
 
 
-def table(header, rows, mark=","):
-    quoted = (['"' + cell.replace('"', '""') + '"' for cell in row] for row in rows)
-    return "\n".join([mark.join(header), *(mark.join(cells) for cells in quoted)])
+def write(path, header, rows):
+    path.write_text("\n".join([header, *(f"{question},{answer}" for question, answer in rows)]))
 
 
 def said(capsys, source, *more, command="--dry-run"):
@@ -23,46 +22,38 @@ def said(capsys, source, *more, command="--dry-run"):
 
 
 @pytest.mark.parametrize(
-    ("header", "rows", "problem"),
+    ("header", "rows", "setting", "problem"),
     [
-        (["Nr", "Aufgabe"], SUMS, r"\(data.question_column\) 'question': known names: Nr, Aufgabe"),
+        ("Nr,Aufgabe", SUMS, "", r"\(data.question_column\) 'question': known names: Nr, Aufgabe"),
         (
-            ["question", "answer"],
+            "question,answer",
             CITIES,
-            "2 of the first 2 rows of .* cannot be used: row 1, .* 'Paris' holds no number. "
-            "Remedy: .* data.answer_kind to its kind, with a rewards.preset",
+            "",
+            "(?s)2 of 2 rows .* 'Paris' holds no number. set",
         ),
-        (["question", "answer"], [], "holds no rows: give a data.source that does"),
+        ("question,answer", SUMS, "data.source=nowhere.csv", "there is no .*nowhere.csv; name a"),
+        (
+            "question,answer",
+            SUMS,
+            "model.model_name=data/tiny_bas",
+            "holds no config.json",
+        ),
+        ("question,answer", SUMS, "rewards.cases=no.jsonl", "no.jsonl does not exist"),
     ],
 )
-def test_a_file_whose_first_rows_do_not_fit_is_refused_before_anything_starts(
-    runs_dir, capsys, header, rows, problem
+def test_what_cannot_work_is_refused_before_anything_starts(
+    runs_dir, capsys, header, rows, setting, problem
 ):
-    (runs_dir / "own rows.csv").write_text(table(header, rows, ";"))
+    write(runs_dir / "own rows.csv", header, rows)
+    more = ["--set", setting] if setting else []
     for command in ("--dry-run", ""):
-        code, printed = said(capsys, runs_dir / "own rows.csv", command=command)
+        code, printed = said(capsys, runs_dir / "own rows.csv", *more, command=command)
         assert code == 2 and re.search(problem, printed), printed
     assert [file.name for file in runs_dir.iterdir()] == ["own rows.csv"]
 
 
-@pytest.mark.parametrize(
-    ("setting", "problem"),
-    [
-        ("data.source=nowhere.csv", "there is no .*nowhere.csv; name a file that is there"),
-        ("data.question_column=questoin", "_column.* 'questoin': did you mean 'question'"),
-        ("model.model_name=data/tiny_bas", "data/tiny_bas holds no config.json"),
-        ("model.model_name=no/such/folder", "no/such/folder holds no config.json"),
-        ("rewards.cases=no.jsonl", "no.jsonl does not exist"),
-    ],
-)
-def test_what_is_missing_is_said_before_anything_starts(runs_dir, capsys, setting, problem):
-    (runs_dir / "rows.csv").write_text(table(["question", "answer"], SUMS))
-    code, printed = said(capsys, runs_dir / "rows.csv", "--set", setting)
-    assert code == 2 and re.search(problem, printed), printed
-
-
 def test_a_few_faulty_rows_and_what_is_not_a_file_are_left_to_notebook_1(runs_dir, capsys):
-    (runs_dir / "rows.csv").write_text(table(["question", "answer"], [*CITIES[:1], *SUMS]))
+    write(runs_dir / "rows.csv", "question,answer", [*CITIES[:1], *SUMS])
     for source in (runs_dir / "rows.csv", "openai/gsm8k", "code"):
         code, printed = said(capsys, source)
         assert code == 0, printed

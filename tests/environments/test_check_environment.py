@@ -8,27 +8,14 @@ import pytest
 from flawed_environments import (
     CLEAN,
     FLAWED,
-    LAMPS,
     Hunt,
-    Lamps,
     PaysFailure,
     hunt_rows,
-    row,
-    tokenizer_of,
 )
 
 from grpo_nb.checks import Checks
 from grpo_nb.environments import check, check_environment, tool
 from grpo_nb.environments.contract import Environment
-from grpo_nb.environments.play import script
-from grpo_nb.models import tool_calls
-
-CAP = 3000  # a token is a byte here
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return tokenizer_of()
 
 
 @pytest.fixture(autouse=True)
@@ -39,16 +26,14 @@ def in_a_folder(tmp_path, monkeypatch):
     assert Path.cwd() == tmp_path
 
 
-def found_in(kind, rows, *arguments):
-    return [one for one in check_environment(kind, rows, *arguments) if one.state != "ok"]
+def found_in(kind, rows):
+    return [one for one in check_environment(kind, rows) if one.state != "ok"]
 
 
 @pytest.mark.parametrize("kind", FLAWED, ids=lambda kind: kind.__name__)
-def test_what_is_planted_is_refused_by_the_finding_that_names_it_alone(
-    kind, tokenizer, monkeypatch
-):
+def test_what_is_planted_is_refused_by_the_finding_that_names_it_alone(kind, monkeypatch):
     monkeypatch.setattr(check, "EPISODES", 8)
-    found = found_in(kind, hunt_rows(), tokenizer, CAP)
+    found = found_in(kind, hunt_rows())
     assert {one.name.partition(":")[0] for one in found} == {FLAWED[kind]}, found
     assert all(one.evidence and one.fix for one in found)
     with pytest.raises(ValueError, match=FLAWED[kind]):
@@ -56,8 +41,8 @@ def test_what_is_planted_is_refused_by_the_finding_that_names_it_alone(
 
 
 @pytest.mark.parametrize("kind", CLEAN, ids=lambda kind: kind.__name__)
-def test_what_is_clean_passes_without_a_word(kind, tokenizer):
-    assert found_in(kind, CLEAN[kind], tokenizer, CAP) == []
+def test_what_is_clean_passes_without_a_word(kind):
+    assert found_in(kind, CLEAN[kind]) == []
     assert found_in(kind, CLEAN[kind][:3]) == []
 
 
@@ -77,46 +62,6 @@ def test_without_solve_what_cannot_be_judged_is_a_warning():
         assert f"without {name}, " in found.evidence
     stops = [one.name for one in found_in(Unsound, hunt_rows()) if one.state == "stop"]
     assert "without skill: idle" in stops
-
-
-@pytest.mark.parametrize(
-    ("template", "evidence"),
-    [
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "does not render tool calls"),
-        (lambda known: known.replace('"name": "', '"call": "'), "is written .* and read back as"),
-        (
-            lambda known: known.replace("response>\\n' }}\n        {{- content", "{{- 1"),
-            "not render",
-        ),
-    ],
-)
-def test_a_template_that_loses_calls_or_results_is_refused(template, evidence):
-    tokenizer = tokenizer_of()
-    tool_calls.with_tools(tokenizer)
-    known = tokenizer.chat_template
-    tokenizer.chat_template = template if isinstance(template, str) else template(known)
-    [found] = found_in(Hunt, hunt_rows(), tokenizer, CAP)
-    assert found.name == "template"
-    assert re.search(evidence, found.evidence, re.DOTALL)
-
-
-@pytest.mark.parametrize(
-    ("family", "stop"),
-    [
-        ("qwen2_5", "<|im_end|>"),
-        ("qwen3_8", "<|im_end|>"),
-        ("llama3_1", "<|eot_id|>"),
-        ("gemma4", "<turn|>"),
-        ("gptoss", "<|return|>"),
-    ],
-)
-def test_templates_that_trl_knows_lose_nothing(family, stop):
-    tokenizer = tokenizer_of(family)
-    tokenizer.add_special_tokens({"eos_token": stop})
-    tool_calls.with_tools(tokenizer)
-    [said] = script([{"name": "guess", "arguments": {"number": 4}}])
-    prompt, tools = hunt_rows()[0]["prompt"], Environment(Hunt).tools
-    assert tool_calls.tool_fault(tokenizer, prompt, said, tools) == ""
 
 
 def test_patience_ends_and_one_row_is_enough(monkeypatch):
@@ -146,30 +91,6 @@ def test_a_solution_that_is_none_is_refused(turns, evidence):
     [found] = found_in(Solved, hunt_rows())
     assert found.name in ("oracle", "episode")
     assert re.search(evidence, found.evidence)
-
-
-def test_an_environment_is_played_by_whoever_should_win_and_should_not():
-    environment, [first, second, *_] = Environment(Hunt), hunt_rows()
-    known = check.players(environment, first, second, seed=1)
-    assert known == check.players(environment, first, second, seed=1), "the seed decides"
-    episodes = {name: check.perform(environment, first, turns) for name, turns in known.items()}
-    assert episodes["idle"].messages == [{"role": "assistant", "content": ""}]
-    assert episodes["oracle"].reward == 1 and episodes["oracle"].played.done
-    results = [turn["content"] for turn in episodes["malformed calls"].messages if "name" in turn]
-    assert len(results) == environment.max_turns
-    assert all(text.startswith("{'error': ") for text in results)
-    assert "Tool no_tool not found." in results[0]
-
-
-def test_solutions_are_cut_short_and_exchanged():
-    environment, rows = Environment(Lamps), [row("?", off=LAMPS), row("?", off=["white"])]
-    known = check.players(environment, *rows)
-
-    def lamps(name):
-        played = check.perform(environment, rows[0], known[name])
-        return [call.arguments["lamp"] for call in played.calls]
-
-    assert lamps("cut short") == LAMPS[:4] and lamps("another row's solution") == ["white"]
 
 
 def test_schemas_of_any_kind_are_drawn_from():

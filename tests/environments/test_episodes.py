@@ -14,7 +14,7 @@ from grpo_nb.environments.play import Episode
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import hub, lm_head, template
 from grpo_nb.models.engine import TransformersEngine
-from grpo_nb.rewards.prompts import build_prompt, loggable, transcript
+from grpo_nb.rewards.prompts import build_prompt
 
 BASE = PROJECT_ROOT / "data/agent_base"
 CAP = 96
@@ -103,15 +103,6 @@ def test_an_episode_has_the_tokens_masks_and_log_probabilities_of_trls(engine, n
         logs = log_probabilities(engine.model, ids, list(episode.ids))
         assert torch.allclose(logs, logs_N_T[2 * place, : len(logs)], atol=1e-5)
     assert any(0 in episode.mask for [episode] in ours), "no tool was called"
-
-
-def test_calls_are_logged_as_text_once_however_often_a_generation_is_learnt_from():
-    calls = [{"type": "function", "function": {"name": "guess", "arguments": {"n": 4}}}]
-    said = {"role": "assistant", "content": "", "tool_calls": calls}
-    messages = [said, {"role": "tool", "name": "guess", "content": "right"}]
-    logged = loggable(messages)
-    assert loggable(logged) == logged
-    assert transcript(logged) == "guess(n=4)\n→ right"
 
 
 @pytest.fixture

@@ -1,15 +1,10 @@
-"""The recipe for an OpenEnv server: with the package where it is installed, else a stand-in."""
+"""The recipe for an OpenEnv server: with a stand-in for the package, which needs other versions."""
 
 import json
-import subprocess
 import sys
-import time
 import types
-import urllib.request
-from importlib.util import find_spec
 
 import pytest
-from conftest import free_port
 from pages import blocks
 from pydantic import BaseModel
 
@@ -17,8 +12,6 @@ from grpo_nb.environments import check_environment, check_rows, load
 from grpo_nb.environments.play import replay, script
 from grpo_nb.machine import PROJECT_ROOT
 
-# OpenEnv needs versions of packages that are pinned otherwise, so CI has it not.
-PLAYED_WITH = ["a stand-in", "openenv"] if find_spec("openenv") else ["a stand-in"]
 LINES = (PROJECT_ROOT / "data/tasks/guess.jsonl").read_text(encoding="utf-8").splitlines()
 ROWS = [{**json.loads(line), "prompt": [{"role": "user", "content": "?"}]} for line in LINES[:12]]
 
@@ -32,29 +25,11 @@ def files(tmp_path):
     return tmp_path
 
 
-@pytest.fixture(params=PLAYED_WITH)
-def remote(request, files, monkeypatch):
-    """The class of the recipe, and its game behind a server."""
-    if request.param == "openenv":
-        port = free_port()
-        monkeypatch.setenv("OPENENV_URL", f"http://127.0.0.1:{port}")
-        command = [sys.executable, "-m", "uvicorn", "server:app", "--port", str(port)]
-        server = subprocess.Popen(command, cwd=files)
-        request.addfinalizer(lambda: (server.terminate(), server.wait()))
-        wait_for(f"http://127.0.0.1:{port}/health")
-    else:
-        stand_in(files, monkeypatch)
+@pytest.fixture
+def remote(files, monkeypatch):
+    """The class of the recipe, and its game behind a stand-in for OpenEnv."""
+    stand_in(files, monkeypatch)
     return load(f"{files / 'remote.py'}:Remote")
-
-
-def wait_for(url):
-    end = time.monotonic() + 60
-    while True:
-        try:
-            return urllib.request.urlopen(url, timeout=1)
-        except OSError:
-            assert time.monotonic() < end, f"{url} does not answer"
-            time.sleep(0.1)
 
 
 def stand_in(files, monkeypatch):

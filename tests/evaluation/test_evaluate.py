@@ -2,15 +2,8 @@
 
 import json
 import math
-import os
-import shutil
-import signal
-import subprocess
-from itertools import product
-from pathlib import Path
 from statistics import NormalDist
 
-import forked
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -20,12 +13,8 @@ from answered import MATH, answers
 from conftest import TINY_SETTINGS
 
 from grpo_nb import data, evaluation
-from grpo_nb.environments import cache
 from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, per_prompt, verdict
-from grpo_nb.files import project_path
-from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.rewards import load_preset, reward, reward_set
-from grpo_nb.rewards.prompts import build_prompt
+from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
 from grpo_nb.stats import bootstrap, mcnemar
@@ -56,19 +45,6 @@ def test_intervals_of_paired_differences_cover_the_truth_as_often_as_they_say(pr
     covered = coverage(found, accuracies[1] - accuracies[0])
     # Of 64 prompts at 98 % two or three differ: no interval of so few is exact, ours is wider.
     assert 0.93 <= covered <= (0.99 if (prompts, *accuracies) == (64, 0.98, 0.98) else 0.97)
-
-
-def test_intervals_of_sampled_differences_and_of_single_figures_never_promise_too_much():
-    rng = np.random.default_rng(0)
-    ones = np.ones(DRAWS)
-    for prompts, samples in product((64, 256), (1, 4)):
-        before, after = draw_solved(rng, prompts, (0.3, 0.98), samples)
-        half = np.outer([-0.5, 0.5], ones)
-        assert 0.93 <= coverage(bootstrap(after - before, half), 0.68) <= 0.97
-        assert coverage(bootstrap(after, np.outer([0, 1], ones)), 0.98) >= 0.93
-        if prompts == 64:  # why there are pseudo-prompts
-            plain = bootstrap(after, np.full((2, DRAWS), np.nan))
-            assert coverage(plain, 0.98) < 0.9
 
 
 def test_the_bootstrap_pairs_its_columns_and_leaves_nan_out():
@@ -114,13 +90,18 @@ def test_figures_of_each_prompt():
     assert table["truncated"].tolist() == [0.0, 0.5]
 
 
+def report_of(samples, preset=MATH) -> dict:
+    return evaluation.build(
+        evaluation.with_accuracy(samples, preset), preset, {"seed": 0, "samples": 1}
+    )
+
+
 def build(before: str, after: str) -> dict:
     samples = {
         name: answers(text, [2 * letter for letter in text])
         for name, text in (("base", before), ("merged", after))
     }
-    config = resolve("tiny-cpu", {"evaluate.samples": 2})
-    return evaluation.build(samples, MATH, config)
+    return report_of(samples)
 
 
 def test_the_report_says_better_worse_or_neither():
@@ -146,8 +127,7 @@ def test_of_a_graded_reward_the_mean_score_is_told_from_wholly_right_answers():
     samples = {"base": answers("1" * 10 + "2" * 30, list("1" * 10 + "2" * 30))}
     better = samples["base"][FIRST].clip(lower=0.6)
     samples["merged"] = samples["base"].assign(**{FIRST: better.where(better.index != 39, 0.3)})
-    config = resolve("tiny-cpu", {"evaluate.samples": 1})
-    greedy = evaluation.build(samples, MATH, config)["comparisons"][0]
+    greedy = report_of(samples)["comparisons"][0]
     assert (greedy["verdict"], greedy["graded"], greedy["gained"]) == ("better", True, 0)
     assert "greedy mean score 25.0 % → 69.2 %, +44.2 points" in greedy["sentence"]
     assert "wholly right 25.0 % → 25.0 %, McNemar p = 1.000; 0 gained" in greedy["sentence"]
@@ -160,13 +140,13 @@ def paid(texts, scores, ends, orders=None):
     func.__name__, samples = FIRST, {}
     if ends:
         func.range = ends
-    config, preset = resolve("tiny-cpu", {"evaluate.samples": 1}), reward_set([(func, 1.0)])
+    preset = reward_set([(func, 1.0)])
     for label, text in zip(("base", "merged"), texts, strict=True):
         order = orders if orders is not None else range(len(text))
         lines = answers([text[place] for place in order])
         lines[FIRST] = [scores[int(x)] for x in lines["completion"]]
         samples[label] = lines.drop(columns=["accuracy", "correct"])
-    report = evaluation.build(samples, preset, config)
+    report = report_of(samples, preset)
     return report["comparisons"][0], report["greedy"]
 
 
@@ -254,8 +234,6 @@ def test_the_checks_say_whether_the_comparison_holds_and_the_model_is_better():
     [_, better] = evaluation.checks(build("12" * 8, "12" * 8))
     assert "not distinguishable" in better.evidence and "data.eval_rows" in better.fix
 
-
-def test_a_failed_comparison_says_why_it_failed():
     [baseline, _] = evaluation.checks(build("2" * 5, "1" * 5))
     assert "5 held-out prompts are too few" in baseline.evidence
     assert f"at least {LEAST_PROMPTS}" in baseline.evidence and "data.eval_rows" in baseline.fix
@@ -271,8 +249,7 @@ def test_a_reward_that_gives_none_and_a_set_without_format_leave_valid_json():
     lines = answers("1212121", ["1", "2"] * 3 + ["1"])
     lines[preset.names] = 0.5
     lines[[preset.names[0], "format"]] = np.nan
-    config = resolve("tiny-cpu", {"evaluate.samples": 1})
-    report = evaluation.build({"a": lines, "b": lines}, preset, config)
+    report = report_of({"a": lines, "b": lines}, preset)
     json.dumps(report, allow_nan=False)
     assert report["greedy"]["a"]["format"] is None
     assert report["greedy"]["a"]["intervals"]["accuracy"] is None
@@ -281,9 +258,7 @@ def test_a_reward_that_gives_none_and_a_set_without_format_leave_valid_json():
 
 
 def test_one_model_alone_has_figures_and_a_picture(runs_dir):
-    config = resolve("tiny-cpu", {"evaluate.samples": 1})
-    lines = answers("1212", list("1212"))
-    report = evaluation.build({"a": lines}, MATH, config) | {"models": {"a": {}}}
+    report = report_of({"a": answers("1212")}) | {"models": {"a": {}}}
     assert report["comparisons"] == []
     before_after(Run("p"), report)
     assert (runs_dir / "p/figures/before_after.png").stat().st_size > 5000
@@ -329,124 +304,6 @@ def test_the_same_model_under_two_names_answers_the_same(demo_run):
     assert done == sorted(done) and done[-1] == 42 and {line[1] for line in told} == {42}
     assert told[-1][2].startswith("two, ") and told[-1][2].endswith(" tokens/s")
     assert {line["verdict"] for line in found.report["comparisons"]} == {UNCLEAR}
-
-
-ASKED = [
-    {
-        "prompt": build_prompt(f"Add {i} to 25."),
-        "question": f"Add {i} to 25.",
-        "answer": str(i + 25),
-    }
-    for i in range(3, 9)
-]
-SMALL = {
-    "evaluate.samples": 2,
-    "evaluate.eval_batch_size": 4,
-    "grpo.max_completion_length": 12,
-}
-TWO = [
-    evaluation.Candidate("in 4 bit", "data/tiny_base", None, "4bit"),
-    evaluation.Candidate("in 16 bit", "data/tiny_base"),
-]
-KILLED = """
-import os, signal
-from test_evaluate import ASKED, MATH, SMALL, TWO, Run, evaluation, resolve
-def progress(done, total, note):
-    if done > 28:
-        os.kill(os.getpid(), signal.SIGKILL)
-evaluation.run(TWO, ASKED, MATH, resolve("tiny-cpu", SMALL), progress, Run("p"))
-"""
-
-
-def watched_rows(monkeypatch):
-    """The numbers of the rows that a real engine is asked from now on, in order."""
-    rows, answer = [], cache.answer
-
-    def watched(engine, part, *others, **how):
-        rows.extend(map(ASKED.index, part))
-        return answer(engine, part, *others, **how)
-
-    monkeypatch.setattr(cache, "answer", watched)
-    return rows
-
-
-@pytest.fixture
-def sampled(monkeypatch):
-    return watched_rows(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def whole():
-    """An evaluation of both models that nothing stops."""
-    with pytest.MonkeyPatch.context() as patch:
-        rows = watched_rows(patch)
-        evaluated = evaluation.run(TWO, ASKED, MATH, resolve("tiny-cpu", SMALL))
-    assert rows == 4 * [*range(6)]
-    return evaluated
-
-
-def interrupt(done, total, note):
-    if done > 28:
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("way", ["interrupted", "killed"])
-def test_a_stopped_evaluation_samples_what_is_missing(
-    whole, runs_dir, sampled, way, capsys, forks, tmp_path
-):
-    config, run = resolve("tiny-cpu", SMALL), Run("p")
-    if way == "killed":
-        (tmp_path / "killed.py").write_text(KILLED)
-        paths = {"PYTHONPATH": f"{PROJECT_ROOT}:{PROJECT_ROOT}/tests:{Path(__file__).parent}"}
-        command = [*forked.python(), str(tmp_path / "killed.py")]
-        ended = subprocess.run(command, env=os.environ | paths, check=False)
-        assert ended.returncode == -signal.SIGKILL
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            evaluation.run(TWO, ASKED, MATH, config, interrupt, run)
-        assert "in 4 bit, the first completion: " in capsys.readouterr().out
-    sampled.clear()
-    rest = evaluation.run(TWO, ASKED, MATH, config, run=run)
-    assert sampled == [2, 3, 4, 5], "two samples of two prompts were lost, two were not begun"
-    for label, lines in whole.samples.items():
-        pd.testing.assert_frame_equal(rest.samples[label], lines)
-    assert rest.report["comparisons"] == whole.report["comparisons"]
-    engines = [model["engine"] for model in rest.report["models"].values()]
-    assert engines == ["none: all were kept", "dense"]
-    evaluation.save(run, rest)
-    assert sorted(path.name for path in (run / "eval").iterdir()) == [
-        "report.json",
-        "samples.parquet",
-    ]
-
-
-def test_what_was_kept_is_used_only_where_all_is_the_same(runs_dir, tmp_path, sampled):
-    model = shutil.copytree(project_path("data/tiny_base"), tmp_path / "base")
-
-    def evaluate(rows=ASKED, preset=MATH, **settings):
-        sampled.clear()
-        config = resolve("tiny-cpu", SMALL | settings)
-        one = [evaluation.Candidate("base", model)]
-        return evaluation.run(one, rows, preset, config, run=Run("p")).samples["base"]
-
-    lines = evaluate()
-    assert len(sampled) == 12
-    pd.testing.assert_frame_equal(evaluate(), lines)
-    scored = evaluate(preset=load_preset("qa"))
-    assert sampled == [] and set(load_preset("qa").names) < set(scored), "scored anew"
-    middle = scored["completion"].str.len().median()
-    paid = reward(high=2)(lambda response: 2.0 * (len(response) > middle))
-    doubled = evaluate(preset=reward_set([(paid, 1.0)]))
-    assert set(doubled[paid.__name__]) == {0, 2} and set(doubled["accuracy"]) == {0, 1}
-    for change in ({"seed": 1}, {"evaluate.samples": 3}, {"grpo.max_completion_length": 8}):
-        evaluate(**change)
-        assert len(sampled) == 12, change
-    evaluate(ASKED[1:])
-    assert len(sampled) == 10
-    evaluate()
-    (model / "generation_config.json").write_text('{"eos_token_id": 1}')
-    evaluate()
-    assert len(sampled) == 12
 
 
 def test_the_report_of_a_run_is_complete(demo_run):

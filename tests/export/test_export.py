@@ -1,27 +1,22 @@
-"""Merging, the parity gate, and the model card."""
+"""Merging, and the parity gate."""
 
 import json
 import os
 import shutil
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 import pytest
 import torch
-import yaml
-from huggingface_hub import ModelCard
-from markdown_it import MarkdownIt
 from peft.utils.integrations import dequantize_module_weight
 from safetensors.torch import load_file, save_file
 
 import grpo_nb
 from grpo_nb import export, models
-from grpo_nb.__main__ import main
 from grpo_nb.export import merging, of_run, parity
-from grpo_nb.files import project_path, write_json
+from grpo_nb.files import project_path
 from grpo_nb.models import weights
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, Stage
@@ -118,17 +113,6 @@ def test_a_base_already_in_4bit_is_dequantised_from_its_own_states(run, tmp_path
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
 
 
-def test_a_model_that_lacks_a_shard_is_incomplete(tmp_path):
-    model = models.load_checkpoint(TINY, adapter=None, quantization="16bit")
-    model.save_pretrained(tmp_path, max_shard_size="400KB")
-    models.load_tokenizer(TINY).save_pretrained(tmp_path)
-    assert export.refuse_incomplete(tmp_path) == tmp_path
-    shard = sorted(tmp_path.glob("model-0*"))[2]
-    shard.unlink()
-    with pytest.raises(FileNotFoundError, match=f"lacks {shard.name}: the model is incomplete"):
-        export.refuse_incomplete(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("module", "name", "change", "free"),
     [
@@ -211,7 +195,7 @@ def test_a_merge_that_fails_the_gate_is_put_in_place_by_force_alone(run, monkeyp
     assert check["state"] == "stop" and check["evidence"].startswith("1 weights are the base's ")
     folder, forced = merge(run, force=True)
     assert forced.state == "stop"
-    assert export.refuse_incomplete(folder).exists()
+    assert (folder / "model.safetensors").exists()
 
 
 SOUND = {
@@ -455,7 +439,6 @@ def test_the_tool_merges_two_folders_and_puts_only_the_policy_in_place(run, tmp_
     adapter, rows = run / "train/adapter", [{"prompt": "What is 3 + 4?"}, {"prompt": LIKE[0]}]
     check = grpo_nb.merge(TINY, adapter, tmp_path / "merged", rows, load_in_4bit=True)
     assert check.state == "ok" and "on 2 prompts" in check.evidence
-    assert export.refuse_incomplete(tmp_path / "merged")
     before = (tmp_path / "merged/model.safetensors").read_bytes()
     monkeypatch.setattr(merging, *damage(drop_a_delta))
     with pytest.raises(ValueError, match="not put in place"):
@@ -469,92 +452,3 @@ def test_a_base_without_safetensors_is_refused(run, tmp_path):
     (tmp_path / "tiny_base/model.safetensors").rename(tmp_path / "tiny_base/pytorch_model.bin")
     with pytest.raises(FileNotFoundError, match=r"no file named model.safetensors"):
         merge(run, {"model.model_name": str(tmp_path / "tiny_base")})
-
-
-@pytest.fixture
-def finished(run):
-    """A run of which stage 04 has written a model, in name."""
-    shutil.copytree(project_path(TINY), run / "model/merged")
-    (run / "model/merged/README.md").unlink()
-    sentence = "base → merged: better: greedy accuracy 20 % → 90 %"
-    write_json(run / "eval/report.json", {"prompts": 32, "comparisons": [{"sentence": sentence}]})
-    check = {"name": "merge", "state": "ok", "evidence": "KL 1e-6", "fix": ""}
-    entry = {"status": "done", "outputs": {}, "versions": {"trl": "1.15.0"}, "git_commit": "abc"}
-    manifest = {stage: dict(entry) for stage in ("01", "02", "03", "04")}
-    manifest["01"]["outputs"] = {"data/train.parquet": "0" * 64}
-    manifest["04"] |= {"outputs": run.files("model/merged"), "checks": [check]}
-    write_json(run / "manifest.json", manifest)
-    return run
-
-
-def test_the_card_says_what_the_run_recorded(finished):
-    card = export.model_card(finished)
-    _, head, body = card.split("---\n", 2)
-    assert yaml.safe_load(head)["library_name"] == "transformers"
-    said = ("0" * 64, "trl: 1.15.0", "grpo.max_steps: 100", "numeric_correctness_reward: 1.0")
-    for one in (*said, "# demo", "- 'base → merged: better", "merge: ok, KL 1e-6"):
-        assert one in body
-    assert "## Limits" in body
-    assert str(finished.path.parent) not in card
-    (finished / "eval/report.json").unlink()
-    assert "base → merged" not in export.model_card(finished)
-
-
-HOSTILE = {
-    "YAML": "x\n---\nlicense: mit\ntags: [taken]",
-    "fence": "x\n```\n# Taken over\n~~~\n````\n# And over",
-    "HTML": "x <img src=http://127.0.0.1/x onerror=a()><script>a()</script><!-- ",
-    "Markdown": "x [taken](http://127.0.0.1) ![x](http://127.0.0.1/x) **b** `c` &copy; $x$",
-    "heading": "# Taken over\n\n## And over\n\n- one\n\n> two\n\n| a | b |\n|---|---|",
-    "characters": "x\r# Taken over\u2028# \x1b]0;taken\x07\u202e\x00\ufeff'\"\\: {a: &b *c",
-}
-
-
-def parts_of(card):
-    """(what the hub reads at its top, its blocks, its headings, what its lines are made of)"""
-    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(ModelCard(card).text)
-    headings = [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
-    pieces = {child.type for token in tokens for child in token.children or ()}
-    return ModelCard(card).data.to_dict(), tokens, headings, pieces
-
-
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_names_of_others_stay_text_in_the_card(finished, tmp_path, kind):
-    text, path = HOSTILE[kind], tmp_path / "named.py"
-    top, blocks, headings, _ = parts_of(export.model_card(finished))
-    named = f"rewards.soft_format_reward.configured({text!r})"
-    path.write_text(f"from grpo_nb import rewards\nreward_funcs = [{named}]")
-    names = {"rewards.preset": str(path), "model.model_name": text, "data.source": text}
-    finished.write_config(resolve("tiny-cpu", {}, names))
-    pair, check = {"sentence": text}, {"name": text, "state": "ok", "evidence": text, "fix": ""}
-    write_json(finished / "eval/report.json", {"prompts": 32, "comparisons": [pair]})
-    finished.record("04", {"checks": [check]})
-    finished.record("03", {"git_commit": text})
-    card = parts_of(export.model_card(finished))
-    assert card[0] == top, "a name that the hub cannot have is left out"
-    assert [block.type for block in card[1]] == [block.type for block in blocks]
-    assert card[2] == headings and card[3] <= {"text", "text_special", "softbreak"}
-    [block] = [block for block in card[1] if block.type == "code_block"]
-    details = yaml.safe_load(block.content)
-    assert details["evaluation"] == [text] and details[text] == f"ok, {text}"
-    assert details["data.source"] == text and details["weights of the rewards"] == {text: 1.0}
-
-
-def test_the_card_names_a_base_of_the_hub(finished):
-    finished.write_config(resolve("tiny-cpu", {}, {"model.model_name": "Qwen/Qwen3-4B"}))
-    assert parts_of(export.model_card(finished))[0]["base_model"] == "Qwen/Qwen3-4B"
-
-
-def test_the_card_is_written_beside_the_model_and_the_upload_is_said(finished, capsys):
-    assert main(["card", str(finished.path)]) == main(["card", "demo"]) == 0
-    folder = finished / "model/merged"
-    assert f"hf upload OWNER/NAME {folder}" in capsys.readouterr().out
-    assert (folder / "README.md").read_text() == export.model_card(finished)
-
-
-def test_a_model_that_was_cut_short_gets_no_card(finished, capsys):
-    path = finished / "model/merged/model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1000])
-    assert main(["card", str(finished.path)]) == 2
-    assert "changed after 04_merge_and_infer wrote it: run 04_merge" in capsys.readouterr().err
-    assert not (path.parent / "README.md").exists()

@@ -134,12 +134,6 @@ def test_with_a_reference_adapter_vllm_gets_the_policys(report):
     assert all(abs(look["score"]) < guard.SCORE for look in trained["looks"])
 
 
-def test_a_change_of_trls_that_did_not_take_is_named_before_anything_is_built(report):
-    refused = report("patches_that_did_not_take")["refused"]
-    assert "each generation gets the adapter" in refused and "trl 1.15" in refused
-    assert refused.count(";") == 0, "only the one that is missing"
-
-
 def test_under_standby_the_engine_is_never_asked_to_run_asleep(report):
     slept = report("standby")
     assert slept["sleeps"] and slept["calls"] > 8 and slept["ends"] == "asleep"

@@ -240,21 +240,6 @@ def faults(tiny):
     return stopped
 
 
-def patches_that_did_not_take(tiny):
-    """Undo one of Unsloth's changes of TRL, and build a trainer."""
-    from trl.generation.vllm_generation import VLLMGeneration
-
-    patched = VLLMGeneration.generate
-    VLLMGeneration.generate = patched.__wrapped__
-    try:
-        tiny.start("unpatched")
-    except RuntimeError as error:
-        return {"refused": str(error)}
-    finally:
-        VLLMGeneration.generate = patched
-    return {"refused": ""}
-
-
 def standby(tiny):
     """Whether the engine is asked to run while it sleeps, by flags in the place of its memory."""
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -340,7 +325,7 @@ LETTERS = rewards.reward_set([(some_letters, 1.0)])
 SCENARIOS = (
     *(what_unsloth_asks_of_vllm, loading, a_training, cut_off, warm_up, a_reference, faults),
     a_stock_trainer,
-    *(patches_that_did_not_take, standby, the_gpus_two_steps, folding, closing),
+    *(standby, the_gpus_two_steps, folding, closing),
     *(an_environment, a_real_model),
 )
 

@@ -1,7 +1,5 @@
 """The shipped base for tools: small, safe, half competent, and read alike by everyone."""
 
-import json
-import random
 import re
 
 import pytest
@@ -19,12 +17,6 @@ GAMES = ["calculator", "guess"]
 @pytest.fixture(scope="module")
 def tokenizer():
     return hub.load_tokenizer(str(FOLDER))
-
-
-def game(name):
-    import make_agent_base
-
-    return make_agent_base.GAMES[name]
 
 
 def test_its_template_keeps_what_the_trainer_and_the_package_ask_for(tokenizer):
@@ -53,27 +45,6 @@ def test_calls_survive_the_way_to_text_and_back(tokenizer, content, calls):
     assert ids[0][-1] == tokenizer.eos_token_id, "the stop token ends a turn with calls, too"
     parsed = tokenizer.parse_response(ids[0], prefix=ids[1])
     assert {"content": "", **parsed} == turn
-
-
-@pytest.mark.parametrize("name", GAMES)
-def test_its_training_leaves_out_every_shipped_row(tokenizer, monkeypatch, name):
-    import make_agent_base
-    from make_environments import read_rows
-
-    rows, kind = [json.dumps(row) for row in read_rows(name)], game(name)
-    rng, seen = random.Random(1), set()
-    drawn = {json.dumps(kind.sample(rng).row) for _ in range(60_000)}
-    assert drawn & set(rows), "the sampler could draw them"
-    write = make_agent_base.write_turns
-    monkeypatch.setattr(make_agent_base, "GAMES", {name: kind})
-    monkeypatch.setattr(
-        make_agent_base,
-        "write_turns",
-        lambda game, start, *more: (seen.add(json.dumps(start.row)), write(game, start, *more))[1],
-    )
-    for _ in range(1000):
-        make_agent_base.sample_chat(tokenizer, set(rows), True, rng)
-    assert seen and not seen & set(rows)
 
 
 @pytest.mark.parametrize("name", GAMES)

@@ -12,11 +12,10 @@ import make_tiny_base
 import pytest
 from tokenizers import Tokenizer
 
-from grpo_nb import data, evaluation, models
+from grpo_nb import data, evaluation
 from grpo_nb.files import project_path
 from grpo_nb.models import hub, template
 from grpo_nb.models.policy import import_unsloth
-from grpo_nb.reward_lab import bench_of
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run
@@ -81,13 +80,10 @@ def test_every_reader_cuts_every_row_as_the_training_did(name):
 @pytest.mark.parametrize("quantization", ["16bit", "4bit"])
 def test_tiny_base_starts_with_room_to_improve(runs_dir, quantization):
     config = resolve("tiny-cpu", {"data.eval_share": 0.25})
-    tokenizer = hub.load_tokenizer(config.model.model_name)
-    data.prepare(Run("r"), config.data, 0, lambda prompts: [0] * len(prompts))
+    data.prepare_run(Run("r"), config.data, 0, lambda prompts: [0] * len(prompts))
     held_out = data.load(Run("r"), "eval")[::2]
-    model = models.load_checkpoint(config.model.model_name, adapter=None, quantization=quantization)
-    engine = models.TransformersEngine(model, tokenizer)
-    bench = bench_of(config, load_preset("math"), tokenizer)
-    table = evaluation.evaluate_model(lambda: engine, held_out, bench, config)
+    one = [evaluation.Candidate("base", config.model.model_name, None, quantization)]
+    table = evaluation.run(one, held_out, load_preset("math"), config).samples["base"]
     lines = table.groupby("decoding")[["accuracy", "format"]].mean()
     assert 0.55 <= lines["accuracy"]["sampled"] <= 0.7
     assert 0.45 <= lines["format"]["sampled"] <= 0.75
@@ -110,12 +106,3 @@ def test_chats_of_its_training_never_hold_a_shipped_problem(monkeypatch):
         make_tiny_base.sample_chat(shipped, rng)
     assert len(seen) == 5000
     assert not set(seen) & shipped
-
-
-@pytest.mark.parametrize("problem", [(47, "+", 38), (52, "-", 17), (99, "+", 99), (40, "-", 40)])
-def test_its_lessons_are_right_unless_they_forget(problem):
-    right = make_arithmetic.result(problem)
-    assert make_tiny_base.column_steps(problem, forget=False)[1] == right
-    off = make_tiny_base.column_steps(problem, forget=True)[1] - right
-    has_carry = problem in [(47, "+", 38), (52, "-", 17), (99, "+", 99)]
-    assert abs(off) == (10 if has_carry else 0)

@@ -1,18 +1,14 @@
 """Current families, as random tiny models: loading, templates, adapters, two steps, the merge."""
 
 import shutil
-from pathlib import Path
 
 import families
-import pandas as pd
 import pytest
 import torch
 from families import FAMILIES
 
 from grpo_nb import models
-from grpo_nb.answers.forms import TAGS
 from grpo_nb.models import hub, template
-from grpo_nb.pipeline.notebooks import run_pipeline
 
 ASKED = [{"role": "system", "content": "Say it."}, {"role": "user", "content": "2 + 2?"}]
 BACKENDS = pytest.mark.parametrize("backend", ["transformers", "unsloth"])
@@ -37,12 +33,12 @@ def policy_of(folder, backend, **settings):
 
 
 @BACKENDS
-@pytest.mark.parametrize("quantization", ["4bit", "16bit"])
-def test_an_adapter_reaches_every_linear_layer_and_the_experts(folders, backend, quantization):
+@pytest.mark.parametrize("in_4bit", [True, False])
+def test_an_adapter_reaches_every_linear_layer_and_the_experts(folders, backend, in_4bit):
     from peft.tuners.lora import LoraLayer
 
     for name, folder in folders.items():
-        policy = policy_of(folder, backend, **{"model.quantization": quantization})
+        policy = policy_of(folder, backend, **{"model.load_in_4bit": in_4bit})
         base = policy.model.get_base_model()
         adapted = {n for n, module in base.named_modules() if isinstance(module, LoraLayer)}
         linear = {n for n, m in base.named_modules() if isinstance(m, torch.nn.Linear)}
@@ -55,14 +51,6 @@ def test_an_adapter_reaches_every_linear_layer_and_the_experts(folders, backend,
         assert len(wrapped) == len(experts), name
 
 
-def test_the_shipped_base_has_adapters_where_it_had_them():
-    """Published figures of the demo, and adapters of earlier runs, are of these."""
-    model = policy_of(Path("data/tiny_base"), "unsloth").model
-    names = [name for name, weight in model.named_parameters() if "lora_B" in name]
-    layers = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    assert [name.split(".")[-4] for name in names] == [*layers] * 4
-
-
 @BACKENDS
 def test_which_layers_have_an_adapter_may_be_said(folders, backend):
     named = {"lora.target_modules": "q_proj, down_proj"}
@@ -70,7 +58,7 @@ def test_which_layers_have_an_adapter_may_be_said(folders, backend):
     names = {name for name, _ in model.named_parameters() if "lora_B" in name}
     assert {name.split(".")[-4] for name in names} == {"q_proj", "experts"}
     assert len(names) == 4, "two layers' queries, and their experts' second weights"
-    with pytest.raises(ValueError, match="lora_targets 'q_projj': did you mean 'q_proj'"):
+    with pytest.raises(ValueError, match="target_modules 'q_projj': did you mean 'q_proj'"):
         policy_of(folders["qwen3_moe"], backend, **{"lora.target_modules": "q_projj"})
 
 
@@ -130,26 +118,3 @@ def test_settings_of_the_template_reach_whoever_renders(folders, tmp_path):
     saved = hub.load_tokenizer(str(tmp_path), config.grpo.chat_template_kwargs)
     assert saved.chat_template == quick.chat_template
     assert hub.load_tokenizer(str(tmp_path)).apply_chat_template(ASKED, **how).endswith(empty)
-
-
-def test_the_four_notebooks_run_on_a_family(runs_dir, forks, monkeypatch):
-    """With all at once: no system role, a block of thought that is opened, and experts."""
-    source = families.GEMMA2 + families.OPENS_THOUGHT
-    monkeypatch.setitem(families.SPECIAL, source, families.SPECIAL[families.GEMMA2])
-    unusual = FAMILIES["qwen3_moe"]._replace(template=source)
-    monkeypatch.setitem(FAMILIES, "unusual", unusual)
-    settings = families.SETTINGS | {
-        "model.model_name": str(families.build("unusual", runs_dir)),
-        **{"policy.backend": "transformers", "evaluate.samples": 1},
-        **{"rewards.baseline_prompts": 2, "rewards.baseline_completions": 2},
-        **{"data.sft_rows": 4, "train.sft_steps": 2},
-        "grpo.entropy_coef": 0.1,  # a gradient, though nothing is right
-    }
-    run = run_pipeline("family", "tiny-cpu", settings, force=True)
-    manifest = run.manifest()
-    assert [manifest[stage]["status"] for stage in ("01", "02", "03", "04")] == ["done"] * 4
-    check = next(c for c in manifest["01"]["checks"] if c["name"] == "chat template")
-    assert check["state"] == "ok" and "<think>" in check["evidence"]
-    sampled = pd.concat(map(pd.read_parquet, (run / "train/completions").glob("*.parquet")))
-    assert {prompt[0]["role"] for prompt in sampled["prompt"]} == {"user"}
-    assert all(prompt[0]["content"].startswith(TAGS.system_prompt) for prompt in sampled["prompt"])

@@ -65,19 +65,6 @@ def test_only_what_is_asked_for_is_computed_and_no_token_still_has_a_gradient():
     assert hidden.grad.abs().sum() == weight.grad.abs().sum() == 0
 
 
-def test_the_logits_of_all_tokens_are_never_held_at_once(monkeypatch):
-    rows = []
-    linear = torch.nn.functional.linear
-
-    def count(hidden, weight, bias=None):
-        rows.append(len(hidden))
-        return linear(hidden, weight, bias)
-
-    monkeypatch.setattr(torch.nn.functional, "linear", count)
-    ChunkedLogProbs.apply(*head(), 1.0, 1, None, 1.0, OUTPUTS)[0].sum().backward()
-    assert max(rows) == 8 and sum(rows) == 2 * TOKENS  # each once forward, once backward
-
-
 def test_ignored_labels_in_trls_fused_forward(monkeypatch):
     from transformers import Qwen2Config, Qwen2ForCausalLM
     from trl.trainer import utils

@@ -7,7 +7,6 @@ from vision_families import FAMILIES, chat, disc
 
 from grpo_nb import models
 from grpo_nb.models import hub, template, vision
-from grpo_nb.models.dense import dense_lacks
 
 RED, BLUE = disc("red"), disc("blue")
 TWO_SIZES = [chat("Which color?", RED), chat("And this?", disc("blue", 84))]
@@ -41,15 +40,6 @@ def test_the_processor_has_the_tokenizer_and_no_part_for_videos(qwen):
     assert "video_processor" not in processor.to_dict()
     assert processor.chat_template == tokenizer.chat_template
     assert "greeting" in processor.chat_template
-
-
-def test_a_processor_is_saved_and_loaded_as_it_was(qwen, tmp_path):
-    processor = hub.load_tokenizer(str(qwen)).processor
-    (tmp_path / "config.json").write_bytes((qwen / "config.json").read_bytes())
-    processor.save_pretrained(tmp_path)
-    again = hub.load_tokenizer(str(tmp_path)).processor
-    assert type(again).__name__ == "Qwen2_5_VLProcessor"
-    assert again.image_processor.to_dict() == processor.image_processor.to_dict()
 
 
 def test_a_model_of_text_has_no_processor():
@@ -132,12 +122,6 @@ def test_a_token_of_an_image_is_never_sampled(qwen):
         [group] = engine.generate([chat("Which color?", RED)], **sampling)
         found = {token for sample in group for token in sample.ids} & set(tokens)
         raise ValueError(found) if found else AssertionError
-
-
-def test_the_fast_engine_leaves_images_to_transformers(qwen):
-    engine = engine_for(qwen)
-    assert engine.name == "transformers"
-    assert dense_lacks(engine.model).startswith("a decoder of text")
 
 
 def test_an_adapter_is_on_the_language_part_or_also_on_the_tower(folders):

@@ -1,13 +1,12 @@
 """vLLM's answers, on a GPU or by its build for CPUs: `pytest -m vllm`, see docs/performance.md."""
 
 import importlib.util
-import json
 
 import pytest
 from conftest import moved
 
 from grpo_nb import models
-from grpo_nb.__main__ import main
+from grpo_nb.models.vllm import open_vllm
 from grpo_nb.rewards.prompts import build_prompt
 
 pytestmark = [
@@ -36,12 +35,20 @@ def alike(ours, theirs):
     return sum(a == b for a, b in zip(ours, theirs, strict=True)) >= 0.8 * len(ours)
 
 
+def opened(adapter, name):
+    tokenizer = models.load_tokenizer(TINY)
+    if name == "vllm":
+        return open_vllm(TINY, adapter, "16bit", 0.5, tokenizer)
+    model = models.load_checkpoint(TINY, adapter=adapter, quantization="16bit")
+    return models.TransformersEngine(model, tokenizer)
+
+
 def test_vllm_answers_as_transformers_does(run):
     """Base and adapter, greedily and sampled."""
     adapter, greedy = run / "train/adapter", {}
     for folder in (None, adapter):
         for name in ("transformers", "vllm"):
-            engine = models.open_engine(TINY, adapter=folder, quantization="16bit", engine=name)
+            engine = opened(folder, name)
             assert engine.name == name
             greedy[name, folder] = engine.generate(PROMPTS, max_completion_length=48)
             if (name, folder) == ("vllm", None):
@@ -62,17 +69,3 @@ def test_vllm_answers_as_transformers_does(run):
     below = engine.generate(PROMPTS, max_completion_length=48, adapter=False)
     assert alike(texts(below), texts(greedy["vllm", None]))
     engine.close()
-
-
-def test_a_file_of_questions_is_answered_as_by_transformers(run, tmp_path):
-    source = tmp_path / "sums.jsonl"
-    rows = [{"question": prompt[-1]["content"]} for prompt in PROMPTS]
-    source.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    answers = {}
-    for engine in ("transformers", "vllm"):
-        target = tmp_path / f"{engine}.jsonl"
-        command = ["answer", str(run.path), str(source), "--to", str(target)]
-        assert main([*command, "--model", "adapter", "--engine", engine]) == 0
-        lines = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
-        answers[engine] = [line["completion"] for line in lines]
-    assert alike(answers["vllm"], answers["transformers"])

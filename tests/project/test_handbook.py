@@ -8,10 +8,9 @@ import shutil
 import subprocess
 import sys
 import types
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import yaml
@@ -25,7 +24,6 @@ from grpo_nb.pipeline.notebooks import assigned, planned_run, resolve_run
 from grpo_nb.pipeline.sweep import read_sweep
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, config
-from grpo_nb.runs.settings import LossType
 from grpo_nb.training.arguments import TRL_NAMES, refuse_unknown_trl
 
 PAGES = [PROJECT_ROOT / "README.md", *sorted((PROJECT_ROOT / "docs").glob("*.md"))]
@@ -172,17 +170,6 @@ def anchors(page: Path) -> set[str]:
     return {to_slug(re.sub(r"[`*]", "", head), "-") for head in heads} | set(explicit)
 
 
-def test_the_readme_begins_with_what_a_reader_gets_and_says_why_not_unsloths_notebook():
-    text = (PROJECT_ROOT / "README.md").read_text(encoding="utf-8")
-    before_table = " ".join(text.partition("\n| ")[0].split())
-    assert text.split("\n\n")[1].count("You get ") == 1
-    assert (
-        "It only trains; this workbench also tests the rewards first, and measures the gain"
-        in before_table
-    )
-    assert "subpackage" not in text.partition("## The package")[0]
-
-
 def test_the_links_of_the_readme_lead_somewhere():
     readme = PROJECT_ROOT / "README.md"
     links = [token.attrs["href"] for token in inline(readme, "link_open")]
@@ -218,32 +205,3 @@ def test_the_configurations_for_gpus_are_taken_by_the_installed_trl(name, place)
     assert built.generation_batch_size == resolved.step_completions
     for setting in typed.keys() & {f"grpo.{key}" for key in TRL_NAMES}:
         assert getattr(built, setting.removeprefix("grpo.")) == typed[setting], setting
-
-
-def test_what_the_page_says_of_loss_types_is_what_trl_computes(tmp_path):
-    """The weight of a token on policy, by the gradient of TRL's own loss."""
-    spec = spec_from_file_location("draw", PROJECT_ROOT / "docs/draw.py")
-    draw = module_from_spec(spec)
-    spec.loader.exec_module(draw)
-    trainer = draw.plain_trainer(tmp_path)
-    lengths, gained = [10, 30], [1.0, -0.5]
-    n, total = len(lengths), sum(lengths)
-    each = {
-        **dict.fromkeys(("dapo", "bnpo", "vespo"), lambda a, _: a / total),
-        **dict.fromkeys(("grpo", "sapo"), lambda a, length: a / (n * length)),
-        "dr_grpo": lambda a, _: a / (n * draw.CAP),
-        "luspo": lambda a, _: a / n,
-        "cispo": lambda a, _: 0.2 * a / total,  # epsilon_high, filled from epsilon
-    }
-    assert each.keys() == set(get_args(LossType))
-    for kind, weight in each.items():
-        expected = [weight(a, length) for a, length in zip(gained, lengths, strict=True)]
-        found = draw.token_weights(trainer, kind, lengths, gained)
-        assert found == pytest.approx(expected, rel=1e-4), kind
-    trainer.epsilon_high = 5.0
-    assert draw.token_weights(trainer, "cispo", [10], [1.0]) == pytest.approx([0.1])
-    trainer.epsilon_high = 0.2
-    pushed = {
-        ratio: draw.token_weights(trainer, "dapo", [1], [1.0], ratio)[0] for ratio in (1, 1.3)
-    }
-    assert (pushed[1], pushed[1.3]) == (pytest.approx(1), 0), "a risen token is pushed on"

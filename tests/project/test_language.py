@@ -3,8 +3,6 @@
 import ast
 import re
 
-import pytest
-
 from grpo_nb.machine import PROJECT_ROOT
 
 PACKAGE = PROJECT_ROOT / "grpo_nb"
@@ -72,31 +70,6 @@ def test_local_variables_are_nouns():
     ]
 
 
-@pytest.mark.parametrize(
-    ("docstring", "good"),
-    [
-        ("Return the rows.", True),
-        ("Returns the rows.", True),
-        ("Of a base, with adapters or without.", False),
-        ("What the room hands out", False),
-        ("{name: reward}", False),
-    ],
-)
-def test_what_counts_as_a_verb(docstring, good):
-    assert bool(verb_of(docstring)) == good
-
-
-def test_control_is_the_word_of_transformers_alone():
-    """The argument of a TrainerCallback is called so, and nothing that we define."""
-    nodes = [(path.name, node) for path, tree in trees() for node in ast.walk(tree)]
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    defined = [(place, node.name) for place, node in nodes if isinstance(node, kinds)]
-    names = [(place, node) for place, node in nodes if isinstance(node, ast.Name)]
-    defined += [(place, node.id) for place, node in names if isinstance(node.ctx, ast.Store)]
-    assert len(defined) > 4000
-    assert not [(place, name) for place, name in defined if "control" in name.lower()]
-
-
 CHECKS = {"Check", "Checks", "list[Check]", "RewardVerdict"}
 
 
@@ -112,20 +85,3 @@ def no_checks(tree):
 def test_a_function_that_is_called_check_returns_checks():
     faults = [f"{path.name}: {name}" for path, tree in trees() for name in no_checks(tree)]
     assert not faults, "another verb says what these do: refuse, resolve, validate, compare"
-
-
-@pytest.mark.parametrize(
-    ("signature", "good"),
-    [
-        ("check_rows(rows) -> list[Check]", True),
-        ("checks(report) -> Checks", True),
-        ("_check(run) -> Check", True),
-        ("checked(value) -> int", True),
-        ("check(run) -> str", False),
-        ("check_run(run)", False),
-        ("_check_room(size) -> None", False),
-    ],
-)
-def test_what_counts_as_a_check(signature, good):
-    faults = list(no_checks(ast.parse(f"def {signature}: ...")))
-    assert (not faults) == good

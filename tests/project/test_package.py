@@ -21,7 +21,8 @@ FLOORS = [
     {"runs", "colab", "sandbox", "updates"},
     {"answers"},
     {"rewards"},
-    {"data", "models"},
+    {"models"},
+    {"data"},
     {"environments"},
     {"reward_lab"},
     {"export"},
@@ -69,15 +70,20 @@ def test_imports_follow_the_direction_of_the_data_and_functions_are_short():
     assert not [(path.name, fault) for path in MODULES for fault in faults_of(path)]
 
 
-def room_imports(path):
-    """Yield the modules of its room that a module imports, type hints apart."""
-    room, tree = path.parent, ast.parse(path.read_text(encoding="utf-8"))
-    package = ".".join(room.relative_to(PROJECT_ROOT).parts)
+def run_time_imports(path):
+    """Return the `from … import …` of a module, type hints apart."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     hints = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n)]
     skipped = {id(node) for hint in hints for node in ast.walk(hint)}
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom) or id(node) in skipped:
-            continue
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return [node for node in nodes if id(node) not in skipped]
+
+
+def room_imports(path):
+    """Yield the modules of its room that a module imports, type hints apart."""
+    room = path.parent
+    package = ".".join(room.relative_to(PROJECT_ROOT).parts)
+    for node in run_time_imports(path):
         for name in [f"{node.module}.{alias.name}" for alias in node.names]:
             if name.startswith(f"{package}."):
                 place = room / name.removeprefix(f"{package}.").split(".")[0]
@@ -104,6 +110,14 @@ def test_no_imports_go_in_a_circle_within_a_room():
     assert training / "callbacks.py" in graph[training / "trainer.py"], "imports are recognized"
     assert circles({1: {2}, 2: {3}, 3: {2}, 4: {1}}) == [2, 3]
     assert circles(graph) == []
+
+
+def test_what_needs_no_run_imports_none():
+    rooms = {"sandbox", "answers", "environments", "evaluation", "export"}
+    modules = {path: run_time_imports(path) for path in MODULES if part_of(path) in rooms}
+    assert len(modules) > 20
+    imports = {(path.name, node.module) for path, nodes in modules.items() for node in nodes}
+    assert not [pair for pair in imports if pair[1].startswith("grpo_nb.runs")]
 
 
 def test_importing_loads_nothing_heavy():

@@ -123,7 +123,7 @@ def prepare(runs_dir):
         named = {f"data.{name}": value for name, value in settings.items()}
         config = resolve("tiny-cpu", {"data.max_rows": 80, "data.eval_share": 0.5} | named)
         count_tokens = partial(template.count_tokens, hub.load_tokenizer(config.model.model_name))
-        report = data.prepare(Run("d"), config.data, 0, count_tokens)
+        report = data.prepare_run(Run("d"), config.data, 0, count_tokens)
         return Stage(Run("d"), "01", config), report
 
     return start

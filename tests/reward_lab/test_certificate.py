@@ -100,7 +100,7 @@ def run_test(server):
     """The test of a run whose data stage 01 really prepared."""
     settings = {"data.max_rows": 24}
     stage = start_stage("01", "certified", settings, profile="tiny-cpu")
-    data.prepare(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts))
+    data.prepare_run(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts))
     stage.finish("data")
     tested = a_test(data.load(stage.run, "train"), prompts=8)
     stage = start_stage("02", "certified", {"rewards.baseline_completions": 6})

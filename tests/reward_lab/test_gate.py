@@ -28,7 +28,7 @@ STALE = "the rewards or their weights are not those that were tested"
 def lab(runs_dir):
     """Stage 02 of a run whose data stage 01 really prepared, with a baseline."""
     stage = start_stage("01", "gate", SMALL, profile="tiny-cpu")
-    data.prepare(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts))
+    data.prepare_run(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts))
     stage.finish("data")
     stage = start_stage("02", "gate", {"rewards.baseline_completions": 2})
     rows = data.load(stage.run, "train")

@@ -42,7 +42,7 @@ def stage(runs_dir):
     source = runs_dir / "rows.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     stage = start_stage("01", "seen", SETTINGS | {"data.source": str(source)}, profile="tiny-cpu")
-    data.prepare(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts), QA)
+    data.prepare_run(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts), QA)
     stage.finish("data")
     return start_stage("02", "seen", REWARDS)
 

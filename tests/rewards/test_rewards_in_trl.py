@@ -69,7 +69,7 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(folder))
         tokenizer, run = hub.load_tokenizer(config.model.model_name), Run("foreign")
-        data.prepare(run, config.data, 0, partial(template.count_tokens, tokenizer))
+        data.prepare_run(run, config.data, 0, partial(template.count_tokens, tokenizer))
         rows = [row | {"solution": f"${row['answer']}$"} for row in data.load(run, "train")[:32]]
         run.write_config(config)
         chosen = reward_set([(func, 1.0) for func in (spy, *funcs.values())])

@@ -324,17 +324,6 @@ def test_a_program_says_what_it_prints_or_why_it_failed(backend):
     assert not ended_well and "timed out" in said
 
 
-REAL = """
-import heapq, sys, threading
-from dataclasses import dataclass
-
-def main():
-    data = sys.stdin.buffer.read().split()
-    print(*heapq.nsmallest(2, map(int, data)), file=sys.stdout)
-
-if __name__ == "__main__":
-    threading.Thread(target=main).start()
-"""
 SOME_PASS = "def f(x):\n    if x == 3: raise ValueError('no  threes')\n    return 5 - x // 9"
 REASONS = {  # program: (tests, the reasons)
     SOME_PASS: ({"function": "f", "cases": [[[1], 5], [[3], 5], [[9], 5], [[4], 5]]},
@@ -342,9 +331,6 @@ REASONS = {  # program: (tests, the reasons)
     "def f(x):\n    while x > 2: pass\n    return 4": (ASSERTS, ("", "timed out after 1 s")),
     "import builtins\nprint(hasattr(builtins, 'x'), input())\nbuiltins.x = 1": (
         {"stdin_stdout": [["a", "False a"], ["b", "False b"]]}, ("", "")),
-    "from collections import Counter\ndef f(x): return Counter(x)": (
-        ["assert f('aab') == {'a': 2, 'b': 1}"], ("",)),
-    REAL: ({"stdin_stdout": [["3 1 2", "1 2\n"], ["9\n8\n7\n", "7 8  \n"]]}, ("", "")),
 }  # fmt: skip
 
 
@@ -367,35 +353,19 @@ FORGED = st.recursive(
 LINES = FORGED.map(lambda value: json.dumps(["value", value]).encode())
 
 
-@st.composite
-def mutated_lines(draw):
-    """A line as the harness writes it, with one part replaced, repeated or left out."""
-    line = draw(LINES)
-    start, end = sorted(draw(st.tuples(*[st.integers(0, len(line))] * 2)))
-    part = draw(
-        st.binary(max_size=4) | st.sampled_from([line[start:end] * 3, b"9" * 400, b"[" * 9])
-    )
-    return line[:start] + part + line[end:]
-
-
 JUDGES = sandbox.program_tests.parse_tests(
     ["assert f(2) == {(1, 2.0): {3j}}", "assert not f(2)", "assert f(2)"]
 )
 
 
 @settings(max_examples=500)
-@given(LINES | mutated_lines() | st.binary())
+@given(LINES | st.binary())
 @example(b'["value", {"complex": [%d, 0]}]' % 10**400)
 @example(b'["failed", ["' + b"[" * 10**5)
 def test_whatever_a_sandbox_sends_back_ends_in_a_verdict(line):
     kind, payload = sandbox.bubblewrap._read(line, 10**6)
     assert kind == "value" or (kind == "failed" and isinstance(payload, str))
     assert all(isinstance(sandbox.values.reason_of(test, (kind, payload)), str) for test in JUDGES)
-
-
-def test_one_line_is_no_longer_than_one_answer_may_be():
-    assert sandbox.bubblewrap._read(b'["value", "aaaa"]', 16)[0] == "failed"
-    assert sandbox.bubblewrap._read(b'["value", "aaaa"]', 17) == ("value", "aaaa")
 
 
 FORGE = "import sys\nh = sys._getframe(2).f_globals\nh['send']('value', {text!r})"
@@ -414,12 +384,6 @@ def test_order_is_kept_and_a_bomb_spoils_no_other(backend):
     mixed = programs[:3] + [(bomb, CALLS) for bomb in bombs] + programs[3:]
     verdicts = run_many(mixed, limits=QUICK, backend=backend, workers=3)
     assert [verdict.share for verdict in verdicts] == [1, 1, 1, 0, 0, 0, 1, 1, 1]
-
-
-def test_the_same_program_gets_the_same_verdict_each_time():
-    code = "def f(x): return list({'ab', 'cd', 'ef', 'gh'})"
-    verdicts = run_many([(code, CALLS)] * 4, backend="bubblewrap")
-    assert len(set(verdicts)) == 1
 
 
 # (assert, what f returns, passes)
@@ -577,16 +541,3 @@ def test_what_monty_lacks_is_a_failure_and_no_fault_of_the_program():
         run_program("import ctypes", backend="monty")
     for code in ("import nonsense", "undefined", "raise NotImplementedError('later')"):
         assert run_tests(code, CALLS, backend="monty").failure == ""
-
-
-def test_monty_can_start_in_many_threads_at_once():
-    """In a fresh process, where nothing has been computed and cached yet."""
-    script = (
-        "from multiprocessing.pool import ThreadPool\n"
-        "from grpo_nb.sandbox import run_tests\n"
-        "program = 'def f(x): return x + 1', ['assert f(1) == 2']\n"
-        "run = lambda _: run_tests(*program, backend='monty').passed\n"
-        "print(sum(ThreadPool(16).map(run, range(32))))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout == "32\n", done.stderr

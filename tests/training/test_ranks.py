@@ -237,8 +237,8 @@ def test_vllm_is_driven_by_trl_where_its_mode_is_set(runs_dir):
     assert passed["use_vllm"] and passed["vllm_mode"] == "server"
     assert passed["vllm_server_base_url"] == "http://x:1"
     assert passed["vllm_max_model_length"] == config.model.max_seq_length
-    for name, other in (("policy.backend", "unsloth"), ("model.quantization", "4bit")):
-        with pytest.raises(ValueError, match=rf"vllm_mode with .*{name} = '{other}'.*; set both"):
+    for name, other in (("policy.backend", "unsloth"), ("model.load_in_4bit", True)):
+        with pytest.raises(ValueError, match=rf"vllm_mode with .*{name} = {other!r}.*; set both"):
             resolve("tiny-cpu", settings | {name: other})
 
 

@@ -26,7 +26,7 @@ def prepared(name, settings):
     stage = Stage(Run(name), "02", resolve("tiny-cpu", settings))
     config, chosen = stage.config, rewards.load_rewards(stage.config.rewards)
     tokenizer = models.load_tokenizer(config.model.model_name)
-    data.prepare(stage.run, config.data, 0, partial(count_tokens, tokenizer), chosen)
+    data.prepare_run(stage.run, config.data, 0, partial(count_tokens, tokenizer), chosen)
     stage.run.write_config(config)
     return stage, bench_of(config, chosen, tokenizer)
 

@@ -52,7 +52,7 @@ def policy():
     return model
 
 
-def trainer_of(folder, reward_funcs=(says, short), **arguments):
+def trainer_of(folder, reward_funcs=(says, short), rows=ROWS, **arguments):
     """A trainer as in TRL's documentation."""
     usual = {"max_steps": STEPS, "save_strategy": "steps", "save_steps": 2, "logging_steps": 3}
     usual |= {"per_device_train_batch_size": 16, "num_generations": 4, "max_completion_length": 12}
@@ -62,9 +62,8 @@ def trainer_of(folder, reward_funcs=(says, short), **arguments):
     tokenizer = PreTrainedTokenizerFast.from_pretrained(
         BASE, model_input_names=["input_ids", "attention_mask"]
     )
-    return GRPOTrainer(
-        policy(), list(reward_funcs), args, Dataset.from_list(ROWS), processing_class=tokenizer
-    )
+    rows = rows if isinstance(rows, Dataset) else Dataset.from_list(rows)
+    return GRPOTrainer(policy(), list(reward_funcs), args, rows, processing_class=tokenizer)
 
 
 def weights_of(trainer):
@@ -206,6 +205,20 @@ def test_a_trained_model_is_sampled_evaluated_and_merged(watched, tmp_path):
         adapter = Path(watched.trainer.args.output_dir) / "checkpoint-4"
         check = grpo_nb.merge(BASE, adapter, tmp_path / "merged", chats, load_in_4bit=False)
         assert check.state == "ok"
+
+
+def test_prepared_rows_are_trained_on(tmp_path):
+    lines = [{"question": row["prompt"], "answer": row["answer"]} for row in ROWS]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    tokenizer = trainer_of(tmp_path / "a").processing_class
+    prepared = grpo_nb.prepare(str(tmp_path / "rows.jsonl"), tokenizer)
+
+    def right(completions, answer, prompts, **kwargs):
+        assert all([turn["role"] for turn in prompt] == ["system", "user"] for prompt in prompts)
+        return says([one[0]["content"] for one in completions], answer)
+
+    trainer_of(tmp_path / "b", [right], prepared.train_dataset, max_steps=1).train()
+    assert len(prepared.eval_dataset) == 12
 
 
 def test_no_tool_has_imported_what_a_run_is():

@@ -1,5 +1,6 @@
 """Use the tools that need no trainer where neither torch nor TRL is installed."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -20,5 +21,9 @@ lines = [{"step": n, "reward": 0.0, "frac_reward_zero_std": 1.0} for n in range(
 diagnosis = grpo_nb.autopsy(lines)
 assert [check.name for check in diagnosis.findings] == ["nothing learnt"]
 assert "nothing learnt" in diagnosis.save("autopsy.html").read_text(encoding="utf-8")
+rows = [{"question": row["prompt"], "answer": row["answer"]} for row in rows]
+Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+prepared = grpo_nb.prepare("rows.jsonl")
+assert len(prepared.rows["train"]) == 24 and "not measured" in str(prepared)
 assert not {"torch", "trl", "transformers"} & sys.modules.keys()
-print("check_rewards and autopsy passed")
+print("check_rewards, autopsy and prepare passed")

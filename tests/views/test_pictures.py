@@ -17,9 +17,7 @@ from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
-from grpo_nb.training import Buttons, Update
 from grpo_nb.views import completions, score_sheet
-from grpo_nb.views.dashboard import TrainingDashboard
 from grpo_nb.views.tables import IMAGE_SIDE, SHOWN_IMAGES
 
 QA = load_preset("qa")
@@ -61,22 +59,6 @@ def test_the_score_sheet_and_the_table_show_the_image_of_the_prompt(tried):
     assert "images" in page
 
 
-def test_the_dashboard_shows_the_images_of_its_three_completions():
-    records = [
-        {
-            **{"question": "Which color?", "completion": row["answer"], "advantage": 0.5},
-            **{"exact": number / 8, "reward": number / 8, "images": row["images"]},
-        }
-        for number, row in enumerate(ROWS[:8])
-    ]
-    dashboard = TrainingDashboard(Buttons())
-    dashboard(Update({"step": 1, "reward": 0.5, "step_time": 1.0}, 10, records, ()))
-    dashboard.draw()
-    assert dashboard.errors.value == ""
-    colors = [seen(image) for image in shown(dashboard.completions.value)]
-    assert colors[:2] == [ROWS[7]["answer"], ROWS[0]["answer"]] and len(colors) == 3
-
-
 def test_however_many_and_large_the_images_are_the_pages_are_small():
     images = [photo(seed) for seed in range(6)]
     bench, row = Bench(QA), ROWS[0] | {"images": images}
@@ -89,11 +71,3 @@ def test_however_many_and_large_the_images_are_the_pages_are_small():
     assert len(sheet) + len(page) < NOTEBOOK
     assert all(max(image.size) == IMAGE_SIDE for image in shown(page))
     assert images[0].size == (900, 700), "the images themselves stay as they are"
-
-
-def test_a_task_of_texts_shows_none():
-    bench = Bench(QA)
-    row = {"prompt": [], "question": "?", "answer": "4"}
-    table = bench.table([row], [["4", "5"]])
-    assert "images" not in table
-    assert not shown(score_sheet(table, QA)) and "images" not in completions(table)

@@ -1,0 +1,265 @@
+"""Turn a raw row into a prepared row, or report why it cannot be used.
+
+A prepared row is {"prompt": [system, user], "question": "What is 47 + 38?", "answer": "85"} plus
+the columns for the rewards. A raw row has a question and an answer, under any names. Its question
+may be a chat (a list of {"role", "content"}), whose turns are not changed. The row may also have:
+
+- `choices`: listed below the question as A, B, C…; the answer becomes a letter;
+- `tests`: passed on to code rewards;
+- images (`data.image_column`): the prepared row has a list of PIL images under "images", and the
+  content of the last turn of its prompt is a list of parts: the images, then the text.
+"""
+
+import ast
+import json
+import re
+import string
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from grpo_nb import answers
+from grpo_nb.answers.forms import TAGS
+from grpo_nb.data.images import read_images
+from grpo_nb.data.sources import Fault, Options, Row, folder_of
+from grpo_nb.names import refuse_unknown
+from grpo_nb.rewards.contract import TRLS_OWN
+from grpo_nb.rewards.prompts import Message, build_prompt, with_images
+
+CountTokens = Callable[[Sequence[list[Message]]], list[int]]
+SHAPE_COLUMNS = ("choices", "tests")  # passed on to the rewards
+TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked", "self", *TRLS_OWN}
+TAKEN |= {"completion", "environments", "image", "images"}  # names that TRL uses
+# U+FFFD, UTF-8 read as Latin-1 ("Ã©"), control characters, lone surrogates.
+DAMAGED = re.compile("\ufffd|[ÃÂ][\u0080-\u00bf]|â€|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+UNREADABLE, MISSING, TYPE, EMPTY = "unreadable", "column missing", "wrong type", "empty"
+KIND, TEXT, LONG = "answer not of its kind", "damaged text", "prompt too long"
+TEMPLATE, AMBIGUOUS = "unfit for the chat template", "names two choices"
+FORMATS: dict[str, Callable[[str], str | None]] = {
+    "auto": lambda text: answers.extract_hash_answer(text) if "####" in text else text,
+    "as_is": lambda text: text,
+    "####": answers.extract_hash_answer,
+    "boxed": answers.extract_boxed,
+    "tag": TAGS.marked,
+}
+
+
+def prepare_row(raw: Row | str, config: Options) -> tuple[Row, Any]:
+    """Return the prepared form of a row, and its reference answer in plain form.
+
+    Raises:
+        Fault: The row cannot be used.
+    """
+    question = _question(raw, config)
+    cell = _cell(raw, config.answer_column)
+    answer = answer_finder(config.answer_format)(cell)
+    if config.answer_kind == "choice":
+        answer = _letter(cell, answer, raw, config.answer_column)
+    plain = plain_answer(answer, config.answer_kind) if answer else None
+    if plain is None:
+        why = f"{as_text(cell)[-60:]!r} holds no {config.answer_kind}"
+        if answer and config.answer_kind == "math":
+            why += f" that an answer can match: {answers.unusable(answers.read_reference(answer))}"
+        raise Fault(KIND if as_text(cell) else EMPTY, config.answer_column, why)
+    _refuse_damage(config.answer_column, answer)
+    names = extra_names(config)
+    if names == ["all"]:
+        columns = {config.question_column, config.answer_column, config.image_column}
+        names = sorted(raw.keys() - TAKEN - columns)
+    columns = {name: raw[name] for name in SHAPE_COLUMNS if name in raw}
+    columns |= {name: _cell(raw, name) for name in names}
+    if config.sft_rows and "####" in str(cell):
+        columns["worked"] = str(cell).partition("####")[0].strip()
+    return question | {"answer": answer} | columns, plain
+
+
+def row_to_ask(raw: Row | str, config: Options) -> Row:
+    """Return a row for a model to answer, with the columns that the rewards read, if it has them.
+
+    Without a usable reference answer, only the question is returned.
+
+    Raises:
+        Fault: The row has no question that can be asked, or an image that cannot be used.
+    """
+    question = _question(raw, config)
+    try:
+        return prepare_row(raw, config)[0]
+    except Fault:
+        return question
+
+
+def prompt_tokens(prompt: list[Message], config: Options, count_tokens: CountTokens | None) -> int:
+    """Return the token count of a prompt (0 if nothing counts), or raise a Fault.
+
+    Raises:
+        Fault: The chat template refuses the prompt.
+    """
+    try:
+        return count_tokens([prompt])[0] if count_tokens else 0
+    except ValueError as error:
+        raise Fault(TEMPLATE, config.question_column, str(error)) from None
+
+
+def extra_names(config: Options) -> list[str]:
+    """Return the names in `data.extra_columns`.
+
+    Raises:
+        ValueError: Prepared rows or TRL already use one of these names.
+    """
+    names = [name.strip() for name in config.extra_columns.split(",") if name.strip()]
+    if conflicts := TAKEN.intersection(names):
+        raise ValueError(
+            f"data.extra_columns: {min(conflicts)!r} is reserved by TRL or prepared rows: rename it"
+        )
+    return names
+
+
+@cache
+def answer_finder(answer_format: str) -> Callable[[Any], str]:
+    r"""Return a function that finds the reference answer in a cell, or returns "" if it finds none.
+
+    >>> answer_finder("regex:= (\\d+)")("2 + 2 = 4")
+    '4'
+
+    Raises:
+        ValueError: The format is unknown, or its regular expression is invalid.
+    """
+    kind, _, detail = answer_format.partition(":")
+    if kind == "regex" and detail:
+        try:
+            pattern = re.compile(detail, re.DOTALL)
+        except re.error as error:
+            raise ValueError(f"data.answer_format = {answer_format!r}: {error}") from None
+        group = min(pattern.groups, 1)
+        return lambda cell: as_text((m := pattern.search(as_text(cell))) and m[group])
+    refuse_unknown("data.answer_format", answer_format, [*FORMATS, "regex:pattern"])
+    return lambda cell: as_text(FORMATS[answer_format](as_text(cell)))
+
+
+def as_text(cell: Any) -> str:
+    """Return a cell as text: "" for None and NaN, JSON for lists and dicts.
+
+    >>> as_text(85.0), as_text(float("nan")), as_text({"name": "Zoë"})
+    ('85', '', '{"name": "Zoë"}')
+    """
+    if isinstance(cell, str):
+        return cell.strip()
+    if cell is None or cell != cell:
+        return ""
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))
+    if isinstance(cell, list | dict):
+        return json.dumps(cell, ensure_ascii=False, default=str)
+    return str(cell)
+
+
+def _mathematics(answer: str) -> tuple[str, Any]:
+    """Return the kind of a reference answer, which decides how it is compared, and its value."""
+    reference = answers.read_reference(answer)
+    if fault := answers.unusable(reference):
+        raise ValueError(fault)
+    spaceless = "".join(reference.text.split())
+    return reference.kind, spaceless if reference.number is None else reference.number
+
+
+PLAIN: dict[str, Callable[[str], Any]] = {
+    "number": answers.parse_number,
+    "math": _mathematics,
+    "choice": str,
+    "json": lambda answer: json.dumps(json.loads(answer), sort_keys=True),
+    "code": lambda answer: ast.dump(ast.parse(answer)),
+    "text": lambda answer: " ".join(answer.casefold().split()),
+}
+
+
+def plain_answer(answer: str, kind: str) -> Any:
+    """Return a value that is the same for equal answers; None if the answer is not of this kind.
+
+    >>> plain_answer("$1,875.00", "number"), plain_answer("about a dozen", "number")
+    (Fraction(1875, 1), None)
+    """
+    try:
+        return PLAIN[kind](answer)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def _question(row: Row | str, config: Options) -> Row:
+    if isinstance(row, str):
+        raise Fault(UNREADABLE, "", row)
+    prompt = _prompt(row, config.question_column, config.system_prompt)
+    for turn in prompt:
+        _refuse_damage(config.question_column, turn["content"])
+    question = {"prompt": prompt, "question": prompt[-1]["content"]}
+    if not (column := config.image_column):
+        return question
+    images = read_images(_cell(row, column), folder_of(config), column, config.image_pixels)
+    return question | {"prompt": with_images(prompt, images), "images": images}
+
+
+def _refuse_damage(column: str, text: str) -> None:
+    if text.isascii() and text.isprintable():  # much faster than the search
+        return
+    if damage := DAMAGED.search(text):
+        near = text[max(0, damage.start() - 20) : damage.end() + 20]
+        raise Fault(TEXT, column, ascii(near))
+
+
+def _cell(row: Row, column: str) -> Any:
+    if column not in row:
+        raise Fault(MISSING, column, f"the row has {', '.join(map(str, row)) or 'nothing'}")
+    return row[column]
+
+
+def _prompt(row: Row, column: str, system_prompt: str) -> list[Message]:
+    question = _cell(row, column)
+    if not as_text(question):
+        raise Fault(EMPTY, column, repr(question))
+    if isinstance(question, str):
+        if row.get("choices"):
+            lettered = zip(string.ascii_uppercase, map(as_text, _choices(row)), strict=False)
+            question += "".join(f"\n{letter}. {text}" for letter, text in lettered)
+        return build_prompt(question, system_prompt)
+    try:
+        turns = [{"role": turn["role"], "content": turn["content"]} for turn in question]
+        more = [turn[key] for turn in question for key in turn if key not in turns[0]]
+        texts = [text for turn in turns for text in turn.values()]
+        fits = turns[-1]["role"] == "user" and all(isinstance(text, str) for text in texts)
+    except (TypeError, KeyError, IndexError):
+        fits, more = False, []
+    if not fits or any(more):
+        raise Fault(TYPE, column, f"{question!r:.80}")
+    if system_prompt and turns[0]["role"] != "system":
+        turns.insert(0, {"role": "system", "content": system_prompt})
+    return turns
+
+
+def _letter(cell: Any, text: str, row: Row, column: str) -> str:
+    """Return the letter of the choice that an answer names, or "" if it names none.
+
+    If the answer is a label, the letter of that choice is returned. Otherwise it may be a letter,
+    a choice, or a number: a position, counted from 0.
+    """
+    choices, cells = _choices(row), row["choices"]
+    labels = list(map(as_text, cells.get("label") or [])) if isinstance(cells, dict) else []
+    letters = string.ascii_uppercase[: len(choices)]
+    if text in labels[: len(letters)]:
+        return letters[labels.index(text)]
+    places = {choices.index(cell)} if cell in choices else set()
+    places |= {letters.index(text.upper())} if len(text) == 1 and text.upper() in letters else set()
+    places |= (
+        {int(cell)} if isinstance(cell, int | float) and cell in range(len(letters)) else set()
+    )
+    if len(places) > 1:
+        readings = " and ".join(f"choice {letters[place]}" for place in sorted(places))
+        raise Fault(AMBIGUOUS, column, f"{text!r} can be read as {readings}")
+    return letters[places.pop()] if places else ""
+
+
+def _choices(row: Row) -> list[Any]:
+    choices = _cell(row, "choices")
+    if isinstance(choices, dict) and "text" in choices:  # as in the dataset ARC
+        choices = choices["text"]
+    if not isinstance(choices, list) or not 2 <= len(choices) <= len(string.ascii_uppercase):
+        raise Fault(TYPE, "choices", f"{choices!r:.80} is not a list of 2 to 26 choices")
+    return choices

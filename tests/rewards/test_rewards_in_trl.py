@@ -164,13 +164,15 @@ def test_a_list_that_people_know_goes_into_trls_reward_funcs_as_it_is(name, trai
     funcs, preset = getattr(rewards, name), rewards.PRESETS[of_preset]
     assert isinstance(funcs, list) and funcs == preset.reward_funcs
     assert funcs is not preset.reward_funcs  # who appends to it changes no preset
+    from trl import GRPOTrainer
+
     trainer, row = trained.trainer, {"prompt": build_prompt("What?"), **columns}
     monkeypatch.setattr(trainer, "reward_funcs", funcs)
     monkeypatch.setattr(trainer, "reward_func_names", [func.__name__ for func in funcs])
     monkeypatch.setattr(trainer, "reward_processing_classes", [None] * len(funcs))
     completions = [[{"role": "assistant", "content": text}] for text in (preset.reference(row), "")]
     given = [row["prompt"]] * 2, completions, [[1, 2], [2]]
-    scores = super(type(trainer), trainer)._calculate_rewards([row] * 2, *given)
+    scores = GRPOTrainer._calculate_rewards(trainer, [row] * 2, *given)
     right, silent = (scores * scores.new_tensor(preset.reward_weights)).sum(dim=1)
     assert scores[0, 0] == preset.full and right > silent
 

@@ -238,7 +238,8 @@ def before_after(run: "Run", report: Mapping[str, Any]) -> "Figure":
         ends = [line["intervals"][key] or (np.nan, np.nan) for line, key in lines]
         errors.append(np.abs(np.array(ends).T - means[label]))  # below and above
     figure, (axis,) = _subplots(1, 1, (9, 3.2))
-    look = {"color": COLORS, "width": 0.8, "rot": 0, "legend": False, "ylabel": "correct"}
+    look = {"color": list(COLORS[: len(means)]), "width": 0.8, "rot": 0}
+    look |= {"legend": False, "ylabel": "correct"}
     table = pd.DataFrame(means, index=[name for name, *_ in bars])
     table.plot.bar(ax=axis, yerr=np.array(errors), ylim=(0, 1.12), **look)
     for container in axis.containers[1::2]:  # the other containers hold intervals

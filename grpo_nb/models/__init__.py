@@ -18,13 +18,13 @@ from grpo_nb.models.engine_choice import engine_of, open_engine
 from grpo_nb.models.hub import load_tokenizer
 from grpo_nb.models.policy import (
     Policy,
-    is_by_cells,
     load_policy,
     load_weights,
     lora_arguments,
     model_arguments,
     policy_of,
     set_environment,
+    unsloth_loads,
 )
 from grpo_nb.models.vllm import use_vllm
 from grpo_nb.models.weights import (

@@ -177,14 +177,16 @@ def wants_vllm(config: "RunConfig") -> bool:
     return use_vllm(choice, config.model.quantization, config)
 
 
-def is_by_cells(config: "RunConfig") -> bool:
+def unsloth_loads(config: "RunConfig") -> bool:
     """Return whether the two calls of an Unsloth notebook load the policy, as notebook 3 does.
 
     `load_policy` is for all other cases: images, full fine-tuning, an adapter to begin from, and
     plain transformers.
     """
     is_lora = config.policy.backend == "unsloth" and not config.model.full_finetuning
-    has_images = may_have_vision(find_model(config.model.model_name))
+    name = config.model.model_name
+    with hub_errors(name):
+        has_images = may_have_vision(find_model(name))
     return is_lora and not config.policy.adapter and not has_images
 
 

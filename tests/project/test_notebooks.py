@@ -437,4 +437,3 @@ def test_what_was_trained_is_taken_elsewhere(demo_run, kernels, monkeypatch):
     assert (kernels / "my-model.gguf").read_text() == str(names["merged_path"])
     assert sent[0] == (("me/adder",), {"private": True, "exist_ok": True})
     assert sent[1][1] == {"repo_id": "me/adder", "folder_path": names["merged_path"]}
-    assert "## Evaluation" in (names["merged_path"] / "README.md").read_text()

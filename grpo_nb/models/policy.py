@@ -90,7 +90,7 @@ class Policy(NamedTuple):
         """
         import torch
 
-        if self.vllm:
+        if hasattr(self.model, "vllm_engine"):
             self.engine.close()
             del self.model.vllm_engine
         if self.environment is not None:
@@ -146,7 +146,7 @@ def _for_inference(policy: Policy) -> Iterator[None]:
 
 
 def set_environment(config: "RunConfig") -> None:
-    """Set the variables that Unsloth and vLLM read when they are imported, and print what differs.
+    """Set the variables that Unsloth and vLLM read when they are imported.
 
     Args:
         config: The settings of the run.
@@ -158,7 +158,7 @@ def set_environment(config: "RunConfig") -> None:
     bound_kernels()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a hint to install a kernel
     names = [name for name in ENGINE_VARIABLES if name in os.environ]
-    _environment["before"] = {name: os.environ[name] for name in names}
+    _environment.setdefault("before", {name: os.environ[name] for name in names})
     if config.policy.backend == "unsloth":
         folder = str(runs_root() / ".unsloth_compiled_cache")  # else the working directory
         os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", folder)
@@ -194,8 +194,7 @@ def load_policy(config: "RunConfig") -> Policy:
     """Load a base to train, either with a new LoRA adapter on its linear layers or in full.
 
     Args:
-        config: The settings of the run: its sections `model` and `policy`, and the seed of the
-            adapter's initial weights.
+        config: The settings of the run.
     """
     from grpo_nb.runs import Run, refuse_changed
 

@@ -74,8 +74,7 @@ SETTING_STAGE = {
     **dict.fromkeys(("rewards.form", "rewards.opened"), "01"),
     **dict.fromkeys(("grpo.chat_template_kwargs", "policy.adapter"), "01"),
     **dict.fromkeys(("train.sft_steps", "train.sft_learning_rate", "train.sft_until"), "02"),
-    **dict.fromkeys(("model.full_finetuning", "model.gpu_memory_utilization"), "03"),
-    "model.unsloth_vllm_standby": "03",
+    **dict.fromkeys(("model.gpu_memory_utilization", "model.unsloth_vllm_standby"), "03"),
 }
 SECTIONS = tuple(SECTION_STAGE)
 # {"task": …, "seed": …, "data.source": …}: the meaning of each setting, except `grpo.…`.

@@ -234,8 +234,11 @@ class Stage:
         self._part = (0, 0, 0.0)  # steps done and in total when the part began, and its start time
 
     def settings(self, *sections: str) -> list[dict[str, Any]]:
-        """Return table rows of the values in these sections: setting, value, source, meaning."""
-        return configs.describe(self.config, *sections)
+        """Return table rows of the settings in these sections that this notebook takes."""
+        rows = configs.describe(self.config, *sections)
+        if self.run.one_page:
+            return rows
+        return [row for row in rows if configs.stage_of(row["setting"]) == self.stage]
 
     def progress(self, done: int, total: int, note: str = "") -> None:
         """Show how far along the running part of the stage is, and the time left.

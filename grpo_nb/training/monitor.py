@@ -106,7 +106,7 @@ class Monitor(TrainerCallback):
         ignore: Collection[str] = (),
         show: bool = True,
     ) -> None:
-        self.trainer, self.halt, self.notify = trainer, halt, notify
+        self.trainer, self.halt = trainer, halt
         self.names = list(trainer.reward_func_names)
         if correct and correct not in self.names:
             names = ", ".join(self.names)
@@ -116,6 +116,7 @@ class Monitor(TrainerCallback):
         if eval_steps is not None and eval_steps < 1:
             raise ValueError(f"eval_steps = {eval_steps}: give the steps between two validations")
         before = self._replaced(trainer)
+        self.notify = notify or (before.notify if before else None)
         self.correct = correct or (before.correct if before else "")
         default = before.folder if before else Path(trainer.args.output_dir) / "monitor"
         self.folder = Path(folder or default)
@@ -153,6 +154,7 @@ class Monitor(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin, or go on after the step of the checkpoint from which training resumes."""
         stock.call_once(self.trainer, self)
+        self.failure = ""
         self.begin(state.global_step, state.max_steps)
         if self.validation and not state.global_step:
             self._validate(args, state, control)

@@ -7,8 +7,8 @@
     trainer.train()
 
 `attach` puts `RunTrainer` in front of this trainer's class, which is TRL's, or the one by which
-Unsloth replaces it on a GPU. The parts of one step, in order, with the methods of `RunTrainer` and
-of `callbacks.StepCallback`:
+Unsloth replaces it on a GPU. The parts of one step, in order, with the methods of `RunTrainer`, of
+`callbacks.StepCallback` and, for 4 and 6, of `monitor.Monitor`:
 
  0. Every few steps, and at the end, `guard.Guard` tests whether the samples come from the policy.
  1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. If the task has an
@@ -25,9 +25,9 @@ of `callbacks.StepCallback`:
  7. If a checkpoint is due, transformers writes it, and it is sealed: `on_save`.
 
 A token's loss is -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A), plus beta times the KL to the
-base. A is the advantage of the completion; r is the token's probability now, divided by its
-probability when it was sampled. The suffixes of names give shapes: P counts the prompts, G the
-completions of a group, N the completions of a step, and F the rewards.
+policy at the start. A is the advantage of the completion; r is the token's probability now, divided
+by its probability when it was sampled. The suffixes of names give shapes: P counts the prompts, G
+the completions of a group, N the completions of a step, and F the rewards.
 
 For each method that overrides TRL's, the docstring gives the reason, and what Unsloth's GPU trainer
 does with the method.
@@ -439,11 +439,12 @@ def attach(
         stage: Stage 03, which has been started.
         rewards: The run's rewards, tested in notebook 2.
         validation_rows: Rows to validate on, which are not trained on.
-        policy: The policy, if it was loaded by `models.load_policy`.
+        policy: The policy, as `models.policy_of` or `models.load_policy` returned it.
 
     Raises:
-        ValueError: Settings have changed since training was interrupted, and `train.resume` is
-            "auto".
+        ValueError: An argument has a value that no training run can use, the trainer has other
+            rewards than the run, or settings have changed since training was interrupted, and
+            `train.resume` is "auto".
         RuntimeError: Unsloth replaced TRL's trainer after this one's class was imported.
     """
     import trl
@@ -454,10 +455,29 @@ def attach(
             "restart the kernel, and import unsloth before trl"
         )
     policy = policy or models.policy_of(trainer.model, trainer.processing_class)
+    refuse_unusable(trainer.args, stage, policy, rewards)
+    if isinstance(trainer, RunTrainer):  # the cell is run again
+        for callback in (trainer.steps, trainer.monitor):
+            trainer.remove_callback(callback)
+        trainer.join(stage, rewards, list(validation_rows), policy)
+        return
+    _refuse_other_rewards(trainer, rewards)
     # On a GPU, Unsloth gives the instance a `train` that sets the model's modes around its own.
     trainer.unsloths_train = vars(trainer).pop("train", None)
     trainer.__class__ = type("RunTrainer", (RunTrainer, type(trainer)), {})
     trainer.join(stage, rewards, list(validation_rows), policy)
+
+
+def _refuse_other_rewards(trainer: "trl.GRPOTrainer", rewards: RewardSet) -> None:
+    """Raise ValueError if the trainer was built with other rewards than those that were tested."""
+    pairs = zip(trainer.reward_funcs, rewards.reward_funcs, strict=False)
+    same = all(one is other for one, other in pairs)
+    if not same or len(trainer.reward_funcs) != len(rewards.reward_funcs):
+        raise ValueError(
+            f"the trainer has the rewards {', '.join(trainer.reward_func_names)}, and the run "
+            f"{', '.join(rewards.names)}: write yours in notebook 2, below %%rewards, which tests "
+            "them; or train without training.attach"
+        )
 
 
 def build_trainer(

@@ -6,13 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import trl
 from conftest import TINY_SETTINGS
 from hypothesis import given
 from hypothesis import strategies as st
 from trainings import MATH, lines_of, make_run, trainer_of
 
 import grpo_nb
-from grpo_nb import models, training
+from grpo_nb import models, rewards, training
 from grpo_nb.data import load
 from grpo_nb.models import hub
 from grpo_nb.reward_lab.advantages import advantages
@@ -199,3 +200,26 @@ def test_an_ended_training_says_in_the_manifest_what_it_looks_like(start):
     assert found["memory"] == found["tracking"] == found["alerts"] == "ok"
     assert found["reward rises"] == "warning", "two steps are too few to tell"
     assert {"context", "gradient", "disk", "format"} <= set(found)
+
+
+def test_a_trainer_is_attached_again_and_only_with_the_rewards_that_were_tested(start):
+    """As in a notebook whose cell runs twice, and in one whose trainer got other rewards."""
+    one = start(**{"grpo.max_steps": 1, "train.eval_steps": 0})
+    callbacks = [type(each).__name__ for each in one.callback_handler.callbacks]
+    training.attach(one, one.stage, one.rewards, one.validation_rows, one.policy)
+    assert [type(each).__name__ for each in one.callback_handler.callbacks] == callbacks
+    one.train()
+    assert one.state.global_step == 1
+    other = rewards.reward_set([(rewards.soft_format_reward, 1.0)])
+    stock = trl.GRPOTrainer(
+        model=one.policy.model,
+        processing_class=one.policy.tokenizer,
+        reward_funcs=list(one.rewards.reward_funcs),
+        args=one.args,
+        train_dataset=one.train_dataset,
+    )
+    with pytest.raises(ValueError, match="and the run soft_format_reward: write yours in noteb"):
+        training.attach(stock, one.stage, other)
+    one.args.learning_rat = 1
+    with pytest.raises(ValueError, match=r"did you mean 'args\.learning_rate'"):
+        training.attach(one, one.stage, one.rewards)

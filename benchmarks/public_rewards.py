@@ -357,7 +357,7 @@ def table(sets: list[dict[str, Any]]) -> list[str]:
     for one in sets:
         name, verdict = name_of(one), one.get("verdict", {})
         copies = len(one["sources"]) - 1
-        more = f", {copies} copies" if copies else ""
+        more = f", {copies} cop{'y' if copies == 1 else 'ies'}" if copies else ""
         cells = [
             f"{name} at {commit(one['source'].clone)}{more}",
             ", ".join(one["rewards"]),

@@ -380,7 +380,7 @@ def test_a_model_an_argument_and_a_callback_of_the_readers_own_are_trained(kerne
 ARGUMENTS = """
 from datasets import Dataset
 from grpo_nb import models, training
-by_unsloth, environment = True, None
+by_unsloth, environment_factory = True, None
 model_arguments = {"model_name": PATH, "max_seq_length": 128, "load_in_4bit": True}
 lora_arguments = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"}
 """

@@ -293,9 +293,8 @@ def _load_unsloth(config: "RunConfig") -> "PreTrainedModel":
         return model
     model = unpacked(model)
     arguments = name_layers(model, lora_arguments(config), config.lora.finetune_vision_layers)
-    if (
-        vision and not config.lora.finetune_vision_layers
-    ):  # Unsloth matches leaf names in the decoder
+    if vision and not config.lora.finetune_vision_layers:
+        # Unsloth matches leaf names in the decoder.
         leaves = {leaf(name) for name in arguments["target_modules"]}
         arguments |= {"target_modules": sorted(leaves), "finetune_vision_layers": False}
     return fast_model.get_peft_model(model, **arguments)

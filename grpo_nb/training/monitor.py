@@ -127,7 +127,7 @@ class Monitor(TrainerCallback):
         validation = validation if callable(validation) else list(validation)
         self.validation = validation or (before.validation if before else [])
         self.eval_steps = eval_steps or (before.eval_steps if before else None)
-        # A run's trainer saves the adapter alone, on one process of several.
+        # A run's trainer saves the adapter alone, on one process after `gather_weights` on all.
         self.save = getattr(trainer, "save_adapter", lambda folder: trainer.save_model(str(folder)))
         self.gather = getattr(trainer, "gather_weights", lambda: None)
         self.alerts: list[Check] = []
@@ -395,7 +395,8 @@ class Monitor(TrainerCallback):
         if (best / "eval.json").is_file() and read_json(best / "eval.json")["score"] > score:
             return
         self.gather()
-        if ranks.is_main():
+        # Without `save_adapter` all processes save, because sharded weights are gathered there.
+        if ranks.is_main() or not hasattr(self.trainer, "save_adapter"):
             with atomic_path(best) as temporary:
                 self.save(temporary)
                 write_json(temporary / "eval.json", {"step": step, "score": score, **figures})

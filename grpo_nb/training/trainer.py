@@ -1,7 +1,7 @@
 """A run's trainer: TRL's or Unsloth's own, extended so that the run is safe and easy to follow.
 
     with adapter_in_fp32(model):
-        trainer = GRPOTrainer(model=model, …, args=GRPOConfig(**calls.grpo), …)
+        trainer = GRPOTrainer(model=model, …, args=GRPOConfig(**grpo_arguments), …)
     training.attach(trainer, stage, rewards, validation_rows)
     preflight(trainer).refuse()
     trainer.train()
@@ -459,12 +459,11 @@ def attach(
     if isinstance(trainer, RunTrainer):  # the cell is run again
         for callback in (trainer.steps, trainer.monitor):
             trainer.remove_callback(callback)
-        trainer.join(stage, rewards, list(validation_rows), policy)
-        return
-    _refuse_other_rewards(trainer, rewards)
-    # On a GPU, Unsloth gives the instance a `train` that sets the model's modes around its own.
-    trainer.unsloths_train = vars(trainer).pop("train", None)
-    trainer.__class__ = type("RunTrainer", (RunTrainer, type(trainer)), {})
+    else:
+        _refuse_other_rewards(trainer, rewards)
+        # On a GPU, Unsloth gives the instance a `train` that sets the model's modes around its own.
+        trainer.unsloths_train = vars(trainer).pop("train", None)
+        trainer.__class__ = type("RunTrainer", (RunTrainer, type(trainer)), {})
     trainer.join(stage, rewards, list(validation_rows), policy)
 
 

@@ -1,6 +1,7 @@
 """Find a model in a folder or on the hub, and load its tokenizer."""
 
 import contextlib
+import copy
 import io
 import sys
 from collections.abc import Iterator, Mapping
@@ -120,4 +121,16 @@ def load_tokenizer(
         tokenizer.chat_template = add_defaults(template, chat_template_kwargs)
     if processor is not None:
         processor.chat_template = tokenizer.chat_template
+    return tokenizer
+
+
+def tokenizer_of(processing_class: Any) -> "PreTrainedTokenizerBase":
+    """Return a processor's tokenizer, with the processor as an attribute, or the tokenizer."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    if tokenizer is processing_class or hasattr(tokenizer, "processor"):
+        return tokenizer
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.processor = processing_class
+    template = getattr(processing_class, "chat_template", None)
+    tokenizer.chat_template = template or tokenizer.chat_template
     return tokenizer

@@ -16,7 +16,14 @@ from grpo_nb.models import lm_head
 from grpo_nb.models.adapter import adapter_config, leaf, name_layers, trained_base
 from grpo_nb.models.engine import Engine, Sample, free_memory
 from grpo_nb.models.engine_choice import engine_of
-from grpo_nb.models.hub import find_model, hide_bars, hub_errors, load_tokenizer, quiet
+from grpo_nb.models.hub import (
+    find_model,
+    hide_bars,
+    hub_errors,
+    load_tokenizer,
+    quiet,
+    tokenizer_of,
+)
 from grpo_nb.models.vision import auto_class, has_vision, may_have_vision, read_config
 from grpo_nb.models.vllm import VllmEngine, use_vllm
 from grpo_nb.models.weights import cuda_available, load_base, never_sample_images, unpacked
@@ -119,7 +126,7 @@ def policy_of(
         RuntimeError: `model.fast_inference` is "vllm", but Unsloth has not started vLLM.
     """
     backend = "unsloth" if hasattr(model, "for_inference") else "transformers"
-    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    tokenizer = tokenizer_of(processing_class)
     vllm = hasattr(model, "vllm_engine")
     if config and _environment.get("wants vllm") and not vllm:
         has_engine(model, config)

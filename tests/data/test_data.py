@@ -12,7 +12,7 @@ import pytest
 import grpo_nb
 from grpo_nb import data
 from grpo_nb.answers import parse_number
-from grpo_nb.data import duplicates, sources, store
+from grpo_nb.data import sources, store
 from grpo_nb.data.rows import (
     SHAPE_COLUMNS,
     TAKEN,
@@ -21,6 +21,8 @@ from grpo_nb.data.rows import (
     plain_answer,
     prepare_row,
 )
+from grpo_nb.data.split import fingerprint
+from grpo_nb.data.split import near as nearly_repeated
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import hub, template
 from grpo_nb.rewards import load_preset
@@ -176,6 +178,9 @@ def csv_text(*rows, header="question,answer"):
         ("open.csv", csv_text("a?,1", '"b?,2'), "cannot be read .*EOF inside string"),
         ("ragged.csv", csv_text("a?,1", "c?,3,4"), "cannot be read .*in line 3, saw 3"),
         ("cut.json", '[{"question": "a"', "cannot be read"),
+        ("broken.jsonl", LINES + '{"question"', "cannot be read .*line 3"),
+        ("numbers.jsonl", "7", "cannot be read .*not an object: 7"),
+        ("empty.csv", "", "holds no rows"),
         ("cut.parquet", "PAR1", "cannot be read .*copy the file again"),
         ("other.csv", csv_text("a?,1", header="ask,say"), "'question': known names: ask, say"),
     ],
@@ -196,29 +201,17 @@ def test_a_file_that_cannot_be_used_is_named_with_the_remedy(
         ("bom.csv", b"\xef\xbb\xbf" + csv_text("a?,1", "b?,2").encode(), TWO),
         ("latin.csv", csv_text("Caf\xe9?,1").encode("latin-1"),
          [{"question": "Caf\ufffd?", "answer": "1"}]),
-        ("semicolons.csv", csv_text("a?;1", "b?;2", header="question;answer"), TWO),
         ("legal.csv", csv_text('"Ann has 3,\nBob 4?",7', 'A 5" pipe?,"a ""b"""'),
          [{"question": "Ann has 3,\nBob 4?", "answer": "7"},
           {"question": 'A 5" pipe?', "answer": 'a "b"'}]),
         ("short.csv", csv_text("a?,1", "b?"), [TWO[0], {"question": "b?", "answer": ""}]),
-        ("array.jsonl", "[1]\n7\n" + LINES, ["not an object: [1]", "not an object: 7", *TWO]),
+        ("lines.json", "\n\n" + LINES, TWO),
     ],
     ids=brief,
 )  # fmt: skip
 def test_what_is_read_of_a_file(tmp_path, name, content, rows):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     assert [row for _, row in read(tmp_path / name)] == rows
-
-
-def test_a_line_of_json_that_is_no_row_is_reported_and_the_others_kept(tmp_path, runs_dir):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('\n{"question": "a?", "answer": NaN}\n{"question"\n' + LINES * 2)
-    with pytest.raises(ValueError, match=r"rows\.jsonl cannot be used"):
-        prepare(None, {"source": str(path)})
-    train, held_out, report = prepare(None, {"source": str(path), "max_dropped_share": 1})
-    assert len(train + held_out) == 2
-    rows = {entry["reason"]: entry["rows"] for entry in report["dropped"]}
-    assert rows == {"empty": [2], "unreadable": [3], "question repeated": [6, 7]}
 
 
 @pytest.mark.parametrize(
@@ -246,7 +239,6 @@ def test_a_small_set_keeps_four_fifths_to_train_on(runs_dir, rows, settings, hel
         ({"question": "CafÃ© 2?", "answer": "2"}, "damaged text", "question", r"'Caf\xc3\xa9 2?'"),
         ({"question": "a\ud800", "answer": "2"}, "damaged text", "question", r"'a\ud800'"),
         ({**SUM, "choices": ["x"]}, "wrong type", "choices", "['x'] is no"),
-        ("not JSON", "unreadable", "", "not JSON"),
     ],
 )
 def test_a_faulty_row_is_named_with_column_and_value_and_remedy(row, reason, column, value):
@@ -445,9 +437,9 @@ def test_what_nearly_repeats_a_held_out_question_is_not_trained_on(runs_dir):
 def near(held_out, *texts):
     """Which of the texts nearly repeat one of those held out."""
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in (*held_out, *texts)]
-    prints = pd.DataFrame([duplicates.fingerprint(row, "1") for row in rows])
+    prints = pd.DataFrame([fingerprint(row, "1") for row in rows])
     places = np.arange(len(held_out))
-    found = duplicates.near(prints, places)
+    found = nearly_repeated(prints, places)
     assert not found[places].any()
     return found[len(held_out) :]
 

@@ -15,8 +15,8 @@ from PIL import Image, ImageDraw
 import grpo_nb
 from grpo_nb import data
 from grpo_nb.data import images, sources
-from grpo_nb.data.preparation import CONTRADICTORY, LEAKS, REPEATED
 from grpo_nb.data.sources import Fault
+from grpo_nb.data.split import CONTRADICTORY, LEAKS, REPEATED
 from grpo_nb.models import load_tokenizer, template
 from grpo_nb.rewards import prompts
 from grpo_nb.runs import Run
@@ -333,13 +333,3 @@ def test_train_rows_are_replaced_without_loss(dots):
     assert sorted(path.name for path in (Run("r") / "data").iterdir()) == [
         *("eval.parquet", "report.json", "train.parquet")
     ]
-
-
-def test_a_file_of_questions_is_read_with_its_images(dots):
-    from grpo_nb.data.rows import row_to_ask
-
-    folder, rows = dots
-    (folder / "ask.jsonl").write_text("{}")
-    config = DataConfig(source=str(folder / "ask.jsonl"), image_column="image", answer_kind="text")
-    row = row_to_ask({k: v for k, v in rows[0].items() if k != "answer"}, config)
-    assert same(row["images"][0], dot("red"))

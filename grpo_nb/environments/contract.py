@@ -173,7 +173,8 @@ class Environment:
         factory: TRL's `environment_factory`; a class, because TRL looks for tools in a class.
 
     Raises:
-        ValueError: The class has no tool or no `reset`, or a tool lacks type hints or a docstring.
+        ValueError: The class has no tool or no `reset`, a method is async, or a tool lacks type
+            hints or a docstring.
     """
 
     def __init__(self, kind: type) -> None:
@@ -189,6 +190,9 @@ class Environment:
             raise ValueError(f"{self.title} has no method reset, which begins an episode: add it")
         if not (explicit or public):
             raise ValueError(f"{self.title} has no tool: mark a method with @tool")
+        if coroutines := list(filter(inspect.iscoroutinefunction, functions.values())):
+            name = coroutines[0].__name__
+            raise ValueError(f"{self.title}: {name} is async: write def, and asyncio.run inside")
         self.tools, self.methods = self._describe(explicit or public)
         forwards = {name: _forward(name, method) for name, method in self.methods.items()}
         self.factory = type(kind.__name__, (Played,), {**forwards, "environment": self})

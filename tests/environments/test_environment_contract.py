@@ -194,9 +194,16 @@ class NoArgs(NoTool):
         """Act."""
 
 
+class IsAsync(NoTool):
+    @tool
+    async def act(self) -> str:
+        """Act."""
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
+        (IsAsync, "environment IsAsync: act is async: write def"),
         (NoTool, "environment NoTool has no tool: mark a method with @tool"),
         (NoReset, "environment NoReset has no method reset"),
         (NoHint, "a tool of environment NoHint .* how .* give each parameter a type hint"),

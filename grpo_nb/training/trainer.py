@@ -53,8 +53,7 @@ from transformers.trainer_utils import TrainOutput
 from grpo_nb import environments, models
 from grpo_nb.files import atomic_path, read_lines
 from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head, sharded
-from grpo_nb.models.template import fold_system
-from grpo_nb.models.tool_calls import with_tools
+from grpo_nb.models.template import fold_system, with_tools
 from grpo_nb.models.vision import image_tokens
 from grpo_nb.models.vllm import without
 from grpo_nb.rewards import RewardSet

@@ -229,7 +229,7 @@ def _dropped(drops: Sequence[Drop]) -> list[dict[str, Any]]:
     """Return an entry of the report for each reason: count, first rows, an example."""
     table = pd.DataFrame(drops, columns=["reason", "rows", "example"])
     groups = table.groupby("reason", sort=False)
-    rows = groups["rows"].agg(list).map(lambda numbers: numbers[:SHOWN_ROWS])
+    rows = groups["rows"].agg(lambda numbers: list(numbers[:SHOWN_ROWS]))
     entries = {"count": groups.size(), "rows": rows, "example": groups["example"].first()}
     return pd.DataFrame(entries).reset_index().to_dict("records")
 
@@ -259,8 +259,7 @@ def _read(config: Options) -> tuple[pd.DataFrame, list[Drop], list[int], dict[st
                 limit = f"over data.max_prompt_tokens = {config.max_prompt_tokens}"
                 raise Fault(LONG, "prompt", f"{tokens[-1]} tokens, {limit}")
         except Fault as fault:
-            fault.row = number
-            drops.append((fault.reason, number, fault.evidence))
+            drops.append((fault.reason, number, str(fault)))
             continue
         line = fingerprint(row, plain, columns=bool(config.environment))
         packed = store.pack(row | {"prompt_tokens": tokens[-1]})

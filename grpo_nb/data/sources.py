@@ -33,19 +33,11 @@ Options = Any  # an object with the arguments of `prepare` as attributes, such a
 
 
 class Fault(Exception):
-    """Report why a row cannot be used, and what to do about it."""
+    """Report why a row cannot be used: a reason, for which REMEDIES has a remedy, and where."""
 
     def __init__(self, reason: str, column: str, value: str) -> None:
-        self.reason, self.row = reason, 0  # the row's number is set later
-        self.column, self.value = column, value
-
-    @property
-    def evidence(self) -> str:
-        """Return a message that names the row, the column, the reason and the value."""
-        return f"row {self.row}, column {self.column!r}: {self.reason}: {self.value}"
-
-    def __str__(self) -> str:
-        return f"{self.evidence}. Remedy: {REMEDIES[self.reason]}"
+        super().__init__(f"column {column!r}: {value}")
+        self.reason = reason
 
 
 def changed(config: "Options | DataConfig", **changes: Any) -> Options:

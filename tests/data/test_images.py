@@ -234,7 +234,6 @@ def test_an_image_that_cannot_be_used_is_a_fault_with_its_reason(tmp_path, cell,
     with pytest.raises(Fault, match=f"(?s){why}") as raised:
         images.read_images(cell, folder, "image", 10_000)
     assert raised.value.reason == reason
-    assert "Remedy: " in str(raised.value)
 
 
 def test_faulty_rows_are_reported_with_their_numbers(dots):
@@ -247,7 +246,7 @@ def test_faulty_rows_are_reported_with_their_numbers(dots):
     assert {reason: entry["rows"] for reason, entry in drops.items()} == {
         **{images.NO_IMAGE: [3], images.OUTSIDE: [6], "column missing": [8]}
     }
-    assert drops[images.NO_IMAGE]["example"].startswith("row 3, column 'image': image missing: 'no")
+    assert drops[images.NO_IMAGE]["example"].startswith("column 'image': 'no")
     with pytest.raises(ValueError, match="copy the file into the folder of"):
         prepare(folder, rows)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_nb import data, evaluation, export, models, training
+from grpo_nb import data, evaluation, export, models, stages
 from grpo_nb.models import template
 from grpo_nb.pipeline import caused
 from grpo_nb.pipeline.placebo import resolve_placebo, take_over
@@ -59,11 +59,11 @@ def prepare(name: str, settings: dict[str, Any]) -> None:
     start_stage("02", name, settings, all_stages=True).finish()
 
 
-def train(name: str, settings: dict[str, Any], *watchers: Any) -> training.RunTrainer:
+def train(name: str, settings: dict[str, Any], *watchers: Any) -> stages.RunTrainer:
     stage = start_stage("03", name, settings, all_stages=True)
     config, chosen = stage.config, load_rewards(stage.config.rewards)
     policy = models.load_policy(config)
-    trainer = training.build_trainer(policy, chosen, data.load(stage.run, "train"), stage)
+    trainer = stages.build_trainer(policy, chosen, data.load(stage.run, "train"), stage)
     for watcher in watchers:
         trainer.watch(watcher)
     trainer.train()

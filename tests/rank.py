@@ -16,11 +16,11 @@ import sys
 
 import torch
 
-from grpo_nb import training
+from grpo_nb import ranks, stages
 from grpo_nb.models import weights
 from grpo_nb.pipeline import launch
 from grpo_nb.runs import Run
-from grpo_nb.training import checkpoints, ranks
+from grpo_nb.stages import checkpoints
 
 
 def die(*_):
@@ -77,18 +77,17 @@ def plant(trainer):
 
 
 def main(name, fault="", process="0", step="0"):
-    build, planted = training.build_trainer, fault.startswith("planted")
+    attach, planted = stages.attach, fault.startswith("planted")
     fault = fault.removeprefix("planted").strip()
 
-    def build_and_plant(*args):
-        trainer = build(*args)
+    def attach_and_plant(trainer, *args):
+        attach(trainer, *args)
         if planted:
             plant(trainer)
         if fault:
             fail(trainer, fault, int(process), int(step))
-        return trainer
 
-    training.build_trainer = build_and_plant
+    stages.attach = attach_and_plant
     if fault == "moved":
         checkpoints.write_json = die
     if planted:

@@ -7,7 +7,7 @@ from hackable import lifted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_nb import data, reward_lab
+from grpo_nb import data, reward_lab, stages
 from grpo_nb.answers import FORMS, TAGS, find_form
 from grpo_nb.models import Sample, hub, template
 from grpo_nb.reward_lab import Bench, RewardTest, baseline
@@ -173,7 +173,7 @@ SAMPLED = []  # of the base, in the form it was taught: the same for every form
 def test_notebook_2_passes_on_the_tiny_base_in_every_form(name, runs_dir):
     stage = start_stage("01", "formed", {"rewards.form": name, **SMALL}, profile="tiny-cpu")
     tokenizer = hub.load_tokenizer(stage.config.model.model_name)
-    preset = reward_lab.in_template(stage, tokenizer)
+    preset = stages.in_template(stage, tokenizer)
     count = partial(template.count_tokens, tokenizer)
     data.prepare_run(stage.run, stage.config.data, 0, count, preset)
     stage.finish("data")

@@ -15,10 +15,10 @@ import pytest
 from conftest import TINY_SETTINGS, held, tree
 from stub_trials import until
 
+from grpo_nb import stages
 from grpo_nb.__main__ import main
 from grpo_nb.files import write_json
 from grpo_nb.pipeline import notebooks as pipeline
-from grpo_nb.pipeline import stages
 from grpo_nb.runs import NOTEBOOKS, Run, Stage, config, start_stage
 
 

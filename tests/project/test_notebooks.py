@@ -308,7 +308,7 @@ from grpo_nb.runs.config import resolve
 config = resolve("tiny-cpu", {"train.sft_steps": 1, "data.sft_rows": 16})
 policy = models.load_policy(config)
 policy.engine
-from grpo_nb.training import sft
+from grpo_nb.stages import sft
 row = {"prompt": build_prompt("2 + 2"), "completion": [{"role": "assistant", "content": "4"}]}
 sft.train_on(policy, runs.Stage(runs.Run("a"), "03", config), [row] * 16)
 models.load_checkpoint("data/tiny_base", adapter=None, quantization="16bit")
@@ -379,7 +379,7 @@ def test_a_model_an_argument_and_a_callback_of_the_readers_own_are_trained(kerne
 
 ARGUMENTS = """
 from datasets import Dataset
-from grpo_nb import models, training
+from grpo_nb import models
 by_unsloth, environment_factory = True, None
 model_arguments = {"model_name": PATH, "max_seq_length": 128, "load_in_4bit": True}
 lora_arguments = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"}

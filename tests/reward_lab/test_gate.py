@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from hackable import lifted
 
-from grpo_nb import data, environments, reward_lab
+from grpo_nb import data, environments, reward_lab, stages
 from grpo_nb.files import project_path
 from grpo_nb.models import Sample
 from grpo_nb.reward_lab import RewardTest, baseline, bench_of, gate
@@ -280,7 +280,7 @@ EXACT = "reward_funcs = [rewards.numeric_correctness_reward]\n"
 
 
 def adopted(lab, source):
-    return reward_lab.adopt(lab_test(lab), source).bench.preset
+    return stages.adopt(lab_test(lab), source).bench.preset
 
 
 def test_a_cell_of_rewards_with_all_that_they_need_is_trained_as_it_was_tested(lab, capsys):
@@ -309,12 +309,12 @@ def test_a_cell_may_bring_its_own_form_and_an_emptied_one_asks_before_it_is_undo
     assert lab.run.settings()["rewards.preset"] == path == str(lab.run / "rewards/mine.py")
     assert adopted(lab, OWN).reference(lab.rows[0]) == MATH.reference(lab.rows[0])
     with pytest.raises(ValueError, match="the %%rewards cell is empty") as refusal:
-        reward_lab.adopt(lab_test(lab, stage=start_stage("02", "gate")), "# nothing\n")
+        stages.adopt(lab_test(lab, stage=start_stage("02", "gate")), "# nothing\n")
     kept, dropped = map(ast.literal_eval, re.findall("{.*?}", str(refusal.value)))
     chosen = lab_test(lab, stage=start_stage("02", "gate", kept))
-    assert reward_lab.adopt(chosen, "# nothing\n").bench.preset.correct == "right"
+    assert stages.adopt(chosen, "# nothing\n").bench.preset.correct == "right"
     again = start_stage("02", "gate", dropped)
-    reward_lab.adopt(lab_test(lab, stage=again), "# nothing\n")
+    stages.adopt(lab_test(lab, stage=again), "# nothing\n")
     assert again.config.rewards.preset == lab.run.settings()["rewards.preset"] == "math"
 
 
@@ -334,7 +334,7 @@ def test_a_cell_overwrites_no_rewards_of_others_and_says_which_two_there_are(lab
         assert path.read_text() == EXACT
     (kept,) = map(ast.literal_eval, re.findall("{.*?}", str(refusal.value)))
     chosen = lab_test(lab, stage=start_stage("02", "gate", kept))
-    assert reward_lab.adopt(chosen, "# nothing\n").bench.preset.names == MATH.names[:1]
+    assert stages.adopt(chosen, "# nothing\n").bench.preset.names == MATH.names[:1]
     assert adopted(lab, EXACT).names == MATH.names[:1], "the same text loses nothing"
     assert adopted(lab, OWN).correct == "right", "by now the cell has it"
     by_hand(lab)
@@ -391,7 +391,7 @@ def test_a_cell_that_cannot_be_trained_is_refused_and_changes_nothing(lab, probl
 NOTEBOOK = """import json, sys
 from IPython.core.interactiveshell import InteractiveShell
 from grpo_nb import reward_lab
-from grpo_nb.reward_lab.cell import RewardsCell
+from grpo_nb.stages.rewards_cell import RewardsCell
 taken = []
 for cells in json.loads(sys.argv[1]):
     InteractiveShell.clear_instance()

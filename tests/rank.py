@@ -6,7 +6,7 @@ FAULT: kill, raise or stop (SIGTERM) that process in the rewards of that step; g
 or saving: kill it there; moved: where an earlier training is put aside and this one has not begun.
 And "planted", or "planted stop": fp32 and no sampling, each completion follows from its step and
 its place among all processes'. Kill -9 leaves no time to tidy up.
-`tests/training/test_ranks.py` prepares the run.
+`tests/stages/test_ranks.py` prepares the run.
 """
 
 import os

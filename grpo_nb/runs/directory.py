@@ -299,7 +299,7 @@ class Stage:
 
 
 @by_main
-def start_stage(
+def start(
     stage: str,
     run_name: str | Path,
     settings: Mapping[str, Any] | None = None,

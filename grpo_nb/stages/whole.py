@@ -1,6 +1,6 @@
 """Do stage 01 or 02 by one function, for the quickstart.
 
-    stage = runs.start_stage("01", "mine")
+    stage = runs.start("01", "mine")
     stages.prepare_data(stage)
 
 Notebooks 1 and 2 do the same, cell by cell.

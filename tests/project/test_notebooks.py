@@ -19,12 +19,12 @@ import refresh
 from conftest import TINY_SETTINGS
 from nbclient import NotebookClient
 
-from grpo_nb import export
+from grpo_nb import export, runs
 from grpo_nb.colab import RUNS_ON_DRIVE, wanted
 from grpo_nb.files import project_path, read_json
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import QUIET, resolve_run
-from grpo_nb.runs import NOTEBOOKS, Run, config, start_stage
+from grpo_nb.runs import NOTEBOOKS, Run, config
 from grpo_nb.training import read_lines
 
 FOLDER = project_path("notebooks")
@@ -353,7 +353,7 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     for first in ("02", "03", "04"):
         resolve_run(run, first=first)
     with pytest.raises(ValueError, match="unknown setting"):
-        start_stage("01", "other", {"grpo.max_step": 1}, all_stages=True)
+        runs.start("01", "other", {"grpo.max_step": 1}, all_stages=True)
 
 
 OWN_MODEL = """

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from trainings import MATH, lines_of, make_run, trainer_of
 
 import grpo_nb
-from grpo_nb import models, rewards, stages, training
+from grpo_nb import models, rewards, runs, stages, training
 from grpo_nb.data import load
 from grpo_nb.models import hub
 from grpo_nb.reward_lab.advantages import advantages
-from grpo_nb.runs import Run, Stage, start_stage
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import flatten, resolve
 from grpo_nb.stages import arguments, validation
 
@@ -192,7 +192,7 @@ def test_a_run_starts_from_the_adapter_of_another(start):
         Run("second").record(stage, {"status": "done", "outputs": {}})
     Run("second").write_config(resolve("tiny-cpu", {"policy.adapter": "here"}))
     with pytest.raises(ValueError, match=r"here/train/adapter/.* changed after 03_train_grpo"):
-        start_stage("03", "second")
+        runs.start("03", "second")
 
 
 def test_an_ended_training_says_in_the_manifest_what_it_looks_like(start):

@@ -13,11 +13,11 @@ import pytest
 from safetensors.torch import load_file
 from trainings import arguments_of, comparable, lines_of, make_run
 
-from grpo_nb import ranks, stages, training
+from grpo_nb import ranks, runs, stages, training
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline import launch as launch_module
 from grpo_nb.pipeline.notebooks import run_pipeline
-from grpo_nb.runs import Run, refuse_undone, start_stage
+from grpo_nb.runs import Run, refuse_undone
 from grpo_nb.runs.config import resolve
 from grpo_nb.stages import checkpoints
 
@@ -248,13 +248,13 @@ def test_stage_03_takes_what_was_set_before_it_and_what_is_set_now(runs_dir):
     run = Run("x")
     assert list(run.manifest()) == ["01"]
     settings = launch_module.settings_of(run, {"grpo.learning_rate": "5e-4"})
-    stage = start_stage("03", "x", settings, force=True)
+    stage = runs.start("03", "x", settings, force=True)
     run.lock().release(force=True)
     now = {"grpo.max_steps": 7, "grpo.learning_rate": "5e-4", "grpo.epsilon_high": 0.28}
     assert set(run.settings()) == {*now, "data.eval_rows"}, "and nothing that is a default"
     assert (stage.config.grpo.max_steps, stage.config.grpo.learning_rate) == (7, 5e-4)
     with pytest.raises(ValueError, match="eval_rows belongs to 01_prepare_data: set it there"):
-        start_stage("03", "x", launch_module.settings_of(run, {"data.eval_rows": 8}), force=True)
+        runs.start("03", "x", launch_module.settings_of(run, {"data.eval_rows": 8}), force=True)
 
 
 @pytest.mark.parametrize("resume", ["always", "auto"])
@@ -263,7 +263,7 @@ def test_how_to_resume_is_for_one_call_and_the_rest_is_kept(runs_dir, resume):
     run.write_config(resolve("tiny-cpu", {"grpo.max_steps": 7}))
     for given, now in (({"grpo.max_steps": "9", "train.resume": resume}, resume), ({}, "auto")):
         settings = launch_module.settings_of(run, given)
-        config = start_stage("03", "x", settings, force=True).config
+        config = runs.start("03", "x", settings, force=True).config
         run.lock().release(force=True)
         assert (config.grpo.max_steps, config.train.resume) == (9, now)
 

@@ -28,6 +28,7 @@ from grpo_nb.files import (
     write_json,
 )
 from grpo_nb.machine import git_commit, gpu_in_use, installed_versions, switches
+from grpo_nb.ranks import by_main
 from grpo_nb.runs import config as configs
 
 NOTEBOOKS = {
@@ -261,6 +262,7 @@ class Stage:
             line = {"text/plain": f"{done}/{total}  {note}"}
             display(line, raw=True, display_id=f"progress of {began}", update=not new)
 
+    @by_main
     def record_checks(self, checks: Iterable[Check]) -> None:
         """Add checks to the manifest; a check replaces an earlier one of the same name."""
         before = self.run.manifest().get(self.stage, {}).get("checks", [])
@@ -274,6 +276,7 @@ class Stage:
         self.config = configs.resolve(self.config.profile, settings, stored=stored)
         self.run.write_config(self.config)
 
+    @by_main
     def finish(self, *outputs: str) -> str:
         """Record the stage as done, release the run's lock, and return a sentence for the user.
 
@@ -295,7 +298,8 @@ class Stage:
         return f"{NOTEBOOKS[self.stage]}: done, {len(files)} files written; {after}"
 
 
-def start_stage(
+@by_main
+def start(
     stage: str,
     run_name: str | Path,
     settings: Mapping[str, Any] | None = None,
@@ -335,6 +339,9 @@ def start_stage(
     config = resolve_stages(run, settings, stage, "04" if all_stages else stage, profile)
     if not force:
         refuse_undone(run, stage)
+        other = config.policy.adapter
+        if other and stage == "03" and (runs_root() / other / "manifest.json").exists():
+            refuse_changed(Run(other), "03", "or set policy.adapter to another")
     run.lock()
     run.record(
         stage,

@@ -94,8 +94,6 @@ def sample(
 ) -> Baseline:
     """Return completions of the model that training starts with, from the cache if possible.
 
-    The cache is written after each batch, so an interruption loses only the last batch.
-
     Args:
         run: The run with the cache.
         rows: Dataset rows, [prompts].

@@ -19,7 +19,7 @@ import numpy as np
 from grpo_nb.checks import Check, Checks
 from grpo_nb.reward_lab import amounts, linter, programs, written
 from grpo_nb.reward_lab.amounts import FIXES
-from grpo_nb.reward_lab.attacks import Attack, verified
+from grpo_nb.reward_lab.attacks import Attack, Attacks, verified
 from grpo_nb.reward_lab.mentions import accepted, columns_of, missing_columns, strings_of
 from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, cut, prompt_text, read_rows
 from grpo_nb.rewards import Reward
@@ -208,6 +208,7 @@ class RewardCheck:
         self.results: list[amounts.Result] = []
         self.unusable = self.executed = False
         self.unsteady: set[int] = set()
+        self.paid_wrong: list[str] = []  # sampled completions that are wrong and earn much
 
     def run(self) -> RewardVerdict:
         """Test the rewards, and return the verdict."""
@@ -221,12 +222,15 @@ class RewardCheck:
         scorer, style, texts = self.scorer, self.written, {}
         if style and row in style.answers:
             texts = {"the right answer": style.right(row), "another row's answer": style.wrong(row)}
-            limits = self.longest, self.attacks, self.executed
-            pairs = amounts.attack_texts(scorer, style, row, *limits)
-            texts |= {attack.name: text for attack, text in pairs}
+            texts |= {attack.name: text for attack, text in self._attacks().on(row)}
         own = [text for number, text in self.sampled if number % len(scorer.rows) == row]
         texts |= {f"sampled completion {n}": text for n, text in enumerate(own, start=1)}
         return {**texts, "an empty completion": ""}
+
+    def _attacks(self) -> Attacks:
+        """Return what writes the attacks, as far as the check has come."""
+        parts = self.longest, self.attacks, self.executed, self.paid_wrong
+        return Attacks(self.scorer, self.written, *parts)
 
     def answer(self, text: str) -> str:
         """Return what stands in a completion where the form has the answer; "" if nothing does."""
@@ -505,8 +509,9 @@ class RewardCheck:
         self.executed = amounts.runs_here(scorer, style, rows[0])
         if self.executed:
             self.add("runs here", "warning", "a completion's code ran in this process")
-        limits = self.longest, self.attacks, self.executed
-        results = amounts.attack_all(scorer, style, earnings, part, *limits)
+        near = [pair for pair in self._sampled() if not scorer.any_slow or pair[0] in earnings.rows]
+        self.paid_wrong = amounts.best_wrong(scorer, style, part, near)
+        results = amounts.attack_all(self._attacks(), earnings, part)
         self.results = amounts.which_counts(results)
         self.checks += amounts.findings(self.results, scorer.names)
         if not scorer.rows[rows[0]].get("tests"):
@@ -606,12 +611,15 @@ class RewardCheck:
                 evidence = f"{scores[0]:.3g} for all {len(scores)} completions that were tried"
                 self.add("constant", "warning", evidence, number)
 
+    def _sampled(self) -> list[tuple[int, str]]:
+        """Return the sampled completions with the numbers of their rows."""
+        return [(number % len(self.scorer.rows), text) for number, text in self.sampled]
+
     def _score_sampled(self) -> None:
         """Score sampled completions, and say on how many prompts they differ."""
         if not self.sampled:
             return
-        rows = len(self.scorer.rows)
-        pairs = [(number % rows, text) for number, text in self.sampled]
+        pairs = self._sampled()
         totals = self.scorer.totals(pairs)
         groups: dict[int, list[float]] = {}
         for (number, _), total in zip(pairs, totals, strict=True):

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb import environments
+from grpo_nb.evaluation.readings import reference_of
 from grpo_nb.evaluation.report import DECODING, Evaluation, build, with_accuracy
 from grpo_nb.models import (
     Engine,
@@ -237,7 +238,7 @@ def score_rows(
         {
             "row": numbers,
             "question": list(map(_question, questions)),
-            "reference": [row.get("answer") for row in questions],
+            "reference": list(map(reference_of, questions)),
             "completion": [sample.text for sample in samples],
             "answer": pd.Series(answers, dtype=object),
             "tokens": [sample.tokens for sample in samples],

@@ -23,6 +23,7 @@ from grpo_nb.reward_lab.written import Written, distinct_rows
 from grpo_nb.rewards.judge import LLMJudge
 
 FIXES = read_yaml(Path(__file__).with_name("fixes.yaml"))  # {finding: what to do}
+GATE = "only with a right answer"  # is no advice on the reward that says what is right
 TIE = 1e-6
 MARK = "grpo_nb_was_here"  # what a completion's code sets if it runs in this process
 HALF = 0.5  # share of the way below which a right answer is not paid
@@ -307,7 +308,7 @@ def which_counts(results: Sequence[Result]) -> list[Result]:
     return [r._replace(**(changes.get(r.attack.name, {}) if r.level else {})) for r in results]
 
 
-def findings(results: Sequence[Result], names: Sequence[str]) -> list[Check]:
+def findings(results: Sequence[Result], names: Sequence[str], part: Roles) -> list[Check]:
     """Return a check for each family of attacks that wins, the worst first, without repetition."""
     choice: dict[str, list[Result]] = {}
     for result in results:
@@ -322,7 +323,7 @@ def findings(results: Sequence[Result], names: Sequence[str]) -> list[Check]:
     for family, each in choice.items():
         if family not in hidden:
             each = [r for r in each if r.level == "stop"] or each
-            checks.append(_check(family, each, names))
+            checks.append(_check(family, each, names, part))
     checks.sort(key=lambda check: check.state != "stop")
     return checks
 
@@ -340,7 +341,7 @@ def _implied(chosen: Mapping[str, Sequence[Result]]) -> set[str]:
     return hidden
 
 
-def _check(family: str, each: Sequence[Result], names: Sequence[str]) -> Check:
+def _check(family: str, each: Sequence[Result], names: Sequence[str], part: Roles) -> Check:
     """Return one check for the results of a family, which names the one that earns most."""
     worst = max(each, key=lambda result: result.total - result.right)
     if worst.attack.kind == "honest":
@@ -359,7 +360,10 @@ def _check(family: str, each: Sequence[Result], names: Sequence[str]) -> Check:
     )
     more = [result.attack.name for result in each if result is not worst]
     evidence += f" (so do: {', '.join(more[:3])})" if more else ""
-    return Check(family, worst.level, evidence, FIXES.get(family, ""))
+    fix = FIXES.get(family, "")
+    if worst.payer in part.right and GATE in fix:  # it is what says so
+        fix = f"let `{names[worst.payer]}` pay for nothing but the whole right answer"
+    return Check(family, worst.level, evidence, fix)
 
 
 def table(results: Sequence[Result], names: Sequence[str]) -> list[dict[str, Any]]:

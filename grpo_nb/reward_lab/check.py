@@ -34,7 +34,7 @@ ANSWERS = re.compile(
     r"|result|completion|final"
 )
 SHORT = 200  # characters of the longest attack where a reward is slow
-LINES = 12  # findings that are printed
+LINES, NAMED = 12, 6  # findings that are printed, and that the first line names
 UNUSABLE = ("missing column", "wrong type", "wrong length", "no number")
 WARNED = ("slow", "side effects", "None", "constant")
 UNSTEADY = ("clock", "random", "state")  # their differences may be chance
@@ -68,12 +68,10 @@ class RewardVerdict(NamedTuple):
         return not any(check.state == "stop" for check in self.findings)
 
     def __str__(self) -> str:
-        counts = [sum(c.state == state for c in self.findings) for state in ("stop", "warning")]
-        outcome = "do not train" if counts[0] else "train"
-        lines = [
-            f"{outcome}: {_count(counts[0], 'reason')} to stop, {_count(counts[1], 'warning')} "
-            f"({_count(self.rows, 'row')}, {self.seconds:.1f} s)"
-        ]
+        stops, warnings = (named(self.findings, state) for state in ("stop", "warning"))
+        outcome = f"do not train: {stops}" if stops else "train: right answers win, attacks lose"
+        outcome += f"; warnings: {warnings}" if warnings else ""
+        lines = [f"{outcome} ({_count(self.rows, 'row')}, {self.seconds:.1f} s)"]
         if self.reference:
             earned = ", ".join(f"{name} {value:.3g}" for name, value in self.amounts.items())
             lines.append(f"the right answer is written so: {cut(self.reference, 160)}")
@@ -96,6 +94,13 @@ class RewardVerdict(NamedTuple):
         content = {"passed": self.passed, **self._asdict()}
         content["findings"] = [check._asdict() for check in self.findings]
         return json.dumps(content, indent=2, default=str)
+
+
+def named(checks: Sequence[Check], state: str) -> str:
+    """Return the names of the checks in this state, as text; of many, the first and how many."""
+    names = [check.name for check in checks if check.state == state]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def _count(number: int, what: str) -> str:
@@ -266,7 +271,13 @@ class RewardCheck:
         """Add a finding, unless the same one was added for this reward."""
         title = name if reward is None else f"{self.scorer.names[reward]}: {name}"
         if not any(check.name == title for check in self.checks):
-            self.checks.append(Check(title, state, evidence, FIXES.get(name, "")))
+            fix = FIXES.get(name, "")
+            if name == "nothing earns" and (self.form or self.reference):
+                fix = (
+                    "correct how the rewards read answers, or leave out form= and reference=, "
+                    "so that a form is looked for"
+                )
+            self.checks.append(Check(title, state, evidence, fix))
 
     def _blame(self, number: int, fault: Fault, is_mild: bool = False) -> None:
         state = "warning" if is_mild or fault.rule in WARNED else "stop"
@@ -513,7 +524,7 @@ class RewardCheck:
         self.paid_wrong = amounts.best_wrong(scorer, style, part, near)
         results = amounts.attack_all(self._attacks(), earnings, part)
         self.results = amounts.which_counts(results)
-        self.checks += amounts.findings(self.results, scorer.names)
+        self.checks += amounts.findings(self.results, scorer.names, part)
         if not scorer.rows[rows[0]].get("tests"):
             self._endless(style.write, rows[0], programs.asked([style.answers[rows[0]]]))
         self._whole(earnings)

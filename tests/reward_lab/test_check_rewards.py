@@ -793,9 +793,7 @@ def test_a_verdict_prints_at_most_twelve_findings_and_writes_all_as_json():
     shown = str(verdict).splitlines()
     assert sum(line.startswith(("stop", "warning", "note")) for line in shown) == 12
     assert shown[-1] == f"… and {len(verdict.findings) - 12} more in .findings"
-    assert shown[0].startswith("do not train: 15 reasons to stop, ") and repr(verdict) == str(
-        verdict
-    )
+    assert " and 9 more" in shown[0] and repr(verdict) == str(verdict)
     told = json.loads(verdict.as_json())
     assert told["passed"] is False and len(told["findings"]) == len(verdict.findings)
     assert set(told["findings"][0]) == {"name", "state", "evidence", "fix"}

@@ -140,12 +140,12 @@ class Result(NamedTuple):
     payer: int
 
 
-def affordable_rows(scorer: Scorer, written: Written, most: int = MOST_ROWS) -> list[int]:
+def affordable_rows(scorer: Scorer, written: Written) -> list[int]:
     """Return the rows on which attacks are scored: fewer if the rewards are slow."""
     if any(isinstance(func, LLMJudge) for func in scorer.funcs):
         return distinct_rows(written.answers, JUDGED_ROWS)
     each = float(scorer.each.sum())
-    count = int(np.clip(SECONDS / max(60 * each, 1e-9), LEAST_ROWS, most))
+    count = int(np.clip(SECONDS / max(60 * each, 1e-9), LEAST_ROWS, MOST_ROWS))
     return distinct_rows(written.answers, count)
 
 
@@ -161,15 +161,14 @@ def attack_all(attacks: Attacks, paid: Amounts, part: Roles) -> list[Result]:
         for attack, text in attacks.on(row):
             if attack.kind == "honest" or text != attacks.written.right(row):
                 texts.setdefault(attack.name, (attack, []))[1].append((place, text))
-    everything = [(paid.rows[place], text) for _, each in texts.values() for place, text in each]
-    scores, start, results = scorer.payments(everything), 0, []
+    every = [(paid.rows[place], text) for _, each in texts.values() for place, text in each]
+    scorer.scores(every)  # in one call of each reward
+    results = []
     for attack, each in texts.values():
-        own = scores[start : start + len(each)]
-        start += len(each)
-        fair = [n for n, (place, text) in enumerate(each) if (paid.rows[place], text) not in failed]
-        if not fair:
+        each = [(place, text) for place, text in each if (paid.rows[place], text) not in failed]
+        if not each:
             continue
-        own, each = own[fair], [each[n] for n in fair]
+        own = scorer.payments([(paid.rows[place], text) for place, text in each])
         beside = _part_of(paid, [place for place, _ in each])
         if scorer.grouped:
             own, beside = _in_groups(scorer, paid, each)

@@ -7,11 +7,12 @@ Nothing about the rewards is declared: how right answers are written, what each 
 on what else its scores depend is found by calling them.
 """
 
+import inspect
 import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from copy import copy
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,6 +166,7 @@ def right_reward(
         weights: One weight for each reward.
     """
     scorer = Scorer(reward_funcs, read_rows(rows), weights=weights)
+    scorer.begin()
     style, _ = written.find(scorer)
     if style is None or not style.answers:
         return ""
@@ -185,27 +187,18 @@ class RewardCheck:
 
     ROLES = ("right", "form", "shaping")
 
-    def __init__(
-        self,
-        reward_funcs: Any,
-        dataset: Any,
-        completions: Sequence[Any] | None = None,
-        *,
-        reward_weights: Sequence[float] | None = None,
-        correct: Any = None,
-        reference: Callable[[Row], str] | None = None,
-        form: str = "",
-        args: Any = None,
-        processing_class: Any = None,
-        attacks: Sequence[Attack] = (),
-    ) -> None:
+    def __init__(self, *positional: Any, **named: Any) -> None:
         self.start = time.perf_counter()
-        funcs = _functions(reward_funcs)
-        weights = _weights(reward_weights, args, len(funcs))
-        self.scorer = Scorer(funcs, read_rows(dataset), processing_class, weights)
-        self.correct, self.reference, self.form = _numbers(correct, self.scorer), reference, form
-        self.sampled, self.longest = _texts(completions), _longest(args)
-        self.attacks = verified(attacks)
+        arguments = inspect.signature(check_rewards).bind(*positional, **named)
+        arguments.apply_defaults()
+        options = SimpleNamespace(**arguments.arguments)
+        funcs = _functions(options.reward_funcs)
+        weights = _weights(options.reward_weights, options.args, len(funcs))
+        self.scorer = Scorer(funcs, read_rows(options.dataset), options.processing_class, weights)
+        self.correct = _numbers(options.correct, self.scorer)
+        self.reference, self.form = options.reference, options.form
+        self.sampled, self.longest = _texts(options.completions), _longest(options.args)
+        self.attacks = verified(options.attacks)
         self.checks: list[Check] = []
         self.written: written.Written | None = None
         self.paid: amounts.Amounts | None = None
@@ -430,8 +423,6 @@ class RewardCheck:
                 f"no way of writing an answer earns more than another row's answer; {tried} were "
                 f"tried, such as {cut(ways[hidden[0]][number], 60)} ({hidden[0]})"
             )
-            if self._reversed():
-                return
             is_answer = ANSWERS.search(hidden[0].partition(",")[0])
             self.add("nothing earns", "stop" if is_answer else "warning", evidence)
         elif columns_in_use:
@@ -466,24 +457,6 @@ class RewardCheck:
         pairs = [(row, write(task.program(body))) for _, body in programs.BODIES.values()]
         if late := programs.endless(self.scorer, pairs, write):
             self.add("hangs", "stop", late[1], late[0])
-
-    def _reversed(self) -> bool:
-        """Say so if the total tells right from wrong, and pays the wrong answer more."""
-        scorer = copy(self.scorer)  # with the same scores
-        scorer.weights = -scorer.weights
-        style, _ = written.find(scorer)
-        if style is None or not style.answers:
-            return False
-        earnings = amounts.measure(scorer, style, amounts.affordable_rows(scorer, style))
-        if len(earnings.rows) < 4 or not (earnings.gap > 1e-6).all():
-            return False
-        evidence = (
-            f"{cut(style.write(style.answers[earnings.rows[0]]))} earns "
-            f"{0 - earnings.right.sum(axis=1).mean():.3g}, another row's answer "
-            f"{0 - earnings.wrong.sum(axis=1).mean():.3g}"
-        )
-        self.add("sign", "stop", evidence, 0 if len(scorer.funcs) == 1 else None)
-        return True
 
     def _hollow(self, differ: bool, answers: bool) -> None:
         """Say which text without content earns most, where nothing is known to be right."""

@@ -55,7 +55,7 @@ def choose(lab, name):
 
 
 def test_the_verdict_stands_first_and_the_attacks_that_win_above_the_right_answer(lab):
-    expect(lab.get_by_role("status")).to_contain_text("do not train: 4 reasons to stop")
+    expect(lab.get_by_role("status")).to_contain_text("do not train: several answers, negated")
     options = lab.get_by_role("listbox").locator("option").all_text_contents()
     names = [each.replace("\xa0", " ") for each in options]
     assert names[0] == "4 · the right answer"

@@ -49,8 +49,7 @@ REFUSED = """
 TAIL = """
 ## Combined rewards
 
-`gated(a, by=b)` pays `a` only if `b` scores at least `mark` (1). `Adaptive(a)` has a factor that
-follows the success rate and is saved with checkpoints. `math_problem_reward` is
+`gated(a, by=b)` pays `a` only if `b` scores at least `mark` (1). `math_problem_reward` is
 `numeric_correctness_reward` gated by `soft_format_reward`.
 
 ## TRL's rewards

@@ -28,7 +28,7 @@ from grpo_nb.reward_lab.baseline import RewardTest, warm_folder
 from grpo_nb.reward_lab.certificate import certify, judges
 from grpo_nb.reward_lab.check import FIXES, RewardVerdict, check_rewards, named
 from grpo_nb.reward_lab.table import Bench, bench_of, signal_table
-from grpo_nb.rewards import Adaptive, Reward, RewardSet, call
+from grpo_nb.rewards import Reward, RewardSet, call
 from grpo_nb.rewards.combine import is_async
 from grpo_nb.rewards.load import source_digest
 from grpo_nb.rewards.prompts import Message, message_text, transcript
@@ -376,6 +376,5 @@ def _differences(bench: Bench, results: dict[str, Any], run: "Run") -> Iterator[
 
 
 def _scores(func: Callable[..., Any], arguments: dict[str, Any]) -> list[float | None]:
-    steady = func.reward if isinstance(func, Adaptive) else func  # the factor changes in training
-    scores = call(steady, **arguments)
+    scores = call(func, **arguments)
     return [None if s is None or not math.isfinite(s) else float(s) for s in scores]

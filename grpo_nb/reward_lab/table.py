@@ -76,7 +76,7 @@ class Bench(NamedTuple):
                 replay(self.environment, row, completion)
                 for row, completion in zip(rows, columns["completions"], strict=True)
             ]
-        # The state at the start of training, which an `Adaptive` reward does not count as a step.
+        # The state at the start of training.
         columns["trainer_state"] = TrainerState(epoch=0.0, max_steps=self.grpo.max_steps)
         columns["trainer_state"].is_training = False
         return columns | {"log_extra": _ignore, "log_metric": _ignore}

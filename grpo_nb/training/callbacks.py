@@ -7,7 +7,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from grpo_nb.training import ranks, stock
-from grpo_nb.training.checkpoints import adaptive_rewards, remove_old, seal
+from grpo_nb.training.checkpoints import remove_old, seal
 
 
 class StepCallback(TrainerCallback):
@@ -23,11 +23,9 @@ class StepCallback(TrainerCallback):
         self.saved = 0  # step of the last checkpoint
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restore rewards and row order from the checkpoint."""
+        """Restore the order of the rows from the checkpoint."""
         if not state.global_step:
             return
-        for reward in adaptive_rewards(self.trainer.rewards):
-            reward.load(self.folder / f"checkpoint-{state.global_step}")
         # Each epoch draws a new order of the rows. Repeat the draws of all completed epochs.
         for _ in range(math.floor(state.epoch + 1e-6)):
             next(iter(self.trainer.row_sampler))
@@ -51,8 +49,6 @@ class StepCallback(TrainerCallback):
         ranks.from_main(lambda: self._seal(self.folder / f"checkpoint-{self.saved}"))
 
     def _seal(self, checkpoint: Path) -> None:
-        for reward in adaptive_rewards(self.trainer.rewards):
-            reward.save(checkpoint)
         seal(checkpoint)
         remove_old(self.folder, self.settings.save_total_limit)
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from grpo_nb import reward_lab
 from grpo_nb.files import digests, read_json, sha256, write_json
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.combine import Adaptive
 from grpo_nb.training.arguments import ARGUMENTS, default_of, setting_of
 from grpo_nb.training.metrics import forget_after
 from grpo_nb.training.validation import prompts_to_hold_out
@@ -125,11 +124,6 @@ def save_trained(model: Any, folder: Path, **gathered: Any) -> None:
     # With beta > 0 TRL adds a frozen copy of the adapter, "ref".
     only = {"selected_adapters": ["default"]} if hasattr(model, "peft_config") else {}
     model.save_pretrained(folder, **only, **gathered)
-
-
-def adaptive_rewards(rewards: RewardSet) -> list[Adaptive]:
-    """Return the rewards whose weights change in training; checkpoints include their state."""
-    return [reward for reward in rewards.reward_funcs if isinstance(reward, Adaptive)]
 
 
 def seal(folder: Path) -> None:

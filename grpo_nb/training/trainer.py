@@ -123,8 +123,6 @@ class RunTrainer:
             self.vllm_generation._unsloth_load_lora = policy.live_adapter
         if self.use_vllm and (bias := without(image_tokens(policy.model.config))):
             self.vllm_generation.generation_kwargs["logit_bias"] = bias
-        for reward in checkpoints.adaptive_rewards(rewards):
-            reward.gather_scores = ranks.gather  # each process scores a share of the step
         self.share_prompts = not fast_cpu.sharing_lacks(policy, config.policy.share_prompts)
         self.samples_densely = not fast_cpu.sampling_lacks(self)
         self._dense: dense.DenseModel | None = None

@@ -12,7 +12,7 @@ from grpo_nb.answers import FORMS, TAGS, find_form
 from grpo_nb.models import Sample, hub, template
 from grpo_nb.reward_lab import Bench, RewardTest, baseline
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.rewards import Adaptive, gated, load_preset, load_rewards, reward_set
+from grpo_nb.rewards import gated, load_preset, load_rewards, reward_set
 from grpo_nb.rewards import numeric_correctness_reward as correct
 from grpo_nb.rewards import soft_format_reward as formed
 from grpo_nb.rewards.prompts import build_prompt
@@ -157,11 +157,11 @@ def test_gates_and_rewards_of_ones_own_follow_or_stay():
     mine = lifted(lambda completions, **_: [1.0] * len(completions), "mine")
     other = formed.configured("boxed_beside", form=find_form("boxed"))
     gate = gated(correct, by=formed, name="gate")
-    pairs = [(correct, 1), (gate, 1), (Adaptive(formed), 1), (mine, 1), (other, 1)]
+    pairs = [(correct, 1), (gate, 1), (mine, 1), (other, 1)]
     made = reward_set(pairs).in_form("hash")
-    assert [made.names[1], *made.names[3:]] == ["gate", "mine", "boxed_beside"]
-    assert list(scores(made, "1+1=2\n#### 85").values()) == [1, 1, 1, 1, 0]
-    assert made.reward_funcs[3] is mine
+    assert made.names[1:] == ["gate", "mine", "boxed_beside"]
+    assert list(scores(made, "1+1=2\n#### 85").values()) == [1, 1, 1, 0]
+    assert made.reward_funcs[2] is mine
     assert gate.by is formed  # the gate that was given is as it was
 
 

@@ -15,7 +15,7 @@ from grpo_nb import data, reward_lab
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import Sample, hub, template
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.rewards import Adaptive, load_preset, load_rewards, reward_set
+from grpo_nb.rewards import load_preset, load_rewards, reward_set
 from grpo_nb.rewards.contract import TRLS_OWN
 from grpo_nb.rewards.load import load_python
 from grpo_nb.rewards.sets import built_in
@@ -58,8 +58,7 @@ def trained(tmp_path_factory):
         return [0.0] * len(given["completions"])
 
     sets = [load_python(folder / f"{Path(name).stem}.py", text) for name, text in FOREIGN.items()]
-    adaptive = Adaptive(built_in()["soft_format_reward"].configured("adaptive_format"))
-    ours = [*OURS, adaptive, patient_judge]
+    ours = [*OURS, patient_judge]
     funcs = {func.__name__: func for one in sets for func in one.reward_funcs}
     funcs |= {func.__name__: func for func in ours}
     config = resolve(
@@ -77,7 +76,7 @@ def trained(tmp_path_factory):
         trainer.train()
     tables = map(pd.read_parquet, sorted((folder / "foreign/train/completions").glob("*.parquet")))
     about = {"tokenizer": tokenizer, "trainer": trainer, "rows": rows, "config": config}
-    about |= dict(zip(("table", "last"), tables, strict=True), adaptive_step=adaptive.step)
+    about |= dict(zip(("table", "last"), tables, strict=True))
     return SimpleNamespace(called=calls[0], **about)
 
 

@@ -336,11 +336,13 @@ class Lab {
   // -- the parts that are drawn again
 
   draw() {
-    this.drawBar();
-    this.drawStrip();
-    this.drawTools();
-    this.drawRows();
-    this.drawSide();
+    const active = document.activeElement;
+    const parent = this.root.contains(active) ? active.parentNode : null;
+    const place = parent && [...parent.children].indexOf(active);
+    for (const part of ["Bar", "Strip", "Tools", "Rows", "Side"]) this[`draw${part}`]();
+    if (!parent || this.root.contains(active)) return;
+    const next = parent.children[place]; // what stands where the focus was
+    (this.root.contains(next) && next.matches("button") ? next : this.body).focus();
   }
 
   moved() {
@@ -519,8 +521,8 @@ class Lab {
         against(this.now.advantage[n])),
       h("pre", { class: "whole" }, text),
       ...this.data.rewards.map((reward, r) => this.paid(row, reward, r)),
-      h("details", { class: "edit", open: row.kind === "edited" }, h("summary", {}, "edit"), box),
-      h("p", { class: "actions" }, again, keep),
+      h("details", { class: "edit" }, h("summary", {}, "edit"), box, again),
+      h("p", {}, keep),
     ];
   }
 

@@ -6,14 +6,13 @@ What takes long is not called again: of slow rewards, the Lab shows what the ver
 import difflib
 import inspect
 import re
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any, NamedTuple
 
 import numpy as np
 
-import grpo_nb
 from grpo_nb.answers.compare import compare_answers
 from grpo_nb.reward_lab import amounts
 from grpo_nb.reward_lab.check import RewardCheck, RewardVerdict
@@ -21,8 +20,8 @@ from grpo_nb.reward_lab.scoring import prompt_text
 from grpo_nb.rewards import Reward
 from grpo_nb.rewards.judge import question
 from grpo_nb.views import tables
+from grpo_nb.views.refusals import own_frame
 
-PACKAGE = str(Path(grpo_nb.__file__).parent)
 FEW = 4  # rows that are shown if there is neither a sampled completion nor a right answer
 REASON, CARD, QUESTION = 200, 600, 300  # characters that are shown
 TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
@@ -129,7 +128,8 @@ def _reasons(check: RewardCheck, pairs: Sequence[tuple[int, str]]) -> list[list[
             if fault else [""] * len(pairs)  # fmt: skip
         if isinstance(func, Reward) and not fault and not scorer.is_slow(number):
             try:
-                results = func.explain(**scorer.arguments(number, pairs))
+                with redirect_stdout(StringIO()):
+                    results = func.explain(**scorer.arguments(number, pairs))
                 texts = [each.reason for each in results]
             except Exception as error:  # a user's reward may raise anything, and have no reasons
                 texts = [f"{type(error).__name__}: {error}"] * len(pairs)
@@ -225,17 +225,6 @@ def _fault(check: RewardCheck, name: str) -> dict[str, Any]:
                     place = {"line": frame.lineno, "code": frame.line, "completion": pair[1]}
                     return place | {"evidence": f"{type(error).__name__}: {error}"}
     return {}
-
-
-def own_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Return the frame of the person's own code in which an exception was raised, if there is one.
-
-    Frames of this package, of libraries and of Python's own modules are left out.
-    """
-    libraries = (PACKAGE, str(Path(inspect.__file__).parent), "<frozen")
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(libraries) and "-packages" not in f[0]]
-    return own[-1] if own else None
 
 
 def _question(row: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from grpo_nb.reward_lab import RewardTest, own_attacks
 from grpo_nb.reward_lab.attacks import Attack
 from grpo_nb.reward_lab.check import RewardCheck, check_rewards
 from grpo_nb.views import lab_data
+from grpo_nb.views.refusals import shorten
 from grpo_nb.views.widgets import in_order
 
 HERE = Path(__file__).parent
@@ -65,7 +66,10 @@ class RewardLab(anywidget.AnyWidget):
         self.reward_funcs, self.completions, self.options = reward_funcs, completions, options
         self.run, self.line, own = run, weights_line, list(options.get("attacks", ()))
         self.attacks = own + [each for each in self.session if each not in own and not run]
-        self.judge(dataset, options.get("reward_weights"))
+        try:
+            self.judge(dataset, options.get("reward_weights"))
+        except ValueError as error:
+            raise shorten(error) from None
         conditions = _conditions(options.get("args"))
         self.data = lab_data.contents(self.check, conditions)
         self._name_kept()

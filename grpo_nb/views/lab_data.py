@@ -22,6 +22,7 @@ from grpo_nb.rewards.judge import question
 from grpo_nb.views import tables
 from grpo_nb.views.refusals import own_frame
 
+OTHERS = 8  # names of attacks in a card
 FEW = 4  # rows that are shown if there is neither a sampled completion nor a right answer
 REASON, CARD, QUESTION = 200, 600, 300  # characters that are shown
 TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
@@ -193,15 +194,14 @@ def _card(check: RewardCheck, name: str, state: str, evidence: str, fix: str) ->
         return card | _fault(check, name)
     is_honest = each[0].attack.kind == "honest"
     worst = (min if is_honest else max)(each, key=lambda r: (r.level == "stop", r.total - r.right))
-    row = check.paid.rows[0]
-    return card | {
-        "attack": worst.attack.name,
-        "because": worst.because,
-        **{"total": worst.total, "right": worst.right, "wrong": worst.wrong},
-        "payer": check.scorer.names[worst.payer],
-        "difference": _difference(check.written.right(row)[:CARD], worst.completion[:CARD]),
-        "others": [result.attack.name for result in each if result is not worst],
-    }
+    others = ", ".join([r.attack.name for r in each if r is not worst][:OTHERS])
+    amount = f"{worst.total:.3g}; right {worst.right:.3g}, wrong {worst.wrong:.3g}"
+    payer = f"`{check.scorer.names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"
+    evidence = f"{worst.because}: {amount}; {payer}{others and f'; so do: {others}'}"
+    reference = check.written.right(check.paid.rows[0])
+    difference = _difference(reference[:CARD], worst.completion[:CARD])
+    card |= {"attack": worst.attack.name, "evidence": evidence, "difference": difference}
+    return card
 
 
 def _difference(reference: str, text: str) -> list[tuple[bool, str]]:

@@ -85,7 +85,7 @@ def test_the_card_of_an_attack_marks_what_the_right_answer_lacks():
     parts = {is_new: [t for new, t in card["difference"] if new == is_new] for is_new in (0, 1)}
     assert "".join(text for _, text in card["difference"]) == attack["text"][:600]
     assert "<reasoning>" in parts[0] and "<reasoning>" not in parts[1] and parts[1]
-    assert (card["state"], card["payer"]) == ("stop", "mentions") and card["fix"]
+    assert card["state"] == "stop" and "`mentions` pays 1" in card["evidence"] and card["fix"]
 
 
 def test_the_card_of_a_reward_that_raises_has_its_line_and_the_completion():

@@ -134,6 +134,10 @@ class Lab {
     this.handlers = { "change:added": open, "change:report": redraw, "change:kept": redraw,
       "msg:custom": (reply) => this.say(reply.note, reply.failed) };
     for (const [name, call] of Object.entries(this.handlers)) model.on(name, call);
+    // JupyterLab listens first: plain keys are the Lab's, and Ctrl-S its own.
+    this.allow = (event) => this.root.toggleAttribute(
+      "data-lm-suppress-shortcuts", !event.ctrlKey && !event.metaKey);
+    window.addEventListener("keydown", this.allow, true);
     this.watch = new ResizeObserver(() => this.drawRows());
     this.watch.observe(this.body);
     this.update();
@@ -142,6 +146,7 @@ class Lab {
   close() {
     clearTimeout(this.timer);
     this.watch.disconnect();
+    window.removeEventListener("keydown", this.allow, true);
     for (const [name, call] of Object.entries(this.handlers)) this.model.off(name, call);
   }
 
@@ -248,8 +253,8 @@ class Lab {
     const table = h("section", { class: "table" }, part("strip"), part("about"),
       h("div", { class: "tools" }, part("chips"), this.search), this.body);
     this.root = h("div", {
-      class: "lab tex2jax_ignore mathjax_ignore", "data-lm-suppress-shortcuts": "true",
-      "data-jp-suppress-context-menu": "true", onkeydown: (event) => this.key(event),
+      class: "lab tex2jax_ignore mathjax_ignore", "data-jp-suppress-context-menu": "true",
+      onkeydown: (event) => this.key(event),
     }, part("bar"), part("tabs"), h("div", { class: "parts" }, table, part("side")));
   }
 
@@ -273,6 +278,7 @@ class Lab {
   }
 
   key(event) {
+    if (event.ctrlKey || event.metaKey) return;
     event.stopPropagation(); // a notebook has shortcuts of its own
     const isTyping = /^(input|textarea)$/i.test(event.target.tagName);
     if (event.key === "/" && !isTyping) this.search.focus();

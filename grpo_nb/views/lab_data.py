@@ -6,6 +6,7 @@ What takes long is not called again: of slow rewards, the Lab shows what the ver
 import difflib
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grpo_nb.answers.compare import compare_answers
-from grpo_nb.reward_lab import amounts
+from grpo_nb.reward_lab import amounts, written
 from grpo_nb.reward_lab.check import RewardCheck, RewardVerdict
 from grpo_nb.reward_lab.scoring import prompt_text
 from grpo_nb.rewards import Reward
@@ -71,10 +72,11 @@ def _texts(check: RewardCheck) -> list[Text]:
     """Return the completions that are shown, in the order of their rows."""
     scorer, style = check.scorer, check.written
     count, attacked = len(scorer.rows), check.paid.rows if check.paid else []
-    texts = [
-        Text(number % count, "sampled", f"sampled {place + 1}", text)
-        for place, (number, text) in enumerate(check.sampled)
-    ]
+    texts, sizes = [], Counter()
+    for number, text in check.sampled:
+        row = number % count
+        sizes[row] += 1
+        texts.append(Text(row, "sampled", f"sampled {sizes[row]}", text))
     rows = {*attacked, *(each.row for each in texts)} or range(min(FEW, count))
     for row in rows:
         if style and row in style.answers:
@@ -140,13 +142,15 @@ def _reasons(check: RewardCheck, pairs: Sequence[tuple[int, str]]) -> list[list[
 
 def _answer(check: RewardCheck, text: str) -> str:
     """Return what stands in a completion where the form has the answer; "" if nothing does."""
-    before, _, after = (check.written.form if check.written else "").partition("{answer}")
-    before, after = before.rpartition("{reasoning}")[2].strip(), after.strip()
-    if not before or before not in text:
+    form = check.written.form if check.written else ""
+    before, _, after = form.partition("{answer}")
+    mark, after = written.answer_mark(form), after.strip()
+    opened = before[before.rfind(mark) :].strip() if mark else ""  # with a brace after \\boxed
+    if not opened or opened not in text:
         return ""
-    start = text.rfind(before) + len(before)
+    start = text.rfind(opened) + len(opened)
     end = text.find(after, start) if after else len(text)
-    return text[start:end].strip()
+    return text[start : end if end >= 0 else len(text)].strip()
 
 
 def _is_wrong(check: RewardCheck, each: Text, scores: np.ndarray, answer: str) -> bool:

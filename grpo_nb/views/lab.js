@@ -77,17 +77,17 @@ export function measure(data, rows, weights) {
 
 function h(tag, attributes, ...children) {
   const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes ?? {}))
+  for (const [name, value] of Object.entries(attributes))
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (value !== false && value !== undefined) node.setAttribute(name, value);
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+    else node.setAttribute(name, value ?? "");
+  node.append(...children.flat());
   return node;
 }
 
+const toggled = (list, item) => (list.includes(item) ? list.filter((each) => each !== item)
+  : [...list, item]);
 const short = (name) => name.replace(/_reward$/, "").replaceAll("_", " ");
 const number = (value) => String(Number(value.toPrecision(3)));
-const plural = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
-
 const missing = (row) => (row.failed ? "raises" : "None");
 
 function heat(value, [low, high]) {
@@ -121,7 +121,7 @@ const CHIPS = [
 class Lab {
   constructor(model, el) {
     const data = model.get("data");
-    Object.assign(this, { model, data, note: "" });
+    Object.assign(this, { model, data, note: "", id: Math.random().toString(36).slice(2) });
     this.state = {
       weights: data.weights, sort: ["total", true], chips: [], search: "", group: null,
       open: null, tab: "completions", ...model.get("state"),
@@ -130,8 +130,9 @@ class Lab {
     el.classList.add("grpo-lab");
     el.append(this.root);
     const redraw = () => this.draw();
-    const open = () => this.update({ open: data.completions.length + model.get("added").length - 1 });
-    this.handlers = { "change:added": open, "change:report": redraw, "change:kept": redraw,
+    const last = () => data.completions.length + model.get("added").length - 1;
+    this.handlers = { "change:report": redraw, "change:kept": redraw,
+      "change:added": () => this.update({ open: last() }),
       "msg:custom": (reply) => this.say(reply.note, reply.failed) };
     for (const [name, call] of Object.entries(this.handlers)) model.on(name, call);
     // JupyterLab listens first: plain keys are the Lab's, and Ctrl-S its own.
@@ -230,7 +231,7 @@ class Lab {
     this.heads = {};
     const head = (by, label, title, ...more) => {
       const onclick = () => this.update(
-        { sort: [by, String(this.state.sort[0]) === String(by) ? !this.state.sort[1] : true] });
+        { sort: [by, this.state.sort[0] !== by || !this.state.sort[1]] });
       const button = h("button", { onclick, title }, label);
       return (this.heads[by] = h("div", { role: "columnheader" }, button, ...more));
     };
@@ -263,7 +264,7 @@ class Lab {
     if (values.every(Number.isFinite)) this.update({ weights: values });
   }
 
-  current() {
+  get current() {
     return this.state.open ?? this.cursor;
   }
 
@@ -293,8 +294,7 @@ class Lab {
 
   step(by) {
     const { shown, body } = this;
-    const at = shown.indexOf(this.current()) + by;
-    const place = Math.max(0, Math.min(shown.length - 1, at));
+    const place = Math.max(0, Math.min(shown.length - 1, shown.indexOf(this.current) + by));
     this.cursor = shown[place];
     const height = body.clientHeight - body.firstChild.offsetHeight;
     body.scrollTop = Math.min(Math.max(body.scrollTop, (place + 1) * ROW - height), place * ROW);
@@ -317,18 +317,14 @@ class Lab {
   drawBar() {
     const { state, data } = this;
     const report = this.model.get("report");
-    const differs = (weights) => state.weights.some((weight, n) => weight !== weights[n]);
+    const differs = (weights) => String(state.weights) !== String(weights);
     const names = this.model.get("kept").map((each) => each.name);
-    const changes = [
-      ...(differs(report.weights) ? ["a weight was moved"] : []),
-      ...(String(names) !== String(report.attacks) ? ["an attack was kept or forgotten"] : []),
-    ];
-    const word = changes.length ? "out of date" : report.state;
+    const change = differs(report.weights) ? "a weight was moved"
+      : String(names) === String(report.attacks) ? "" : "an attack was kept or forgotten";
+    const word = change ? "out of date" : report.state;
     const line = report.line.replace("{}", state.weights.map(number).join(", "));
-    const copy = () => {
-      navigator.clipboard?.writeText(line);
-      this.say(`write this where the rewards are: ${line}`);
-    };
+    const copy = { title: "copy it: write it where the rewards are",
+      onclick: () => navigator.clipboard?.writeText(line) };
     const reset = () => {
       this.weights.forEach((field, n) => (field.value = data.weights[n]));
       this.weigh();
@@ -336,10 +332,10 @@ class Lab {
     const again = () => this.ask({ do: "judge", weights: state.weights });
     this.bar.replaceChildren(
       h("b", { class: `pill ${word.replaceAll(" ", "-")}`, role: "status" }, word),
-      h("span", {}, changes.length ? changes.join("; ") : report.sentence),
-      changes.length ? h("button", { class: "main", onclick: again }, "Ask again") : "",
-      ...(differs(data.weights) ? [h("button", { onclick: copy, title: line }, "Copy weights"),
-        h("button", { onclick: reset }, "Reset")] : []),
+      h("span", {}, change || report.sentence),
+      change ? h("button", { class: "main", onclick: again }, "Ask again") : "",
+      ...(differs(data.weights) ? [h("button", { onclick: reset }, "Reset"),
+        h("button", copy, line, " ⧉")] : []),
       h("span", { class: "note", "aria-live": "polite" }, this.note));
   }
 
@@ -356,8 +352,8 @@ class Lab {
     const sampled = now.groups.filter((group) => group.size > 1).length;
     const numbers = lost.flatMap((is, g) => (is ? [g + 1] : [])).join(", ");
     const text = !sampled ? "no sampled groups: pass `completions` to see advantages"
-      : `${now.groups.filter((group) => group.signal).length} of ${plural(sampled, "group")} `
-        + `with signal${numbers && `; lost by these weights: ${numbers}`}`;
+      : `${now.groups.filter((group) => group.signal).length} of ${sampled} groups with signal`
+        + (numbers && `; lost by these weights: ${numbers}`);
     const chosen = data.groups[state.group];
     this.about.replaceChildren(h("span", {}, text), chosen ? h("span", { class: "prompt" },
       images(chosen), `${state.group + 1}. ${chosen.question} → ${chosen.reference}`) : "");
@@ -365,24 +361,19 @@ class Lab {
 
   drawTools() {
     const { state } = this;
-    const toggled = (chip) => (state.chips.includes(chip)
-      ? state.chips.filter((each) => each !== chip) : [...state.chips, chip]);
     this.chips.replaceChildren(...CHIPS.map(([chip, title], n) => h("button", {
-      class: "chip", title, "aria-pressed": String(state.chips.includes(chip)),
-      onclick: () => this.update({ chips: toggled(chip) }),
+      title, "aria-pressed": String(state.chips.includes(chip)),
+      onclick: () => this.update({ chips: toggled(state.chips, chip) }),
     }, `${chip} ${this.counts[n]}`)));
-    const tabs = { completions: plural(this.shown.length, "completion"),
-      attacks: "attacks and findings", completion: "the chosen one" };
-    if (state.open === null) delete tabs.completion;
-    this.tabs.replaceChildren(...Object.entries(tabs).map(([tab, label]) => h("button", {
-      "aria-pressed": String(state.tab === tab),
-      onclick: () => this.update(tab === "attacks" ? { open: null, tab } : { tab }),
-    }, label)));
+    const tabs = [["completions", {}], ["attacks and findings", { open: null }],
+      ...(state.open === null ? [] : [["completion", {}]])];
+    this.tabs.replaceChildren(...tabs.map(([tab, change]) => h("button", {
+      "aria-pressed": String(state.tab === tab), onclick: () => this.update({ ...change, tab }),
+    }, tab)));
     this.root.dataset.tab = state.tab;
-    for (const [by, head] of Object.entries(this.heads)) {
-      const order = state.sort[1] ? "descending" : "ascending";
+    const order = state.sort[1] ? "descending" : "ascending";
+    for (const [by, head] of Object.entries(this.heads))
       head.setAttribute("aria-sort", String(state.sort[0]) === by ? order : "none");
-    }
   }
 
   drawRows() {
@@ -393,19 +384,18 @@ class Lab {
     const part = shown.slice(first, first + Math.ceil(body.clientHeight / ROW) + 8);
     space.replaceChildren(...part.map((n, place) => this.row(n, first + place)));
     body.setAttribute("aria-rowcount", shown.length);
-    body.setAttribute("aria-activedescendant", `lab-${this.current()}`);
+    body.setAttribute("aria-activedescendant", `${this.id}-${this.current}`);
   }
 
   row(n, place) {
     const row = this.rows[n];
-    const total = this.now.total[n];
     const cell = (name, options, ...children) =>
       h("div", { role: "gridcell", class: name, ...options }, ...children);
     return h("div", {
-      class: `row ${row.won}`, role: "row", id: `lab-${n}`, "data-n": n,
+      class: `row ${row.won}`, role: "row", id: `${this.id}-${n}`, "data-n": n,
       title: this.data.groups[row.group].question, "aria-rowindex": place + 1,
-      style: `top: ${place * ROW}px`, "aria-selected": String(n === this.current()),
-    }, cell("number total", {}, total === null ? "–" : number(total)),
+      style: `top: ${place * ROW}px`, "aria-selected": String(n === this.current),
+    }, cell("number total", {}, this.now.total[n] === null ? "–" : number(this.now.total[n])),
     cell("number", {}, against(this.now.advantage[n])),
     ...row.scores.map((score, r) => cell("number", { title: row.why[r],
       style: heat(score, this.ranges[r]) }, score === null ? missing(row) : number(score))),
@@ -444,7 +434,6 @@ class Lab {
   drawer(n) {
     const row = this.rows[n];
     const group = this.data.groups[row.group];
-    const total = this.now.total[n];
     const isKept = this.model.get("kept").some((each) => each.name === row.name
       || (each.group === row.group && each.text === row.text));
     const box = h("textarea", { "aria-label": "completion", rows: 8, spellcheck: "false" });
@@ -456,7 +445,7 @@ class Lab {
       h("h4", {}, `${row.group + 1} · ${row.name}`, h("button", {
         class: "close", "aria-label": "close", onclick: () => this.shut() }, "✕")),
       h("p", {}, images(group), group.question, group.reference && ` → ${group.reference}`),
-      h("p", {}, h("b", {}, `earns ${total === null ? "nothing" : number(total)} `),
+      h("p", {}, h("b", {}, `earns ${number(this.now.total[n] ?? 0)} `),
         against(this.now.advantage[n])),
       h("pre", {}, row.text.slice(0, at), row.answer ? h("mark", {}, row.answer) : "",
         row.text.slice(at + row.answer.length)),
@@ -470,13 +459,12 @@ class Lab {
   payment(row, reward, r) {
     const score = row.scores[r];
     const weight = this.state.weights[r];
-    const sum_of = score === null ? missing(row)
+    const amount = score === null ? missing(row)
       : `${number(score)} × ${number(weight)} = ${number(score * weight)}`;
     return h("details", { class: "payment" },
       h("summary", { style: heat(score, this.ranges[r]) }, h("b", {}, short(reward.name)),
-        ` ${reward.role && `(${reward.role}) `}${sum_of}`,
-        h("small", {}, row.why[r] || reward.doc)),
-      h("pre", {}, reward.source));
+        ` ${reward.role && `(${reward.role}) `}${amount}`,
+        h("small", {}, row.why[r] || reward.doc)), h("pre", {}, reward.source));
   }
 }
 

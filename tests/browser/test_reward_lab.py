@@ -189,8 +189,7 @@ def test_totals_follow_a_weight_and_groups_that_lose_their_signal_are_named(page
     expect(lab).to_contain_text("7 of 8 groups with signal; lost by these weights: 6")
     expect(lab.get_by_role("status")).to_have_text("out of date")
     assert {total for total, *_ in rows(lab)} <= {"4", "3", "1", "0"}
-    lab.get_by_role("button", name="Copy weights").click()
-    expect(lab).to_contain_text("reward_weights = [1, 1, 0]")
+    expect(lab.get_by_role("button", name="reward_weights = [1, 1, 0]")).to_be_visible()
     lab.get_by_role("button", name="Ask again").click()
     expect(lab.get_by_role("status")).to_have_text("stop")
     expect(lab.get_by_role("article").filter(has_text="kept: ")).to_have_count(0)

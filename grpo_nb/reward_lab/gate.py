@@ -22,7 +22,8 @@ from grpo_nb import data, environments
 from grpo_nb.checks import Check, Checks
 from grpo_nb.environments.check import perform
 from grpo_nb.files import project_path, read_json, write_json
-from grpo_nb.reward_lab import base_model
+from grpo_nb.reward_lab import base_model, own_attacks
+from grpo_nb.reward_lab.advantages import effective_scaling
 from grpo_nb.reward_lab.attacks import read_attacks
 from grpo_nb.reward_lab.baseline import RewardTest, warm_folder
 from grpo_nb.reward_lab.certificate import certify, judges
@@ -135,8 +136,10 @@ def judge(test: RewardTest) -> Verdict:
 
 def arguments(test: RewardTest) -> dict[str, Any]:
     """Return the arguments of `check_rewards` and the Reward Lab for the rewards of a run."""
-    stage, rows, baseline, (preset, grpo, tokenizer, *_) = test
+    stage, rows, baseline, (preset, grpo, tokenizer, on_gpu, _) = test
     cases, own = stage.config.rewards.cases, (preset.own or {}).get("reference")
+    attacks = read_attacks(project_path(cases)) if cases else []
+    scaling = effective_scaling(grpo.scale_rewards, grpo.loss_type, on_gpu)
     return {
         "reward_funcs": preset.reward_funcs,
         "dataset": rows,
@@ -145,9 +148,13 @@ def arguments(test: RewardTest) -> dict[str, Any]:
         "correct": preset.correct_func,
         "reference": own,
         "form": "" if own else preset.form.write("{reasoning}", "{answer}"),
-        "args": {"max_completion_length": grpo.max_completion_length},
+        "args": {
+            "max_completion_length": grpo.max_completion_length,
+            "scale_rewards": scaling,
+            "multi_objective_aggregation": grpo.multi_objective_aggregation,
+        },
         "processing_class": tokenizer,
-        "attacks": read_attacks(project_path(cases)) if cases else (),
+        "attacks": [*attacks, *own_attacks.of_run(stage.run)],
     }
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from grpo_nb.rewards import RewardSet
+from grpo_nb.views import refusals
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,10 +48,14 @@ class Page(str):
 
 
 def show_tables() -> None:
-    """Display every DataFrame of this notebook with `table`; outside a notebook, do nothing."""
+    """Display every DataFrame of this notebook with `table`, and a refusal as one red line.
+
+    Outside a notebook, do nothing.
+    """
     from IPython import get_ipython
 
     if shell := get_ipython():
+        refusals.register(shell)
         formatters = shell.display_formatter.formatters
         formatters["text/html"].for_type(pd.DataFrame, table)
         formatters["text/plain"].for_type(

@@ -161,11 +161,12 @@ def _is_wrong(check: RewardCheck, each: Text, scores: np.ndarray, answer: str) -
     style, part = check.written, check.roles
     reference = style.answers.get(each.row, "") if style else ""
     if part and part.right and reference:
-        pair = [(each.row, style.right(each.row)), (each.row, style.wrong(each.row))]
-        earned = np.nan_to_num(check.scorer.scores(pair) * check.scorer.weights)
-        full, low = (float(amounts.correctness(line[None], part)[0]) for line in earned)
-        own = np.nan_to_num(scores * check.scorer.weights)[part.right].sum()
-        if own < low + amounts.FULL * (full - low):
+        texts = style.right(each.row), style.wrong(each.row)
+        pair = check.scorer.scores([(each.row, text) for text in texts])
+        right, wrong, own = (
+            np.nan_to_num(line * check.scorer.weights)[part.right].sum() for line in (*pair, scores)
+        )
+        if own < wrong + amounts.FULL * (right - wrong):
             return True
     is_number = re.fullmatch(r"-?[\d.,]+", reference)
     return bool(is_number and answer) and compare_answers(reference, answer)[0] is False

@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from grpo_nb.runs.config import RunConfig
 
 Row = Mapping[str, Any]
+PHASES = {"seconds/generation": "generating", "seconds/reward": "scoring"}
 
 
 class RunTrainer:
@@ -348,8 +349,12 @@ class RunTrainer:
 
     @contextmanager
     def _timing(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
+        started, step = time.perf_counter(), self.state.global_step + 1
+        if name in PHASES:
+            self.monitor.say(f"step {step}: {PHASES[name]}", is_short=True)
         yield
+        if name == "seconds/reward":
+            self.monitor.say(f"step {step}: updating", is_short=True)
         self._record(name, time.perf_counter() - started)
 
     def _record(self, name: str, value: float) -> None:

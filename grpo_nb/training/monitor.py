@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 from transformers import TrainerCallback
 
+from grpo_nb import refusals
 from grpo_nb.checks import Check
 from grpo_nb.files import append_line, atomic_path, read_json, read_lines, write_json
 from grpo_nb.rewards import declared_range
@@ -109,6 +110,7 @@ class Monitor(TrainerCallback):
         ignore: Collection[str] = (),
         show: bool = True,
     ) -> None:
+        refusals.in_one_line()
         self.trainer, self.halt = trainer, halt
         self.names = list(trainer.reward_func_names)
         if correct and correct not in self.names:

@@ -23,7 +23,7 @@ from grpo_nb.models.adapter import trainable_weights
 from grpo_nb.models.template import turn_end
 from grpo_nb.models.vision import image_tokens
 from grpo_nb.rewards.prompts import message_text
-from grpo_nb.training import guard, stock
+from grpo_nb.training import guard, ranks, stock
 from grpo_nb.training.batch import solve_batch
 from grpo_nb.training.health import section
 from grpo_nb.training.metrics import asleep, memory_now, new_peak, peak_memory
@@ -48,6 +48,8 @@ def preflight(trainer: Any, *, checkpoints: int | None = None) -> Checks:
         fix = "watch memory_gib in the first steps"
         checks.append(Check("memory", "warning", "sharded weights: no dry run", fix))
     elif all(check.state != "stop" for check in checks):  # otherwise the step would show nothing
+        if ranks.is_main():
+            print("preflight: the largest step is tried …", flush=True)
         checks += dry_run(trainer, row)
     checks += [*_adapters(trainer), *_hand_over(trainer), _disk(trainer, checkpoints)]
     fixes = [f"{check.fix}; see {section(check.name)}" if check.fix else "" for check in checks]

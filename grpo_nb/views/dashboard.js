@@ -23,8 +23,8 @@ function format(value, form) {
   const digits = parseInt(form.slice(1));
   if (form.endsWith("%")) return `${(100 * value).toFixed(digits)} %`;
   if (form.endsWith("f")) return value.toFixed(digits);
-  const small = value !== 0 && Math.abs(value) < 1e-3;
-  return small ? value.toExponential(digits - 1) : String(+value.toPrecision(digits));
+  const small = value !== 0 && Math.abs(value) < 1e-3, rounded = +value.toPrecision(digits);
+  return small ? rounded.toExponential() : String(rounded);
 }
 
 // A chart with its title and legend in a figure of its own.
@@ -151,9 +151,10 @@ class Chart {
       add(item, "b", "", format(last, this.spec.form));
       texts.push(item.textContent);
     });
-    const [before] = this.base();
-    if (before != null) texts.push(add(this.legend, "span", "base",
-      `before training ${format(before, this.spec.form)}`).textContent);
+    const [before, ...ends] = this.base().map(value => format(value, this.spec.form));
+    const interval = ends.length ? ` (${ends.join(" … ")})` : "";
+    if (before) texts.push(add(this.legend, "span", "", `before training ${before}${interval}`)
+      .textContent);
     if (place < steps.length - 1) add(this.legend, "span", "", `at step ${steps[place]}`);
     else this.host.setAttribute("aria-label", `${this.spec.title}: ${texts.join(" · ")}`);
   }

@@ -15,7 +15,7 @@ MAY_IMPORT_HEAVY = {"models", "training", "export"}
 # By `training.RunTrainer`, `train_and_save` and `engine_of`, once the model is loaded.
 IMPORTED_LATE = ("training/trainer.py", "training/sft.py", "models/dense.py")
 FLOORS = [
-    {"machine", "checks", "lazy", "signals", "stats"},
+    {"machine", "checks", "lazy", "refusals", "signals", "stats"},
     {"files"},
     {"names"},
     {"runs", "colab", "sandbox", "updates"},

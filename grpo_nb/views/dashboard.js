@@ -83,7 +83,7 @@ class Chart {
     return {
       width, height, legend: { show: false }, padding: [8, 8, 0, 0],
       cursor: { y: false, sync: { key: this.board.id, scales: ["x", null] } },
-      scales: { x: { time: false }, y: { range: (_, low, high) => this.range(low, high) } },
+      scales: { x: { time: false, range: (_, low, high) => this.steps(low, high) }, y: { range: (_, low, high) => this.range(low, high) } },
       axes: [
         { ...axis, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] },
         { ...axis, size: 52, values: (_, ticks) => ticks.map(tick => format(tick, form)) },
@@ -97,6 +97,8 @@ class Chart {
       },
     };
   }
+
+  steps(low, high) { return [low, Math.max(high, this.board.model.get("now").step, low + 1)]; }
 
   range(low, high) {
     const values = [low, high, ...this.spec.always, ...this.base()].filter(v => v != null);

@@ -197,8 +197,6 @@ def load_policy(config: "RunConfig") -> Policy:
     Args:
         config: The settings of the run.
     """
-    from grpo_nb.runs import Run, refuse_changed
-
     name = config.model.model_name
     set_environment(config)
     with quiet(), hub_errors(name):
@@ -210,8 +208,6 @@ def load_policy(config: "RunConfig") -> Policy:
     result = policy_of(model, tokenizer, config.model)
     if adapter := config.policy.adapter:
         folder = runs_root() / adapter / "train/adapter"
-        if folder.is_dir():
-            refuse_changed(Run(adapter), "03", "or set policy.adapter to another")
         load_weights(result, folder if folder.is_dir() else project_path(adapter))
     return result
 

@@ -75,7 +75,7 @@ class Verdict(NamedTuple):
     def only_the_base_fails(self) -> bool:
         """Return whether only the base's check failed, and not because the base is always right.
 
-        `training.rescue` may help in this case.
+        `stages.rescue_base` may help in this case.
         """
         blamed = [check.name for check in self.checks if check.state == "stop"]
         return blamed == [base_model.BASE] and self.baseline["pass@1"] < 1
@@ -84,7 +84,7 @@ class Verdict(NamedTuple):
         """Return the verdict with `remedy` as the fix of the base's check; "" changes nothing.
 
         Args:
-            remedy: The advice of `training.rescue_base`.
+            remedy: The advice of `stages.rescue_base`.
         """
         checks = [
             c._replace(fix=remedy or c.fix) if c.name == base_model.BASE else c for c in self.checks

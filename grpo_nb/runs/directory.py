@@ -29,6 +29,7 @@ from grpo_nb.files import (
     write_json,
 )
 from grpo_nb.machine import git_commit, gpu_in_use, installed_versions, switches
+from grpo_nb.ranks import by_main
 from grpo_nb.runs import config as configs
 
 NOTEBOOKS = {
@@ -270,16 +271,18 @@ class Stage:
         A notebook's kernel lives on, so the run's lock does not show it. Entering the block again
         records that the stage is running.
         """
-        if self.run.manifest().get(self.stage, {}).get("status") == "cut off":
+        status = self.run.manifest().get(self.stage, {}).get("status")
+        if status == "cut off":
             self.run.record(self.stage, {"status": "running"})
         try:
             yield
         except BaseException as error:
-            if self.stage in self.run.manifest():
+            if status in ("running", "cut off"):
                 why = str(error) or type(error).__name__
                 self.run.record(self.stage, {"status": "cut off", "error": why})
             raise
 
+    @by_main
     def record_checks(self, checks: Iterable[Check]) -> None:
         """Add checks to the manifest; a check replaces an earlier one of the same name."""
         before = self.run.manifest().get(self.stage, {}).get("checks", [])
@@ -293,6 +296,7 @@ class Stage:
         self.config = configs.resolve(self.config.profile, settings, stored=stored)
         self.run.write_config(self.config)
 
+    @by_main
     def finish(self, *outputs: str) -> str:
         """Record the stage as done, release the run's lock, and return a sentence for the user.
 
@@ -314,7 +318,8 @@ class Stage:
         return f"{NOTEBOOKS[self.stage]}: done, {len(files)} files written; {after}"
 
 
-def start_stage(
+@by_main
+def start(
     stage: str,
     run_name: str | Path,
     settings: Mapping[str, Any] | None = None,
@@ -354,6 +359,9 @@ def start_stage(
     config = resolve_stages(run, settings, stage, "04" if all_stages else stage, profile)
     if not force:
         refuse_undone(run, stage)
+        other = config.policy.adapter
+        if other and stage == "03" and (runs_root() / other / "manifest.json").exists():
+            refuse_changed(Run(other), "03", "or set policy.adapter to another")
     run.lock()
     run.record(
         stage,

@@ -20,12 +20,12 @@ import numpy as np
 import pandas as pd
 from transformers import TrainerCallback
 
-from grpo_nb import refusals
+from grpo_nb import ranks, refusals
 from grpo_nb.checks import Check
 from grpo_nb.files import append_line, atomic_path, read_json, read_lines, write_json
 from grpo_nb.rewards import declared_range
 from grpo_nb.rewards.prompts import message_text, transcript
-from grpo_nb.training import health, metrics, ranks, stock
+from grpo_nb.training import health, metrics, stock
 from grpo_nb.training.logs import of_arguments, of_trainer, renamed
 from grpo_nb.updates import Buttons, Update, Watcher
 

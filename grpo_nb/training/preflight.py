@@ -17,13 +17,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from grpo_nb import ranks
 from grpo_nb.checks import Check, Checks
 from grpo_nb.models import cuda_available, sharded
 from grpo_nb.models.adapter import trainable_weights
 from grpo_nb.models.template import turn_end
 from grpo_nb.models.vision import image_tokens
 from grpo_nb.rewards.prompts import message_text
-from grpo_nb.training import guard, ranks, stock
+from grpo_nb.training import guard, stock
 from grpo_nb.training.batch import solve_batch
 from grpo_nb.training.health import section
 from grpo_nb.training.metrics import asleep, memory_now, new_peak, peak_memory

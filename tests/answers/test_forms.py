@@ -7,7 +7,7 @@ from hackable import lifted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_nb import data, reward_lab
+from grpo_nb import data, reward_lab, runs, stages
 from grpo_nb.answers import FORMS, TAGS, find_form
 from grpo_nb.models import Sample, hub, template
 from grpo_nb.reward_lab import Bench, RewardTest, baseline
@@ -16,7 +16,7 @@ from grpo_nb.rewards import Adaptive, gated, load_preset, load_rewards, reward_s
 from grpo_nb.rewards import numeric_correctness_reward as correct
 from grpo_nb.rewards import soft_format_reward as formed
 from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import Run, Stage, start_stage
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 
 NAMED = ["tags:think,answer", "tags:start_working_out,SOLUTION"]
@@ -171,13 +171,13 @@ SAMPLED = []  # of the base, in the form it was taught: the same for every form
 
 @pytest.mark.parametrize("name", FORMS)
 def test_notebook_2_passes_on_the_tiny_base_in_every_form(name, runs_dir):
-    stage = start_stage("01", "formed", {"rewards.form": name, **SMALL}, profile="tiny-cpu")
+    stage = runs.start("01", "formed", {"rewards.form": name, **SMALL}, profile="tiny-cpu")
     tokenizer = hub.load_tokenizer(stage.config.model.model_name)
-    preset = reward_lab.in_template(stage, tokenizer)
+    preset = stages.in_template(stage, tokenizer)
     count = partial(template.count_tokens, tokenizer)
     data.prepare_run(stage.run, stage.config.data, 0, count, preset)
     stage.finish("data")
-    stage = start_stage("02", "formed", {"rewards.baseline_completions": 8})
+    stage = runs.start("02", "formed", {"rewards.baseline_completions": 8})
     preset, rows = load_rewards(stage.config.rewards), data.load(stage.run, "train")
     assert rows[0]["prompt"][0]["content"] == preset.form.system_prompt
     usual = [{**row, "prompt": build_prompt(row["question"])} for row in rows[:8]]

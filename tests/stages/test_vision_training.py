@@ -153,7 +153,7 @@ def test_the_guard_notices_samples_that_did_not_see_the_image(folders, runs_dir)
 
 
 def test_the_warm_up_learns_with_images(folders, runs_dir):
-    from grpo_nb.training.sft import train_on
+    from grpo_nb.stages.sft import train_on
 
     settings = {"train.sft_steps": 12, "data.sft_rows": 8, "train.sft_learning_rate": 1e-2}
     config = vision_families.settings_of(folders["qwen3_vl"], **settings)

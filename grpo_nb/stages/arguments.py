@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from grpo_nb import environments
+from grpo_nb import environments, ranks
 from grpo_nb.files import read_yaml
 from grpo_nb.models import Policy, cuda_available, has_bf16
 from grpo_nb.names import ELSEWHERE, refuse_elsewhere, refuse_unknown
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.runs.config import GrpoConfig, RunConfig, flatten, resolve
-from grpo_nb.training import health, metrics, ranks
+from grpo_nb.training import health, metrics
 from grpo_nb.training.batch import Batch, solve_batch
 from grpo_nb.training.placebo import paid_weights
 

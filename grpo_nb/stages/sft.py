@@ -15,14 +15,14 @@ from datasets import (
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
+from grpo_nb import ranks
 from grpo_nb.data.store import Row
 from grpo_nb.models import Policy, adapter_in_fp32, cuda_available
 from grpo_nb.models.hub import quiet
 from grpo_nb.models.template import render
 from grpo_nb.rewards.prompts import images_of
-from grpo_nb.training import ranks
-from grpo_nb.training.pass_rate import PASS, suffices
-from grpo_nb.training.trainer import with_image_column
+from grpo_nb.stages.pass_rate import PASS, suffices
+from grpo_nb.stages.trainer import with_image_column
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -6,8 +6,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from grpo_nb.training import ranks, stock
-from grpo_nb.training.checkpoints import adaptive_rewards, remove_old, seal
+from grpo_nb import ranks
+from grpo_nb.stages.checkpoints import adaptive_rewards, remove_old, seal
+from grpo_nb.training import stock
 
 
 class StepCallback(TrainerCallback):

@@ -11,7 +11,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb import data, models
+from grpo_nb import data, models, ranks
 from grpo_nb.files import atomic_path, read_json, write_json
 from grpo_nb.models import Policy
 from grpo_nb.reward_lab import bench_of
@@ -19,8 +19,8 @@ from grpo_nb.reward_lab.baseline import WARMED
 from grpo_nb.reward_lab.table import Row
 from grpo_nb.rewards import load_rewards
 from grpo_nb.rewards.prompts import json_key
-from grpo_nb.training import checkpoints, ranks
-from grpo_nb.training.pass_rate import PASS, PROMPTS, measure
+from grpo_nb.stages import checkpoints
+from grpo_nb.stages.pass_rate import PASS, PROMPTS, measure
 
 if TYPE_CHECKING:
     from grpo_nb.runs import Run, Stage
@@ -74,7 +74,7 @@ def warm_up_curve(run: "Run") -> list[dict[str, Any]]:
 
 def _train_and_save(policy: Policy, stage: "Stage") -> dict[str, Any]:
     """Train the policy on right answers, save its weights, and return the content of about.json."""
-    from grpo_nb.training.sft import train_on  # Unsloth has to be imported before TRL
+    from grpo_nb.stages.sft import train_on  # Unsloth has to be imported before TRL
 
     config, rows, look = stage.config, data.load(stage.run, "sft"), None
     bench = bench_of(config, load_rewards(config.rewards), policy.tokenizer)

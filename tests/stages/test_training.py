@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from trainings import MATH, lines_of, make_run, trainer_of
 
 import grpo_nb
-from grpo_nb import models, rewards, training
+from grpo_nb import models, rewards, runs, stages, training
 from grpo_nb.data import load
 from grpo_nb.models import hub
 from grpo_nb.reward_lab.advantages import advantages
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import flatten, resolve
-from grpo_nb.training import arguments, validation
+from grpo_nb.stages import arguments, validation
 
 STEPS = TINY_SETTINGS["grpo.max_steps"]
 
@@ -41,7 +41,7 @@ def test_our_rewards_and_advantages_are_those_trl_trained_on(demo_run):
 
 def test_the_completions_of_training_can_be_read_back(demo_run):
     tokenizer = hub.load_tokenizer("data/tiny_base")
-    frame = training.read_completions(demo_run, MATH, tokenizer, cap_tokens=48)
+    frame = stages.read_completions(demo_run, MATH, tokenizer, cap_tokens=48)
     assert frame["step"].tolist() == sorted(frame["step"])
     assert len(frame) == STEPS * TINY_SETTINGS["grpo.per_device_train_batch_size"]
     assert frame["correct"].equals(frame["numeric_correctness_reward"] == 1)
@@ -152,20 +152,20 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
     stage, prompts = Stage(run, "03", config), [row["prompt"] for row in load(run, "train")]
 
     policy = models.load_policy(config)
-    said = training.warm_up(policy, stage)
+    said = stages.warm_up(policy, stage)
     groups = policy.generate(prompts[:64], max_completion_length=32, temperature=1.0, seed=1)
     begin = MATH.reference({"answer": "7"})[:16]
     assert np.mean([group[0].text.startswith(begin) for group in groups]) > 0.7
     assert said.startswith("30 SFT warm-up steps: loss")
-    lines = training.warm_up_curve(run)
+    lines = stages.warm_up_curve(run)
     assert lines[-1]["loss"] < lines[0]["loss"] / 3
     again = models.load_policy(config)
-    assert training.warm_up(again, stage) == said, "it is done once"
+    assert stages.warm_up(again, stage) == said, "it is done once"
     pairs = zip(policy.model.parameters(), again.model.parameters(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
     trained = (run / "rewards/warm_up/adapter_model.safetensors").read_bytes()
     (run / "rewards/warm_up/adapter_model.safetensors").write_bytes(trained[:-8] + bytes(8))
-    assert training.warm_up(models.load_policy(config), stage) == said
+    assert stages.warm_up(models.load_policy(config), stage) == said
     assert (run / "rewards/warm_up/adapter_model.safetensors").read_bytes() == trained, "done again"
     assert (run / "rewards/damaged-warm_up-1").is_dir()
 
@@ -188,8 +188,11 @@ def test_a_run_starts_from_the_adapter_of_another(start):
     first.stage.finish("train/adapter")
     damaged = first.folder / "adapter/adapter_model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-8] + bytes(8))
+    for stage in ("01", "02"):
+        Run("second").record(stage, {"status": "done", "outputs": {}})
+    Run("second").write_config(resolve("tiny-cpu", {"policy.adapter": "here"}))
     with pytest.raises(ValueError, match=r"here/train/adapter/.* changed after 03_train_grpo"):
-        trainer_of(Run("second"), **{"policy.adapter": "here"})
+        runs.start("03", "second")
 
 
 def test_an_ended_training_says_in_the_manifest_what_it_looks_like(start):
@@ -206,7 +209,7 @@ def test_a_trainer_is_attached_again_and_only_with_the_rewards_that_were_tested(
     """As in a notebook whose cell runs twice, and in one whose trainer got other rewards."""
     one = start(**{"grpo.max_steps": 1, "train.eval_steps": 0})
     callbacks = [type(each).__name__ for each in one.callback_handler.callbacks]
-    training.attach(one, one.stage, one.rewards, one.validation_rows, one.policy)
+    stages.attach(one, one.stage, one.rewards, one.validation_rows, one.policy)
     assert [type(each).__name__ for each in one.callback_handler.callbacks] == callbacks
     one.train()
     assert one.state.global_step == 1
@@ -219,7 +222,7 @@ def test_a_trainer_is_attached_again_and_only_with_the_rewards_that_were_tested(
         train_dataset=one.train_dataset,
     )
     with pytest.raises(ValueError, match="and the run soft_format_reward: write yours in noteb"):
-        training.attach(stock, one.stage, other)
+        stages.attach(stock, one.stage, other)
     one.args.learning_rat = 1
     with pytest.raises(ValueError, match=r"did you mean 'args\.learning_rate'"):
-        training.attach(one, one.stage, one.rewards)
+        stages.attach(one, one.stage, one.rewards)

@@ -2,7 +2,7 @@
 
     with adapter_in_fp32(model):
         trainer = GRPOTrainer(model=model, …, args=GRPOConfig(**grpo_arguments), …)
-    training.attach(trainer, stage, rewards, validation_rows)
+    stages.attach(trainer, stage, rewards, validation_rows)
     preflight(trainer).refuse()
     trainer.train()
 
@@ -38,6 +38,7 @@ import functools
 import io
 import math
 import shutil
+import signal
 import sys
 import time
 import warnings
@@ -50,7 +51,7 @@ from datasets import Dataset, Image, List
 from transformers.trainer_callback import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
 
-from grpo_nb import environments, models
+from grpo_nb import environments, models, ranks
 from grpo_nb.files import atomic_path, read_lines
 from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head, sharded
 from grpo_nb.models.template import fold_system
@@ -61,24 +62,15 @@ from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.calls import call, contained, kept
 from grpo_nb.rewards.combine import in_thread, is_async, waits
 from grpo_nb.rewards.prompts import Message, images_of, loggable
-from grpo_nb.training import (
-    checkpoints,
-    fast_cpu,
-    guard,
-    health,
-    metrics,
-    preflight,
-    ranks,
-    rules,
-    stock,
-)
-from grpo_nb.training.arguments import expected, grpo_arguments, refuse_unusable
-from grpo_nb.training.callbacks import StepCallback
-from grpo_nb.training.checkpoints import GOES_ON, save_trained
+from grpo_nb.stages import checkpoints
+from grpo_nb.stages.arguments import expected, grpo_arguments, refuse_unusable
+from grpo_nb.stages.callbacks import StepCallback
+from grpo_nb.stages.checkpoints import GOES_ON, save_trained
+from grpo_nb.stages.updates import progress_of, stop_on_signals
+from grpo_nb.stages.validation import Validation, hold_out, prompts_to_hold_out
+from grpo_nb.training import fast_cpu, guard, health, metrics, preflight, rules, stock
 from grpo_nb.training.monitor import Monitor
 from grpo_nb.training.placebo import shuffled
-from grpo_nb.training.updates import progress_of, stop_on_signals
-from grpo_nb.training.validation import Validation, hold_out, prompts_to_hold_out
 from grpo_nb.updates import Buttons, Watcher
 
 if TYPE_CHECKING:
@@ -133,6 +125,10 @@ class RunTrainer:
         self._loss_failed = False
         self._gathered: dict[str, Any] = {}
         self.row_sampler: Any = None
+        if ranks.count() > 1:
+            # When one process ends, the launcher sends SIGTERM to the others, which must still
+            # report what is kept. During the steps `train` handles the signal.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._add_callbacks(stage)
 
     def _start_event_loop(self) -> None:
@@ -163,8 +159,15 @@ class RunTrainer:
 
     @property
     def paths(self) -> str:
-        """Return how completions and log-probabilities are computed."""
-        return fast_cpu.paths(self)
+        """Return how the processes share a step, and how it is computed."""
+        args, group = self.args, self.num_generations
+        rows, micro_batches = args.per_device_train_batch_size, args.gradient_accumulation_steps
+        completions = rows * micro_batches * ranks.count()
+        return (
+            f"a step: {completions // group} prompts x {group} = {completions} completions, on "
+            f"{ranks.count()} process(es) in {micro_batches} micro-batch(es) of {rows}; "
+            f"{fast_cpu.paths(self)}"
+        )
 
     def train(self) -> TrainOutput:
         """Train the remaining steps up to `max_steps`, and save the adapter in train/adapter/.
@@ -494,7 +497,7 @@ def _refuse_other_rewards(trainer: "trl.GRPOTrainer", rewards: RewardSet) -> Non
         raise ValueError(
             f"the trainer has the rewards {', '.join(trainer.reward_func_names)}, and the run "
             f"{', '.join(rewards.names)}: write yours in notebook 2, below %%rewards, which tests "
-            "them; or train without training.attach"
+            "them; or train without stages.attach"
         )
 
 

@@ -17,8 +17,8 @@ from grpo_nb.reward_lab import RewardTest
 from grpo_nb.reward_lab.table import Row
 from grpo_nb.runs import Stage
 from grpo_nb.runs.config import RunConfig, flatten, resolve
-from grpo_nb.training.pass_rate import MARK, PASS, PROMPTS, SAMPLES, measure, suffices
-from grpo_nb.training.warm_up_run import load_untrained, warm_up
+from grpo_nb.stages.pass_rate import MARK, PASS, PROMPTS, SAMPLES, measure, suffices
+from grpo_nb.stages.warm_start import load_untrained, warm_up
 
 SFT_STEPS, SFT_ROWS = 200, 128  # for a warm-up that ends early once GRPO can start
 BETTER = 0.1  # least gain in right completions to advise a remedy that does not suffice
@@ -63,7 +63,7 @@ def rescue_base(test: RewardTest) -> Rescue:
             progress = models.part_of(stage.progress, 0, len(prompts) * SAMPLES, remedy)
             look = partial(measure, policy, rows_asking, bench, config)
             if "train.sft_steps" in settings:
-                from grpo_nb.training.sft import train_on  # Unsloth is imported before TRL
+                from grpo_nb.stages.sft import train_on  # Unsloth is imported before TRL
 
                 examples = data.worked_rows(_examples(stage, config, rows), bench.preset)
                 train_on(policy, Stage(stage.run, "02", config), examples, look)

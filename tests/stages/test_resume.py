@@ -16,9 +16,9 @@ from trainings import comparable, lines_of, make_run, scale_loss, steps_that_mov
 import grpo_nb
 from grpo_nb import rewards, training
 from grpo_nb.files import sha256
-from grpo_nb.training import checkpoints
-from grpo_nb.training.updates import Update, stop_on_signals
-from grpo_nb.training.validation import Validation
+from grpo_nb.stages import checkpoints
+from grpo_nb.stages.updates import Update, stop_on_signals
+from grpo_nb.stages.validation import Validation
 
 
 def at(trainer, step, act):
@@ -142,7 +142,7 @@ PLACES = {
     "the guard's look, with noise on the weights": "grpo_nb.training.guard.p_values",
     "a validation": "grpo_nb.environments.answer",
     "the save of a checkpoint": "torch.save",
-    "the seal of a checkpoint": "grpo_nb.training.checkpoints.digests",
+    "the seal of a checkpoint": "grpo_nb.stages.checkpoints.digests",
     "a reward": "grpo_nb.training.metrics.spread",
 }
 

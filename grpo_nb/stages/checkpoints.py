@@ -15,9 +15,9 @@ from grpo_nb import reward_lab
 from grpo_nb.files import digests, read_json, sha256, write_json
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.combine import Adaptive
-from grpo_nb.training.arguments import ARGUMENTS, default_of, setting_of
+from grpo_nb.stages.arguments import ARGUMENTS, default_of, setting_of
+from grpo_nb.stages.validation import prompts_to_hold_out
 from grpo_nb.training.metrics import forget_after
-from grpo_nb.training.validation import prompts_to_hold_out
 
 if TYPE_CHECKING:
     from trl import GRPOConfig

@@ -14,7 +14,7 @@ from grpo_nb.pipeline import notebooks as pipeline
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs import config as config_module
 from grpo_nb.runs.config import resolve
-from grpo_nb.training import arguments
+from grpo_nb.stages import arguments
 
 NOBODY = Policy(None, None, False)
 SET_HERE = {"grpo.max_steps": 7, "grpo.epsilon": 0.1}

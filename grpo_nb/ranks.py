@@ -6,13 +6,12 @@ uses it, in the same order.
 """
 
 import atexit
+import functools
 import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
-
-from grpo_nb.models import cuda_available
 
 Result = TypeVar("Result")
 HOW = "python -m torch.distributed.run --nproc_per_node {0} -m grpo_nb train … --processes {0}"
@@ -28,9 +27,10 @@ def start(expected: int | None) -> None:
         ValueError: The number of processes is not the expected one: the launcher started a single
             process, or several that are not connected.
     """
+    import torch
     from accelerate import PartialState
 
-    cpu = not cuda_available()
+    cpu = not torch.cuda.is_available()
     if cpu:  # the device would be "cpu:0", to which torch cannot load a checkpoint
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     # A validation on the first process may take longer than the others wait by default.
@@ -60,9 +60,8 @@ def end() -> None:
 
 def _world() -> Any:
     """Return torch.distributed if there are several processes, else None."""
-    import torch.distributed as world
-
-    return world if world.is_available() and world.is_initialized() else None
+    world = sys.modules.get("torch.distributed")  # a stage may start before torch is imported
+    return world if world and world.is_available() and world.is_initialized() else None
 
 
 def count() -> int:
@@ -116,3 +115,13 @@ def from_main(work: Callable[[], Result]) -> Result:
         return work()
     gather([])
     return broadcast_object_list([work() if is_main() else None])[0]
+
+
+def by_main(work: Callable[..., Result]) -> Callable[..., Result]:
+    """Let the first process alone do the work of a function, as `from_main`."""
+
+    @functools.wraps(work)
+    def wrapped(*args: Any, **kwargs: Any) -> Result:
+        return from_main(functools.partial(work, *args, **kwargs))
+
+    return wrapped

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from grpo_nb import data, models, reward_lab, rewards, training
+from grpo_nb import data, models, reward_lab, rewards, stages
 from grpo_nb.checks import Check
 from grpo_nb.models.template import count_tokens
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
-from grpo_nb.training import rescue
-from grpo_nb.training.pass_rate import PASS
-from grpo_nb.training.sft import LOOK_STEPS, PATIENCE, reason_to_end
+from grpo_nb.stages import rescue
+from grpo_nb.stages.pass_rate import PASS
+from grpo_nb.stages.sft import LOOK_STEPS, PATIENCE, reason_to_end
 
 BACKWARDS = {"data.answer_kind": "text", "train.sft_learning_rate": 3e-3, "data.max_rows": 400}
 BACKWARDS["grpo.max_completion_length"] = 24  # an answer in any form needs 20
@@ -34,12 +34,12 @@ def prepared(name, settings):
 def rescued(stage, bench):
     """Without baseline rollouts, which are not read."""
     test = reward_lab.RewardTest(stage, data.load(stage.run, "train"), None, bench)
-    return training.rescue_base(test)
+    return stages.rescue_base(test)
 
 
 def test_nothing_is_loaded_for_an_environment(runs_dir):
     test = reward_lab.RewardTest(None, [], None, SimpleNamespace(environment=True))
-    assert training.rescue_base(test).table.empty
+    assert stages.rescue_base(test).table.empty
 
 
 @pytest.fixture
@@ -62,10 +62,10 @@ def test_a_warm_up_is_advised_where_a_worked_example_does_not_help(runs_dir, bac
     assert stage.run.config().train.sft_steps == 0, "it is advised, and not adopted"
     # With these settings notebook 1 sets rows apart, and notebook 2 does the warm-up.
     again, _ = prepared("backwards", {**backwards, **settings})
-    assert "ended, as pass@8 reached train.sft_until = 0.3" in training.warm_up_base(again)
+    assert "ended, as pass@8 reached train.sft_until = 0.3" in stages.warm_up_base(again)
     shown = {row["question"] for row in data.load(stage.run, "sft")}
     assert not shown & {row["question"] for row in data.load(stage.run, "train")}
-    looks = [line for line in training.warm_up_curve(stage.run) if PASS in line]
+    looks = [line for line in stages.warm_up_curve(stage.run) if PASS in line]
     assert len(looks) > 1 and all(0 < look["distinct"] <= 1 for look in looks)
     assert all(look["entropy"] > 0 for look in looks)
 

@@ -4,10 +4,9 @@ import pandas as pd
 from pictures import FORM, ROWS, seen
 from trainings import MATH
 
-from grpo_nb import data
+from grpo_nb import data, stages
 from grpo_nb.rewards.prompts import in_parts
 from grpo_nb.runs import Run
-from grpo_nb.training import metrics
 
 
 def test_the_log_holds_no_image_and_each_completion_finds_its_reference(start):
@@ -31,7 +30,7 @@ def test_the_log_holds_no_image_and_each_completion_finds_its_reference(start):
     [path] = (run / "train/completions").glob("*.parquet")
     assert path.stat().st_size < 20_000 and b"\x89PNG" not in path.read_bytes()
     assert "PIL" not in pd.read_parquet(path).to_string()
-    table = metrics.read_completions(run, MATH, trainer.processing_class, 99)
+    table = stages.read_completions(run, MATH, trainer.processing_class, 99)
     assert table["reference"].tolist() == [row["answer"] for row in ROWS[::-1]]
     assert set(table["question"]) == {"Which color?"}
     [update] = updates

@@ -270,7 +270,7 @@ class Monitor(TrainerCallback):
         """
         if self.dashboard is not None:
             self.dashboard.say(phase, is_short)
-        elif self.prints and not is_short:
+        elif self.prints and not is_short and ranks.is_main():
             print(f"{phase} …")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -125,6 +125,7 @@ def try_merge(
     Returns:
         The check, and the figures of `parity.compare`; {} without an adapter.
     """
+    print("merge: the adapter and the size of its base are read …", flush=True)
     base, policy, adapter = paths
     names = [] if adapter is None else adapted_modules(adapter)
     _refuse_without_room(_size(policy, names), to)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from grpo_nb import refusals
 from grpo_nb.checks import Check, Checks
 from grpo_nb.reward_lab import amounts, linter, programs, written
 from grpo_nb.reward_lab.amounts import FIXES
@@ -151,7 +152,9 @@ def check_rewards(
     >>> [check.name for check in check_rewards(right, rows).findings if check.state == "stop"][:1]
     ['mentioned']
     """
-    return RewardCheck(**locals()).run()
+    arguments = locals()
+    refusals.in_one_line()
+    return RewardCheck(**arguments).run()
 
 
 def right_reward(

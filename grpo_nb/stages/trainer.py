@@ -43,7 +43,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,8 @@ if TYPE_CHECKING:
     from grpo_nb.runs.config import RunConfig
 
 Row = Mapping[str, Any]
+HALTS = "run this cell again to go on, or the cells below to use what is trained so far"
+PHASES = {"seconds/generation": "generating", "seconds/reward": "scoring"}
 
 
 class RunTrainer:
@@ -174,13 +176,19 @@ class RunTrainer:
         the model's modes before and after training.
 
         Raises:
-            KeyboardInterrupt: An interrupt or a signal ended training; a checkpoint is kept.
+            KeyboardInterrupt: An interrupt, a signal or the dashboard's button ended training; a
+                checkpoint is kept.
             RuntimeError, MemoryError, …: An error ended training; a checkpoint is kept.
         """
+        with self.stage.under_way() if ranks.is_main() else nullcontext():
+            return self._train()
+
+    def _train(self) -> TrainOutput:
         self.buttons.stop.clear()
         with stop_on_signals(self.buttons) as signals:
             checkpoint = ranks.from_main(self._begin)
             begun = checkpoints.step_of(checkpoint)
+            self.monitor.say(f"getting ready for step {begun + 1}", is_short=True)
             # Set before anything is restored, so that a failure while restoring saves nothing.
             self.state.global_step = self.steps.saved = begun
             try:
@@ -207,6 +215,8 @@ class RunTrainer:
             ranks.from_main(self._finish)
         if interrupted:
             raise KeyboardInterrupt(f"stopped after step {step}; {GOES_ON}")
+        if self.buttons.stop.is_set() and self.monitor.dashboard and step < self.args.max_steps:
+            raise KeyboardInterrupt(f"stopped after step {step}; {HALTS}")  # and so `Run All` halts
         return output
 
     def _return_to(self, checkpoint: Path) -> TrainOutput:
@@ -217,6 +227,11 @@ class RunTrainer:
         return TrainOutput(self.state.global_step, math.nan, {})
 
     def _begin(self) -> Path | None:
+        if getattr(self.policy.model, "is_closed", False):
+            raise ValueError(
+                "this policy was closed, which freed its weights: load it and build the trainer "
+                'again (run notebook 3 from "The policy" on); training goes on from its checkpoint'
+            )
         has_trained = getattr(self.policy.model, "updated_in", None) == self.folder
         if has_trained and self.resumption.begins_anew():
             raise ValueError(
@@ -350,8 +365,12 @@ class RunTrainer:
 
     @contextmanager
     def _timing(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
+        started, step = time.perf_counter(), self.state.global_step + 1
+        if name in PHASES:
+            self.monitor.say(f"step {step}: {PHASES[name]}", is_short=True)
         yield
+        if name == "seconds/reward":
+            self.monitor.say(f"step {step}: updating", is_short=True)
         self._record(name, time.perf_counter() - started)
 
     def _record(self, name: str, value: float) -> None:

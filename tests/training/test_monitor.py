@@ -78,7 +78,9 @@ trainer = stock(Path(FOLDER))
 monitor = Monitor(trainer)
 trainer.train()
 assert not monitor.failure, monitor.failure
-assert monitor.dashboard.step == 4 and monitor.dashboard.sample
+board = monitor.dashboard
+assert board.now["phase"] == "finished after step 4" and board.ranges["says"] == [0, 1]
+assert not board.error and "completions" in board.new_groups
 """
 
 

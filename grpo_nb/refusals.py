@@ -1,20 +1,27 @@
 """Show a refusal in a notebook as one red line with its fix, and a reward's error as one frame.
 
-A traceback of this package's own frames says nothing to who wrote the cell. Errors in a cell's own
-code, and those inside other libraries, are shown as always.
+A refusal is an exception that a `raise` of this package raises. Errors in a cell's own code, and
+those inside other libraries, are shown as always.
 """
 
+import linecache
+import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import grpo_nb
-
-PACKAGE = str(Path(grpo_nb.__file__).parent)
+PACKAGE = str(Path(__file__).parent)
 LIBRARIES = (PACKAGE, str(Path(traceback.__file__).parent), "<frozen")
-REFUSALS = (ValueError, FileNotFoundError, RuntimeError)
+REFUSALS = (ValueError, FileNotFoundError, RuntimeError, KeyboardInterrupt)
 RED, PLAIN = "\x1b[31m", "\x1b[0m"
+
+
+def in_one_line() -> None:
+    """Show refusals of this notebook in one line from now on; outside a notebook, do nothing."""
+    shell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython()
+    if shell and not shell.custom_exceptions:
+        shell.set_custom_exc((Exception, KeyboardInterrupt), _show)
 
 
 def own_frame(error: BaseException) -> traceback.FrameSummary | None:
@@ -37,24 +44,16 @@ def in_short(error: BaseException) -> list[str] | None:
     """
     frames, notes = traceback.extract_tb(error.__traceback__), getattr(error, "__notes__", [])
     is_ours = bool(frames) and frames[-1].filename.startswith(PACKAGE)
-    lines = [f"{RED}{type(error).__name__}: {error}{PLAIN}", *notes]
     if frame := own_frame(error):
-        return [lines[0], f"line {frame.lineno}: {frame.line}", *notes]
+        text = f"{RED}{type(error).__name__}: {error}{PLAIN}"
+        return [text, f"line {frame.lineno}: {frame.line}", *notes]
     if is_ours and isinstance(error, SyntaxError):  # of a cell that begins with %%rewards
-        lines[0] = f"{RED}SyntaxError: {error.msg}{PLAIN}"
-        return [lines[0], f"line {error.lineno}: {(error.text or '').strip()}", *notes]
-    return [f"{RED}{error}{PLAIN}", *notes] if is_ours and isinstance(error, REFUSALS) else None
-
-
-def shorten(error: BaseException) -> BaseException:
-    """Return the exception, which a notebook then shows in short, as if `register` was called."""
-    error._render_traceback_ = lambda: in_short(error) or traceback.format_exception(error)
-    return error
-
-
-def register(shell: Any) -> None:
-    """Show this package's refusals, and the errors of rewards, in short in this notebook."""
-    shell.set_custom_exc((Exception,), _show)
+        text = f"{RED}SyntaxError: {error.msg}{PLAIN}"
+        return [text, f"line {error.lineno}: {(error.text or '').strip()}", *notes]
+    raises = is_ours and linecache.getline(frames[-1].filename, frames[-1].lineno).strip()
+    if is_ours and isinstance(error, REFUSALS) and str(error) and raises.startswith("raise "):
+        return [f"{RED}{error}{PLAIN}", *notes]
+    return None
 
 
 def _show(
@@ -62,9 +61,11 @@ def _show(
     kind: type[BaseException],
     error: BaseException,
     trace: TracebackType,
-    tb_offset: int | None = None,
+    **options: Any,
 ) -> None:
+    """Show an exception in short if that says all of it; `%tb` shows where it was raised."""
     if lines := in_short(error):
+        sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace  # what %tb shows
         shell._showtraceback(kind, error, lines)
     else:
-        shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+        shell.showtraceback((kind, error, trace), **options)

@@ -19,6 +19,7 @@ from grpo_nb.models import (
     load_checkpoint,
     load_dequantized,
     load_tokenizer,
+    save_tokenizer,
     trained_base,
 )
 from grpo_nb.models.hub import find_model, hub_errors, quiet
@@ -204,7 +205,7 @@ def _write(
     """Write weights, config, generation config, tokenizer and chat template to a new folder."""
     with quiet():
         model.save_pretrained(folder, max_shard_size="5GB")
-    load_tokenizer(base, template).save_pretrained(folder)
+    save_tokenizer(load_tokenizer(base, template), folder, base)
     copy_processor(find_model(base), folder)
 
 

@@ -15,7 +15,7 @@ from grpo_nb.models.engine import (
     part_of,
 )
 from grpo_nb.models.engine_choice import engine_of, open_engine
-from grpo_nb.models.hub import load_tokenizer
+from grpo_nb.models.hub import load_tokenizer, save_tokenizer
 from grpo_nb.models.policy import (
     Policy,
     load_policy,

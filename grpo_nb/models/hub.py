@@ -2,12 +2,13 @@
 
 import contextlib
 import io
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.files import project_path
+from grpo_nb.files import project_path, read_json, write_json
 from grpo_nb.machine import skip_garbage_at_exit
 from grpo_nb.models.template import add_defaults
 from grpo_nb.models.vision import load_processor
@@ -121,3 +122,28 @@ def load_tokenizer(
     if processor is not None:
         processor.chat_template = tokenizer.chat_template
     return tokenizer
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, base: str = "") -> None:
+    """Save a tokenizer so that programs beside transformers read it as the base's own.
+
+    transformers 5 names a class that its version 4, and what is built on it, lack; and it leaves
+    out the SentencePiece model from which llama.cpp's converter takes the vocabulary of Gemma,
+    and of the first Llama and Mistral models.
+
+    Args:
+        tokenizer: The tokenizer.
+        folder: Where it is written.
+        base: Folder or hub name of the model that it belongs to, if there is one.
+    """
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    config = read_json(path)
+    if config["tokenizer_class"] == "TokenizersBackend":
+        write_json(path, config | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    if base:
+        from transformers.utils import cached_file
+
+        is_missing_fine = {"_raise_exceptions_for_missing_entries": False}
+        if vocabulary := cached_file(find_model(base), "tokenizer.model", **is_missing_fine):
+            shutil.copy(vocabulary, folder / "tokenizer.model")

@@ -3,6 +3,7 @@
 write("merged", ["q8_0", "q4_k_m"], chats)      # merged/gguf/merged-q8_0.gguf, Modelfile, README.md
 """
 
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -103,7 +104,8 @@ def write(
         if not kept:
             shutil.rmtree(temporary)
             return checks
-        _describe(temporary, kept, folder.name, checks, tokenizer, chats)
+        ends = tokenizer.convert_ids_to_tokens(served.ends_of(model))
+        _describe(temporary, kept, folder.name, checks, tokenizer, chats, ends)
     return checks
 
 
@@ -165,14 +167,14 @@ def _describe(
     checks: Sequence[Check],
     tokenizer: "PreTrainedTokenizerBase",
     chats: Sequence[list[Message]],
+    ends: Sequence[str],
 ) -> None:
     """Write Modelfile, for the first of the files, and README.md."""
     turn = chats[0][0]
     system = turn["content"] if turn["role"] == "system" else ""
-    ends = [tokenizer.eos_token]
     text = MODELFILE.format(
         file=files[0],
-        template=go_template(tokenizer),
+        template=go_template(tokenizer, bool(system)),
         system=f'SYSTEM """{system}"""\n' if system else "",
         stops="\n".join(f'PARAMETER stop "{end}"' for end in ends),
     )
@@ -182,25 +184,30 @@ def _describe(
     (folder / "README.md").write_text(about, encoding="utf-8")
 
 
-def go_template(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return the chat template in Ollama's language, from what the template writes around turns."""
-    marks = ["SYSTEM1", "USER1", "ASSISTANT1", "USER2"]
-    roles = ["system", "user", "assistant", "user"]
-    turns = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
+def go_template(tokenizer: "PreTrainedTokenizerBase", has_system: bool) -> str:
+    """Return the chat template in Ollama's language, from what the template writes around turns.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        has_system: Whether every chat begins with a system prompt.
+    """
+    roles = ["system"] * has_system + ["user", "assistant", "user"]
+    turns = [{"role": role, "content": f"TURN-{n}-"} for n, role in enumerate(roles)]
     text = render(tokenizer, turns)
     if (first := tokenizer("a")["input_ids"][0]) == tokenizer.bos_token_id:
-        text = text.removeprefix(tokenizer.decode([first]))  # Ollama adds it itself
-    parts = []
-    for mark in marks:
-        before, _, text = text.partition(mark)
-        parts.append(before.replace("{{", '{{ "{{" }}'))
-    system, user, answer, next_user = parts
+        text = text.removeprefix(tokenizer.decode([first]))  # llama.cpp adds it itself
+    parts = [part.replace("{{", '{{ "{{" }}') for part in re.split(r"TURN-\d-", text)]
+    system, user, answer, again, end = parts if has_system else ["", *parts]
+    first_user = f"{{{{ if le $i {int(has_system)} }}}}{user}{{{{ else }}}}{again}{{{{ end }}}}"
     return (
-        "{{ range $i, $turn := .Messages }}"
-        f'{{{{ if eq $turn.Role "system" }}}}{system}{{{{ $turn.Content }}}}'
-        f'{{{{ else if eq $turn.Role "user" }}}}'
-        f"{{{{ if le $i 1 }}}}{user}{{{{ else }}}}{next_user}{{{{ end }}}}{{{{ $turn.Content }}}}"
-        f"{{{{ else }}}}{answer}{{{{ $turn.Content }}}}{{{{ end }}}}{{{{ end }}}}{text}"
+        '{{ range $i, $turn := .Messages }}{{ if eq $turn.Role "system" }}'
+        + system
+        + '{{ else if eq $turn.Role "user" }}'
+        + first_user
+        + "{{ else }}"
+        + answer
+        + "{{ end }}{{ $turn.Content }}{{ end }}"
+        + end
     )
 
 

@@ -218,13 +218,18 @@ def _tokenized(
     }
 
 
+def ends_of(model: "PreTrainedModel") -> list[int]:
+    """Return the ids of the tokens that end the model's answers."""
+    ends = model.generation_config.eos_token_id
+    return ends if isinstance(ends, list) else [ends]
+
+
 def _missed_ends(
     server: Server, model: "PreTrainedModel", chat: list[Message], ids: list[int]
 ) -> int:
     """Count the tokens that end the model's answers, but not the server's when it is made to."""
-    ends = model.generation_config.eos_token_id
-    ends = ends if isinstance(ends, list) else [ends]
-    forced = [server.reply(chat, ids, 3, end) for end in ends] if server.text_ids("a") else []
+    ends = ends_of(model) if server.text_ids("a") else []
+    forced = [server.reply(chat, ids, 3, end) for end in ends]
     return sum(not reply.ended for reply in forced)
 
 

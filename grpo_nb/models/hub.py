@@ -127,9 +127,9 @@ def load_tokenizer(
 def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, base: str = "") -> None:
     """Save a tokenizer so that programs beside transformers read it as the base's own.
 
-    transformers 5 names a class that its version 4, and what is built on it, lack; and it leaves
-    out the SentencePiece model from which llama.cpp's converter takes the vocabulary of Gemma,
-    and of the first Llama and Mistral models.
+    transformers 5 names a class that its version 4, and what is built on it, lack. It leaves out
+    the list of added tokens, and the SentencePiece model: from both, llama.cpp's converter takes
+    the vocabulary of Gemma, and of the first Llama and Mistral models.
 
     Args:
         tokenizer: The tokenizer.
@@ -140,7 +140,10 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, base: str
     path = folder / "tokenizer_config.json"
     config = read_json(path)
     if config["tokenizer_class"] == "TokenizersBackend":
-        write_json(path, config | {"tokenizer_class": "PreTrainedTokenizerFast"})
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    added = tokenizer.added_tokens_decoder.items()
+    config["added_tokens_decoder"] = {str(number): token.__getstate__() for number, token in added}
+    write_json(path, config)
     if base:
         from transformers.utils import cached_file
 

@@ -1,0 +1,135 @@
+"""GGUF files, as llama.cpp itself reads them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import gguf as library
+import pytest
+import torch
+from families import CHATML, GEMMA, LLAMA3
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
+from tokenizers import models as kinds
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+import grpo_nb
+from grpo_nb import models
+from grpo_nb.export import gguf, llama_cpp, served
+from grpo_nb.files import project_path, read_lines, read_yaml
+from grpo_nb.rewards.prompts import build_prompt
+
+SMOLLM2 = project_path(".venv/smollm2")
+WORDS = [row["question"] for row in read_lines(project_path("data/word_problems.jsonl"))]
+# Half of them with what programs split differently between their words.
+ODD = ["  ", "\n\n\n", "\t", "'ll ", " 12345 ", "…", "é", " дело ", "東京", "🙂", "}}", "_", "\r\n"]
+TEXTS = [
+    *WORDS[:250],
+    *(text.replace(" ", ODD[n % len(ODD)], 1 + n % 5) for n, text in enumerate(WORDS[250:500])),
+]
+CHATS = [build_prompt(text) for text in WORDS[500:503]]
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+SIZES |= {"max_position_embeddings": 1024, "head_dim": 64}
+SCALING = {"rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0}
+SCALING |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 256}
+
+
+def byte_level(steps, *specials, bos="", **model):
+    """A tokenizer of 700 tokens that is trained on word problems and splits as a family does."""
+    backend = Tokenizer(kinds.BPE(**model))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=list(specials), initial_alphabet=alphabet
+    )
+    backend.train_from_iterator(TEXTS, trainer)
+    if bos:
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, backend.token_to_id(bos))]
+        )
+    return backend
+
+
+def split_by(name):
+    [expression] = read_yaml(llama_cpp.SPLITS)[name]
+    split = pre_tokenizers.Split(Regex(expression), "isolated")
+    return [split, pre_tokenizers.ByteLevel(False, use_regex=False)]
+
+
+def save(folder, tokenizer, model_type, seed=0, **settings):
+    """Save a random model of a family with its tokenizer, as a merge does."""
+    end = tokenizer.convert_tokens_to_ids(tokenizer.eos_token)
+    ids = {"eos_token_id": end, "bos_token_id": tokenizer.bos_token_id, "pad_token_id": 0}
+    config = AutoConfig.for_model(
+        model_type, **SIZES | settings, **ids, vocab_size=len(tokenizer)
+    )
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(3)  # sharper choices than those of transformers' first weights
+    model.save_pretrained(folder)
+    models.save_tokenizer(tokenizer, folder)
+    return folder
+
+
+def qwen3(folder):
+    backend = byte_level(split_by("qwen2"), "<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHATML}
+    return save(folder, PreTrainedTokenizerFast(tokenizer_object=backend, **names), "qwen3")
+
+
+def llama3(folder, **settings):
+    """With a token at the start, scaled positions, and an end of turn that only the file tells."""
+    specials = ("<|pad|>", "<|begin|>", "<|close|>", "<|start_header_id|>", "<|end_header_id|>")
+    backend = byte_level(split_by("llama-bpe"), *specials, bos="<|begin|>", ignore_merges=True)
+    template = LLAMA3.replace("<|eot_id|>", "<|close|>")
+    names = {"bos_token": "<|begin|>", "eos_token": "<|close|>", "pad_token": "<|pad|>"}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, chat_template=template, **names
+    )
+    return save(folder, tokenizer, "llama", rope_parameters=SCALING, **settings)
+
+
+def gemma2(folder):
+    """With a SentencePiece model, from which transformers and the converter take the vocabulary."""
+    import sentencepiece
+
+    source = folder.with_name("sentencepiece")
+    source.mkdir(parents=True)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_prefix=str(source / "tokenizer"), model_type="bpe",
+        vocab_size=900, byte_fallback=True, normalization_rule_name="identity", pad_id=0, eos_id=1,
+        bos_id=2, unk_id=3, eos_piece="<eos>", bos_piece="<bos>", pad_piece="<pad>",
+        add_dummy_prefix=False, remove_extra_whitespaces=False, split_digits=True,
+        user_defined_symbols=["<start_of_turn>", "<end_of_turn>"], minloglevel=2,
+        allow_whitespace_only_pieces=True,
+    )
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "GemmaTokenizer"}')
+    (source / "config.json").write_text('{"model_type": "gemma2"}')
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.eos_token, tokenizer.chat_template = "<end_of_turn>", "{{ bos_token }}" + GEMMA
+    save(folder, tokenizer, "gemma2", query_pre_attn_scalar=64, sliding_window=256)
+    models.save_tokenizer(tokenizer, folder, str(source))
+    return folder
+
+
+FAMILIES = {"qwen3": qwen3, "llama": llama3, "gemma2": gemma2, "SmolLM2": lambda _: SMOLLM2}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_llama_cpp_tokenizes_500_texts_as_the_merged_folder_does(family, tmp_path):
+    folder = FAMILIES[family](tmp_path / "merged")
+    file = tmp_path / "model.gguf"
+    llama_cpp.run_converter(folder, file, "f16")
+    tokenizer = models.load_tokenizer(str(folder))
+    ours = tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
+    with llama_cpp.serving(file, 512) as url:
+        server = served.server_at(url)
+        theirs = [server.text_ids(text) for text in TEXTS]
+        assert server.prompt_ids(CHATS[0]) == models.template.encode(tokenizer, CHATS[:1])[0]
+    wrong = [text for text, left, right in zip(TEXTS, ours, theirs, strict=True) if left != right]
+    assert len(TEXTS) == 500 and wrong == []

@@ -4,14 +4,15 @@ merge("Qwen/Qwen3-1.7B", "outputs/checkpoint-250", "merged", dataset, load_in_4b
 """
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.checks import Check
-from grpo_nb.export import parity
+from grpo_nb.export import gguf as gguf_files
+from grpo_nb.export import llama_cpp, parity, served
 from grpo_nb.files import atomic_path
 from grpo_nb.models import (
     cuda_available,

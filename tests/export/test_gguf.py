@@ -1,14 +1,11 @@
 """GGUF files, as llama.cpp itself reads them."""
 
-import json
-import shutil
-from pathlib import Path
+import re
 
 import gguf as library
 import pytest
 import torch
 from families import CHATML, GEMMA, LLAMA3
-from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as kinds
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -16,9 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 import grpo_nb
 from grpo_nb import models
 from grpo_nb.export import gguf, llama_cpp, served
-from grpo_nb.files import project_path, read_lines, read_yaml
+from grpo_nb.files import project_path, read_lines
 from grpo_nb.rewards.prompts import build_prompt
 
+BASE = "data/task_base"
 SMOLLM2 = project_path(".venv/smollm2")
 WORDS = [row["question"] for row in read_lines(project_path("data/word_problems.jsonl"))]
 # Half of them with what programs split differently between their words.
@@ -53,7 +51,7 @@ def byte_level(steps, *specials, bos="", **model):
 
 
 def split_by(name):
-    [expression] = read_yaml(llama_cpp.SPLITS)[name]
+    [expression] = [name for name in llama_cpp.TABLES["splits"][name] if name != "ByteLevel"]
     split = pre_tokenizers.Split(Regex(expression), "isolated")
     return [split, pre_tokenizers.ByteLevel(False, use_regex=False)]
 
@@ -62,9 +60,7 @@ def save(folder, tokenizer, model_type, seed=0, **settings):
     """Save a random model of a family with its tokenizer, as a merge does."""
     end = tokenizer.convert_tokens_to_ids(tokenizer.eos_token)
     ids = {"eos_token_id": end, "bos_token_id": tokenizer.bos_token_id, "pad_token_id": 0}
-    config = AutoConfig.for_model(
-        model_type, **SIZES | settings, **ids, vocab_size=len(tokenizer)
-    )
+    config = AutoConfig.for_model(model_type, **SIZES | settings, **ids, vocab_size=len(tokenizer))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
@@ -88,9 +84,7 @@ def llama3(folder, **settings):
     backend = byte_level(split_by("llama-bpe"), *specials, bos="<|begin|>", ignore_merges=True)
     template = LLAMA3.replace("<|eot_id|>", "<|close|>")
     names = {"bos_token": "<|begin|>", "eos_token": "<|close|>", "pad_token": "<|pad|>"}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, chat_template=template, **names
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **names)
     return save(folder, tokenizer, "llama", rope_parameters=SCALING, **settings)
 
 
@@ -101,11 +95,24 @@ def gemma2(folder):
     source = folder.with_name("sentencepiece")
     source.mkdir(parents=True)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS), model_prefix=str(source / "tokenizer"), model_type="bpe",
-        vocab_size=900, byte_fallback=True, normalization_rule_name="identity", pad_id=0, eos_id=1,
-        bos_id=2, unk_id=3, eos_piece="<eos>", bos_piece="<bos>", pad_piece="<pad>",
-        add_dummy_prefix=False, remove_extra_whitespaces=False, split_digits=True,
-        user_defined_symbols=["<start_of_turn>", "<end_of_turn>"], minloglevel=2,
+        sentence_iterator=iter(TEXTS),
+        model_prefix=str(source / "tokenizer"),
+        model_type="bpe",
+        vocab_size=900,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+        eos_piece="<eos>",
+        bos_piece="<bos>",
+        pad_piece="<pad>",
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        split_digits=True,
+        user_defined_symbols=["<start_of_turn>", "<end_of_turn>"],
+        minloglevel=2,
         allow_whitespace_only_pieces=True,
     )
     (source / "tokenizer_config.json").write_text('{"tokenizer_class": "GemmaTokenizer"}')
@@ -133,3 +140,125 @@ def test_llama_cpp_tokenizes_500_texts_as_the_merged_folder_does(family, tmp_pat
         assert server.prompt_ids(CHATS[0]) == models.template.encode(tokenizer, CHATS[:1])[0]
     wrong = [text for text, left, right in zip(TEXTS, ours, theirs, strict=True) if left != right]
     assert len(TEXTS) == 500 and wrong == []
+
+
+class Sound:
+    """A model, its file as the converter writes it, and what `gguf.test` needs beside them."""
+
+    def __init__(self, folder, **settings):
+        self.folder, self.file = llama3(folder, **settings), folder.parent / "sound.gguf"
+        llama_cpp.run_converter(self.folder, self.file, "f16")
+        model = models.load_checkpoint(str(self.folder), adapter=None, quantization="16bit")
+        self.engine = models.engine_of(model, models.load_tokenizer(str(self.folder)))
+
+    def check(self, file, **options):
+        return gguf.test(file, "f16", self.engine, served.Questions(CHATS, 12, **options))
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return Sound(tmp_path_factory.mktemp("llama") / "merged")
+
+
+@pytest.fixture(scope="module")
+def another(tmp_path_factory):
+    """The file of another model of the same family."""
+    return Sound(tmp_path_factory.mktemp("another") / "merged", seed=1)
+
+
+def rewrite(source, file, changes=None, without=(), values=lambda tensor: tensor.data):
+    """Copy a GGUF file with other fields, without some tensors, or with other weights."""
+    reader, changes = library.GGUFReader(source), changes or {}
+    writer = library.GGUFWriter(file, "llama")
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            part = field.types[-1] if len(field.types) > 1 else None
+            value = changes.get(name, field.contents())
+            writer.add_key_value(name, value, field.types[0], part)
+    for tensor in reader.tensors:
+        if not any(part in tensor.name for part in without):
+            writer.add_tensor(tensor.name, values(tensor))
+    for step in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{step}_to_file")()
+    writer.close()
+    return file
+
+
+def halved(tensor):
+    return tensor.data / 2 if "blk.1.ffn_down" in tensor.name else tensor.data
+
+
+FAULTS = {
+    "another vocabulary type": (
+        {"changes": {"tokenizer.ggml.model": "llama"}},
+        "^the vocabulary is of type 'llama', not 'gpt2'",
+    ),
+    "another pre-tokenizer": (
+        {"changes": {"tokenizer.ggml.pre": "smollm"}},
+        r"^\d texts are split into other tokens",
+    ),
+    "specials as text": (
+        {"changes": {"tokenizer.ggml.token_type": [1] * 700}},
+        "^5 special tokens are no single token",
+    ),
+    "no end of turn": ({"changes": {"tokenizer.ggml.eos_token_id": 0}}, "^1 tokens that end an"),
+    "another template": (
+        {"changes": {"tokenizer.chat_template": CHATML}},
+        "^3 prompts are rendered by another chat template",
+    ),
+    "a layer dropped": (
+        {"changes": {"llama.block_count": 2}, "without": ["blk.2."]},
+        "^2 layers of 3",
+    ),
+    "scaling lost": ({"without": ["rope_freqs"]}, "^the scaling of positions, 'llama3', is not in"),
+    "a tensor missing": ({"without": ["blk.1.ffn_down"]}, "^llama.cpp cannot load it: "),
+    "wrong weights": ({"values": halved}, "^the weights differ; greedy answers equal "),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_file_is_caught_and_named(sound, tmp_path, fault):
+    change, evidence = FAULTS[fault]
+    check = sound.check(rewrite(sound.file, tmp_path / "model.gguf", **change))
+    assert check.state == "stop" and check.fix
+    assert re.search(evidence, check.evidence), check
+
+
+def test_a_sound_file_passes_and_another_models_weights_do_not(sound, another):
+    check = sound.check(sound.file, score=lambda texts: len(texts) / 4)
+    assert check.state == "ok", check
+    assert "greedy answers equal 3 of 3, KL " in check.evidence
+    assert check.evidence.endswith("reward 0.75 (the model 0.75)")
+    check = sound.check(another.file)
+    assert check.evidence.startswith("the weights are another model's (embeddings 14"), check
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """An adapter of noise on the tiny model of tasks, whose tokenizer splits as Qwen's."""
+    from test_export import noise_adapter
+
+    return noise_adapter(BASE, tmp_path / "adapter", 0.02)
+
+
+def test_a_merge_with_gguf_leaves_tested_files_and_all_that_other_programs_need(adapter, tmp_path):
+    chats, to = [{"prompt": chat} for chat in CHATS], tmp_path / "merged"
+    options = {"load_in_4bit": True, "max_completion_length": 12}
+    grpo_nb.merge(BASE, adapter, to, chats, gguf="q8_0, q4_k_m", **options)
+    assert {path.name for path in (to / "gguf").iterdir()} == {
+        *("merged-q8_0.gguf", "merged-q4_k_m.gguf"),
+        *("Modelfile", "README.md"),
+    }
+    kinds = [library.GGUFReader(to / f"gguf/merged-{kind}.gguf") for kind in ("q8_0", "q4_k_m")]
+    assert [kind.fields["general.file_type"].contents() for kind in kinds] == [7, 15]
+    assert {"Q5_0", "Q8_0"} == {
+        tensor.tensor_type.name
+        for tensor in kinds[1].tensors
+        if ".attn_" in tensor.name and "norm" not in tensor.name and "bias" not in tensor.name
+    }
+    readme = (to / "gguf/README.md").read_text()
+    assert "- gguf f16: ok; greedy answers equal 3 of 3, KL " in readme
+    assert "llama-server -m merged-q8_0.gguf" in readme
+    modelfile = (to / "gguf/Modelfile").read_text()
+    assert modelfile.startswith("FROM ./merged-q8_0.gguf\n")
+    assert f'SYSTEM """{CHATS[0][0]["content"]}"""\nPARAMETER stop "<|im_end|>"\n' in modelfile

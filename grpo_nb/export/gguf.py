@@ -12,7 +12,13 @@ from pathlib import Path
 from grpo_nb.checks import Check, Checks
 from grpo_nb.export import llama_cpp, served
 from grpo_nb.files import atomic_path
-from grpo_nb.models import TransformersEngine, engine_of, load_checkpoint, load_tokenizer
+from grpo_nb.models import (
+    Sample,
+    TransformersEngine,
+    engine_of,
+    load_checkpoint,
+    load_tokenizer,
+)
 from grpo_nb.models.template import encode, render
 
 
@@ -42,13 +48,14 @@ def write(
     checks, files = Checks(), []
     model = load_checkpoint(str(folder), adapter=None, quantization="16bit")
     engine = engine_of(model, load_tokenizer(str(folder)))
+    ours = served.answers_of(engine, questions)
     first = next((kind for kind in kinds if kind.endswith("f16")), "f16")
     with suppress(_RefusedError), atomic_path(folder / "gguf") as temporary:
         temporary.mkdir()
         for kind in dict.fromkeys([first, *kinds]):
             file = temporary / f"{folder.name}-{kind}.gguf"
             llama_cpp.run_converter(folder, file, kind)
-            checks.append(test(file, kind, engine, questions))
+            checks.append(test(file, kind, engine, questions, ours))
             passed = checks[-1].state == "ok" or force
             if passed and kind in kinds:
                 files.append(file.name)
@@ -62,13 +69,19 @@ def write(
     return checks
 
 
-def test(file: Path, kind: str, engine: TransformersEngine, questions: served.Questions) -> Check:
+def test(
+    file: Path,
+    kind: str,
+    engine: TransformersEngine,
+    questions: served.Questions,
+    ours: Sequence[Sample],
+) -> Check:
     """Return the check of a GGUF file, which llama.cpp loads in a process of its own."""
     figures, faults = {}, faults_of(file, kind, engine)
     room = max(map(len, encode(engine.tokenizer, questions.chats))) + questions.tokens + 8
     try:
         with llama_cpp.serving(file, room) as url:
-            figures = served.compare(served.server_at(url), engine, questions)
+            figures = served.compare(served.server_at(url), engine, questions, ours)
     except RuntimeError as error:
         faults["file"] = str(error)
     limit = llama_cpp.TABLES["kinds"][kind]["kl"]

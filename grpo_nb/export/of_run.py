@@ -83,9 +83,8 @@ def check_server(run: "Run", url: str) -> int:
     """
     folder, server = str(run / MERGED), served.server_at(url)
     model = load_checkpoint(folder, adapter=None, quantization="16bit")
-    figures = served.compare(
-        server, engine_of(model, load_tokenizer(folder)), questions_of(run, run.config())
-    )
+    engine, questions = engine_of(model, load_tokenizer(folder)), questions_of(run, run.config())
+    figures = served.compare(server, engine, questions, served.answers_of(engine, questions))
     check = served.verdict(type(server).__name__, figures)
     print(shown(*check))
     return int(check.state != "ok")

@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 from grpo_nb.checks import Check
 from grpo_nb.export.parity import log_probs
 from grpo_nb.files import read_yaml
-from grpo_nb.models import TransformersEngine
+from grpo_nb.models import Sample, TransformersEngine
 from grpo_nb.models.template import encode, fold_system, with_completion
 from grpo_nb.rewards.prompts import Message
 
@@ -166,8 +166,22 @@ def server_at(url: str) -> Server:
     return Vllm(url) if plain.ask("/version") else plain
 
 
-def compare(server: Server, engine: TransformersEngine, questions: Questions) -> dict[str, Any]:
+def answers_of(engine: TransformersEngine, questions: Questions) -> list[Sample]:
+    """Return the model's own greedy answer to each question."""
+    tokens = questions.tokens
+    return [one for [one] in engine.generate(questions.chats, max_completion_length=tokens)]
+
+
+def compare(
+    server: Server, engine: TransformersEngine, questions: Questions, ours: Sequence[Sample]
+) -> dict[str, Any]:
     """Compare a server with the model that it should serve.
+
+    Args:
+        server: From `server_at`.
+        engine: The model's.
+        questions: What is asked.
+        ours: From `answers_of`.
 
     Returns:
         prompts, specials, texts and chats (how many of them the server tokenizes otherwise), ends
@@ -177,7 +191,6 @@ def compare(server: Server, engine: TransformersEngine, questions: Questions) ->
     tokenizer, (chats, tokens, score) = engine.tokenizer, questions
     folded, prompts = [fold_system(tokenizer, chat) for chat in chats], encode(tokenizer, chats)
     figures = {"prompts": len(chats)} | _tokenized(server, engine, folded, prompts)
-    ours = [group[0] for group in engine.generate(chats, max_completion_length=tokens)]
     replies = [server.reply(*each, tokens) for each in zip(folded, prompts, strict=True)]
     pairs = list(zip(replies, ours, strict=True))
     figures["runs_on"] = sum(not reply.ended and not our.truncated for reply, our in pairs)

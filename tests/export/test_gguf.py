@@ -152,7 +152,10 @@ class Sound:
         self.engine = models.engine_of(model, models.load_tokenizer(str(self.folder)))
 
     def check(self, file, **options):
-        return gguf.test(file, "f16", self.engine, served.Questions(CHATS, 12, **options))
+        questions = served.Questions(CHATS, 12, **options)
+        return gguf.test(
+            file, "f16", self.engine, questions, served.answers_of(self.engine, questions)
+        )
 
 
 @pytest.fixture(scope="module")

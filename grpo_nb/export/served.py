@@ -77,7 +77,8 @@ class Server:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.model = [each["id"] for each in self.ask("/v1/models").get("data", [])] or ["default"]
+        # transformers' server lists none, and answers if none is named.
+        self.model = {"model": e["id"] for e in self.ask("/v1/models").get("data", [])[:1]}
 
     def ask(self, path: str, **content: Any) -> dict[str, Any]:
         """Return the server's JSON; {} if it refuses the question."""
@@ -102,7 +103,7 @@ class Server:
 
         The answer begins with the token `begin`, if it is given and the server can.
         """
-        greedy = {"model": self.model[0], "temperature": 0, "max_tokens": tokens, "stream": False}
+        greedy = {"temperature": 0, "max_tokens": tokens, "stream": False} | self.model
         answer = self.ask("/v1/chat/completions", messages=chat, **greedy)
         for choice in answer.get("choices", []):
             return Reply(choice["message"]["content"], choice["finish_reason"] == "stop")
@@ -138,14 +139,14 @@ class Vllm(Server):
     """Ask vLLM's server."""
 
     def text_ids(self, text: str) -> list[int] | None:
-        asked = {"model": self.model[0], "prompt": text, "add_special_tokens": False}
+        asked = {"prompt": text, "add_special_tokens": False} | self.model
         return self.ask("/tokenize", **asked).get("tokens", [])
 
     def prompt_ids(self, chat: list[Message]) -> list[int] | None:
-        return self.ask("/tokenize", model=self.model[0], messages=chat).get("tokens", [])
+        return self.ask("/tokenize", messages=chat, **self.model).get("tokens", [])
 
     def reply(self, chat: list[Message], ids: list[int], tokens: int, begin: int = -1) -> Reply:
-        asked = {"model": self.model[0], "prompt": ids, "temperature": 0, "max_tokens": tokens}
+        asked = {"prompt": ids, "temperature": 0, "max_tokens": tokens} | self.model
         asked |= {"logprobs": LIKELIEST, "return_tokens_as_token_ids": True}
         asked |= {"logit_bias": {str(begin): 100}} if begin >= 0 else {}
         for choice in self.ask("/v1/completions", return_token_ids=True, **asked)["choices"]:

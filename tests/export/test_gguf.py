@@ -1,6 +1,14 @@
 """GGUF files, as llama.cpp itself reads them."""
 
+import json
 import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import gguf as library
 import pytest
@@ -265,3 +273,80 @@ def test_a_merge_with_gguf_leaves_tested_files_and_all_that_other_programs_need(
     modelfile = (to / "gguf/Modelfile").read_text()
     assert modelfile.startswith("FROM ./merged-q8_0.gguf\n")
     assert f'SYSTEM """{CHATS[0][0]["content"]}"""\nPARAMETER stop "<|im_end|>"\n' in modelfile
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory):
+    """The tiny model of tasks, whose tokenizer splits as Qwen's, as a merge leaves it."""
+    folder = tmp_path_factory.mktemp("model") / "merged"
+    shutil.copytree(project_path(BASE), folder)
+    return folder
+
+
+def other_architecture(folder, monkeypatch):
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["Unheard0fForCausalLM"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def full_disk(folder, monkeypatch):
+    real = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=10**6))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (full_disk, r"^the GGUF files take up to 0\.0036 GB .* has 0\.001 GB free: free some space"),
+        (other_architecture, r"^llama\.cpp's converter does not take .*Unheard0f.* serve it with"),
+    ],
+)
+def test_what_cannot_be_written_is_one_sentence_and_leaves_no_file(
+    merged, tmp_path, monkeypatch, fault, message
+):
+    folder = shutil.copytree(merged, tmp_path / "merged")
+    fault(folder, monkeypatch)
+    before = sorted(folder.iterdir())
+    with pytest.raises(RuntimeError, match=message) as error:
+        gguf.write(folder, ["q8_0"], served.Questions(CHATS, 4))
+    assert "\n" not in str(error.value) and sorted(folder.iterdir()) == before
+
+
+def test_an_unknown_kind_and_a_missing_package_are_named_before_anything_is_merged(monkeypatch):
+    nowhere = ("no-base", "no-adapter", "nowhere")
+    with pytest.raises(ValueError, match=r"unknown kind of GGUF file 'q4_k'.*q4_k_m"):
+        grpo_nb.merge(*nowhere, load_in_4bit=True, gguf="q4_k")
+    monkeypatch.setattr(llama_cpp, "MODULES", ("gguf", "no_such_package"))
+    with pytest.raises(RuntimeError, match="need no_such_package, which is missing: pip install"):
+        grpo_nb.merge(*nowhere, load_in_4bit=True, gguf="q8_0")
+
+
+@pytest.fixture(scope="module")
+def server(merged, tmp_path_factory):
+    """transformers' own server of the folder, in a process of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    line = [str(Path(sys.executable).with_name("transformers")), "serve", "--port", str(port)]
+    log = (tmp_path_factory.mktemp("server") / "log").open("w+")
+    process = subprocess.Popen([*line, str(merged)], stdout=log, stderr=log)
+    for _ in range(1200):
+        with suppress(ValueError):
+            yield served.server_at(f"http://127.0.0.1:{port}/v1")
+            break
+        assert process.poll() is None, log.seek(0) or log.read()
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+
+
+def test_a_server_that_tells_nothing_but_answers_is_judged_by_them(server, merged, another):
+    assert type(server) is served.Server
+    model = models.load_checkpoint(str(merged), adapter=None, quantization="16bit")
+    own = models.engine_of(model, models.load_tokenizer(str(merged)))
+    questions = served.Questions([build_prompt(f"Extract age: Ida, {n}.") for n in range(8)], 12)
+    for engine, state in ((own, "ok"), (another.engine, "stop")):
+        answers = served.answers_of(engine, questions)
+        check = served.verdict("served", served.compare(server, engine, questions, answers))
+        assert check.state == state, check
+    assert check.evidence.startswith("the weights differ; greedy answers equal 0 of 8")

@@ -78,7 +78,8 @@ class Server:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         # transformers' server lists none, and answers if none is named.
-        self.model = {"model": e["id"] for e in self.ask("/v1/models").get("data", [])[:1]}
+        names = [each["id"] for each in self.ask("/v1/models").get("data", [])]
+        self.model = {"model": names[0]} if names else {}
 
     def ask(self, path: str, **content: Any) -> dict[str, Any]:
         """Return the server's JSON; {} if it refuses the question."""

@@ -297,7 +297,7 @@ def full_disk(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (full_disk, r"^the GGUF files take up to 0\.0036 GB .* has 0\.001 GB free: free some space"),
+        (full_disk, r"^the GGUF files take up to 0\.0036 GB .* has 0\.001 GB free: free some"),
         (other_architecture, r"^llama\.cpp's converter does not take .*Unheard0f.* serve it with"),
     ],
 )
@@ -344,7 +344,9 @@ def test_a_server_that_tells_nothing_but_answers_is_judged_by_them(server, merge
     assert type(server) is served.Server
     model = models.load_checkpoint(str(merged), adapter=None, quantization="16bit")
     own = models.engine_of(model, models.load_tokenizer(str(merged)))
-    questions = served.Questions([build_prompt(f"Extract age: Ida, {n}.") for n in range(8)], 12)
+    rows = read_lines(project_path("data/tasks/json_extraction.jsonl"))[:8]
+    chats = [build_prompt(row["question"], "Answer with one JSON object.") for row in rows]
+    questions = served.Questions(chats, 12)
     for engine, state in ((own, "ok"), (another.engine, "stop")):
         answers = served.answers_of(engine, questions)
         check = served.verdict("served", served.compare(server, engine, questions, answers))

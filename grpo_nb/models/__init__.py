@@ -16,7 +16,7 @@ from grpo_nb.models.engine import (
     open_engine,
     part_of,
 )
-from grpo_nb.models.hub import load_tokenizer, tokenizer_of
+from grpo_nb.models.hub import load_tokenizer, save_tokenizer, tokenizer_of
 from grpo_nb.models.policy import (
     Policy,
     load_policy,

@@ -212,14 +212,16 @@ def refuse_unusable_rows(config: "DataConfig") -> None:
 def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
     """Return rows for TRL's SFTTrainer: {"prompt": [system, user], "completion": [assistant], …}.
 
-    The completion is the row's worked solution if it has one, otherwise its reference answer.
+    The completion is the row's worked solution if it has one, else what the rewards' own function
+    `reference` writes, else the answer without any reasoning: one line of reasoning that fits every
+    question would be learnt, and paid for.
     """
-    pairs = []
+    own, pairs = (preset.own or {}).get("reference"), []
     for row in rows:
-        text = preset.reference(row)
-        if solution := row.get("worked"):
-            solution = re.sub(r"<<[^<>]*>>", "", solution).strip()  # GSM8K's calculator marks
-            text = preset.form.write(solution, row["answer"])
+        # Without the marks of GSM8K's calculator.
+        steps = re.sub(r"<<[^<>]*>>", "", row.get("worked") or "").strip()
+        is_own = own and not steps
+        text = own(row) if is_own else preset.form.write(steps or None, str(row["answer"]))
         completion = [{"role": "assistant", "content": text}]
         pairs.append({**row, "completion": completion})
     return pairs

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from grpo_nb import environments
+from grpo_nb.evaluation.readings import reference_of
 from grpo_nb.evaluation.report import DECODING, Evaluation, build, with_accuracy
 from grpo_nb.models import (
     Engine,
@@ -304,7 +305,7 @@ def _scored(rows: Sequence[dict], groups: Sequence[Sequence[Sample]], bench: Ben
         {
             "row": numbers,
             "question": [row.get("question") or turn for row, turn in pairs],
-            "reference": [row["answer"] for row in prompts],
+            "reference": list(map(reference_of, prompts)),
             "completion": [sample.text for sample in samples],
             "answer": pd.Series(answers, dtype=object),
             "tokens": [sample.tokens for sample in samples],

@@ -14,7 +14,7 @@ from grpo_nb.models.engine import (
     free_memory,
     part_of,
 )
-from grpo_nb.models.hub import load_tokenizer, tokenizer_of
+from grpo_nb.models.hub import load_tokenizer, save_tokenizer, tokenizer_of
 from grpo_nb.models.policy import (
     Policy,
     engine_of,

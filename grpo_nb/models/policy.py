@@ -106,6 +106,7 @@ class Policy(NamedTuple):
         for tensor in [*self.model.parameters(), *self.model.buffers()]:
             vars(tensor).pop("quant_state", None)
             tensor.grad, tensor.data = None, torch.empty(0, dtype=tensor.dtype)
+        self.model.is_closed = True
         free_memory()
 
 

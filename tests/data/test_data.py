@@ -499,7 +499,7 @@ def test_sft_rows_show_the_worked_answer_in_the_wanted_format(runs_dir):
     primed = data.worked_rows(data.load(Run("r"), "sft"), preset)
     texts = {row["completion"][0]["content"] for row in primed}
     shown = "She has 2+2=4 pens.\n#### 4"
-    assert shown in texts and texts <= {shown, preset.reference({"answer": "1"})}
+    assert shown in texts and texts <= {shown, "#### 1"}
 
 
 @pytest.mark.parametrize(("wanted", "written"), [(0, 0), (400, 4)])

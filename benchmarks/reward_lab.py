@@ -38,12 +38,12 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def prepare() -> tuple[runs.Stage, list[dict]]:
-    first = runs.start_stage("01", "bench", profile="tiny-cpu")
+    first = runs.start("01", "bench", profile="tiny-cpu")
     tokenizer = hub.load_tokenizer(first.config.model.model_name)
     count_tokens = partial(template.count_tokens, tokenizer)
     data.prepare_run(first.run, first.config.data, 0, count_tokens)
     first.finish("data")
-    stage = runs.start_stage("02", "bench", {"rewards.baseline_prompts": 64})
+    stage = runs.start("02", "bench", {"rewards.baseline_prompts": 64})
     return stage, data.load(stage.run, "train")
 
 
@@ -70,14 +70,12 @@ def main() -> None:
     test = reward_lab.RewardTest(stage, rows, tried, bench)
     lab = RewardLab(**reward_lab.arguments(test))
     texts = iter(f"<answer>{number}</answer>" for number in range(TIMES))
-    places = iter(range(1, TIMES + 1))
     figures = {
         "rollouts sampled, model loaded": sampled,
         "rollouts read from their cache": seconds(lambda: baseline.sample(run, rows[:64], config)),
         "512 completions scored": seconds(test.table),
         "the Lab opened": seconds(lambda: RewardLab(**reward_lab.arguments(test))),
-        "another row": seconds(lambda: setattr(lab.row, "value", next(places))),
-        "one completion edited": seconds(lambda: setattr(lab.text, "value", next(texts))),
+        "one completion edited": seconds(lambda: lab.score(0, next(texts))),
         "rewards judged": seconds(lambda: reward_lab.judge(test)),
     }
     figures |= {f"check_rewards, {task}": check_seconds(task) for task in TASKS}

@@ -49,7 +49,8 @@ REFUSED = """
 TAIL = """
 ## Combined rewards
 
-`gated(a, by=b)` pays `a` only if `b` scores at least `mark` (1). `math_problem_reward` is
+`gated(a, by=b)` pays `a` only if `b` scores at least `mark` (1). `Adaptive(a)` has a factor that
+follows the success rate and is saved with checkpoints. `math_problem_reward` is
 `numeric_correctness_reward` gated by `soft_format_reward`.
 
 ## TRL's rewards
@@ -72,31 +73,8 @@ The functions named `get_…` return a reward.
 `LLMJudge` asks any server with OpenAI's API, one request per completion
 ([a recipe](recipes.md#an-llm-as-judge)). `GroupJudge` grades all completions of a prompt in one
 request ([a judge that may pay](designing-rewards.md#a-judge-that-may-pay)). A reward model that
-classifies sequences takes one forward pass per completion:
-
-```python
-# helpful.py
-from functools import cache
-
-from transformers import pipeline
-
-extends, reward_weights = "math", [0.25]
-
-
-@cache
-def classifier():
-    safe = {"use_safetensors": True}
-    return pipeline("text-classification", "me/reward-model", model_kwargs=safe)
-
-
-def helpful(prompts, completions, **_):
-    template = classifier().tokenizer.apply_chat_template
-    chats = [template(p + c, tokenize=False) for p, c in zip(prompts, completions)]
-    marks = classifier()(chats, function_to_apply="sigmoid", add_special_tokens=False)
-    return [mark["score"] for mark in marks]
-```
-
-Both can be hacked: test them with attacks before you trust them.
+classifies sequences is a function like any other, in a file of rewards. All can be hacked: test
+them with attacks before you trust them.
 """
 
 

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from grpo_nb import refusals
 from grpo_nb.checks import Check, Checks
 from grpo_nb.reward_lab import amounts, linter, programs, written
 from grpo_nb.reward_lab.amounts import FIXES
 from grpo_nb.reward_lab.attacks import Attack, Attacks, verified
 from grpo_nb.reward_lab.mentions import accepted, columns_of, missing_columns, strings_of
 from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, cut, prompt_text, read_rows
-from grpo_nb.rewards import Reward
 from grpo_nb.rewards.contract import TRLS_OWN, parameters_of
 
 CHARACTERS = 4  # per token, for the length of the longest completion
@@ -152,7 +152,9 @@ def check_rewards(
     >>> [check.name for check in check_rewards(right, rows).findings if check.state == "stop"][:1]
     ['mentioned']
     """
-    return RewardCheck(**locals()).run()
+    arguments = locals()
+    refusals.in_one_line()
+    return RewardCheck(**arguments).run()
 
 
 def right_reward(
@@ -215,50 +217,10 @@ class RewardCheck:
             self.behavior()
         return self.verdict(time.perf_counter() - self.start)
 
-    def completions(self, row: int) -> dict[str, str]:
-        """Return {name: text} of the right, the sampled and the attacking completions of a row."""
-        scorer, style, texts = self.scorer, self.written, {}
-        if style and row in style.answers:
-            texts = {"the right answer": style.right(row), "another row's answer": style.wrong(row)}
-            texts |= {attack.name: text for attack, text in self._attacks().on(row)}
-        own = [text for number, text in self.sampled if number % len(scorer.rows) == row]
-        texts |= {f"sampled completion {n}": text for n, text in enumerate(own, start=1)}
-        return {**texts, "an empty completion": ""}
-
-    def _attacks(self) -> Attacks:
+    def every_attack(self) -> Attacks:
         """Return what writes the attacks, as far as the check has come."""
         parts = self.longest, self.attacks, self.executed, self.paid_wrong
         return Attacks(self.scorer, self.written, *parts)
-
-    def answer(self, text: str) -> str:
-        """Return what stands in a completion where the form has the answer; "" if nothing does."""
-        before, _, after = (self.written.form if self.written else "").partition("{answer}")
-        before, after = before.rpartition("{reasoning}")[2].strip(), after.strip()
-        start = text.rfind(before) + len(before) if before in text else len(text)
-        start = start if before else 0
-        end = text.find(after, start) if after else len(text)
-        return text[start:end].strip()
-
-    def explain(self, row: int, text: str) -> list[dict[str, Any]]:
-        """Return what each reward pays for a completion: score, weight, part of the total, reason.
-
-        Only rewards of this package's shape give reasons; of others, the error is the reason.
-        """
-        scorer, lines = self.scorer, []
-        roles = {n: role for role in self.ROLES for n in getattr(self.roles, role, ())}
-        for number, score in enumerate(scorer.scores([(row, text)])[0]):
-            func, weight, reason = scorer.funcs[number], float(scorer.weights[number]), ""
-            try:
-                if isinstance(func, Reward):
-                    reason = func.explain(**scorer.arguments(number, [(row, text)]))[0].reason
-                elif np.isnan(score):
-                    scorer.call(number, [(row, text)])
-            except Exception as error:  # a user's reward may raise anything
-                reason = f"{type(error).__name__}: {error}"
-            line = {"reward": scorer.names[number], "pays for": roles.get(number, "")}
-            line |= {"score": float(score), "weight": weight, "adds": 0.0, "reason": reason}
-            lines.append(line | {"adds": float(np.nan_to_num(score * weight))})
-        return lines
 
     def add(self, name: str, state: str, evidence: str, reward: int | None = None) -> None:
         """Add a finding, unless the same one was added for this reward."""
@@ -495,7 +457,7 @@ class RewardCheck:
             self.add("runs here", "warning", "a completion's code ran in this process")
         near = [pair for pair in self._sampled() if not scorer.any_slow or pair[0] in earnings.rows]
         self.paid_wrong = amounts.best_wrong(scorer, style, part, near)
-        self.results = amounts.attack_all(self._attacks(), earnings, part)
+        self.results = amounts.attack_all(self.every_attack(), earnings, part)
         self.checks += amounts.findings(self.results, scorer.names, part)
         if not scorer.rows[rows[0]].get("tests"):
             self._endless(style.write, rows[0], programs.asked([style.answers[rows[0]]]))

@@ -22,13 +22,14 @@ from grpo_nb import data, environments
 from grpo_nb.checks import Check, Checks
 from grpo_nb.environments.check import perform
 from grpo_nb.files import project_path, read_json, write_json
-from grpo_nb.reward_lab import base_model
+from grpo_nb.reward_lab import base_model, own_attacks
+from grpo_nb.reward_lab.advantages import effective_scaling
 from grpo_nb.reward_lab.attacks import read_attacks
 from grpo_nb.reward_lab.baseline import RewardTest, warm_folder
 from grpo_nb.reward_lab.certificate import certify, judges
 from grpo_nb.reward_lab.check import FIXES, RewardVerdict, check_rewards, named
 from grpo_nb.reward_lab.table import Bench, bench_of, signal_table
-from grpo_nb.rewards import Reward, RewardSet, call
+from grpo_nb.rewards import Adaptive, Reward, RewardSet, call
 from grpo_nb.rewards.combine import is_async
 from grpo_nb.rewards.load import source_digest
 from grpo_nb.rewards.prompts import Message, message_text, transcript
@@ -75,7 +76,7 @@ class Verdict(NamedTuple):
     def only_the_base_fails(self) -> bool:
         """Return whether only the base's check failed, and not because the base is always right.
 
-        `training.rescue` may help in this case.
+        `stages.rescue_base` may help in this case.
         """
         blamed = [check.name for check in self.checks if check.state == "stop"]
         return blamed == [base_model.BASE] and self.baseline["pass@1"] < 1
@@ -84,7 +85,7 @@ class Verdict(NamedTuple):
         """Return the verdict with `remedy` as the fix of the base's check; "" changes nothing.
 
         Args:
-            remedy: The advice of `training.rescue_base`.
+            remedy: The advice of `stages.rescue_base`.
         """
         checks = [
             c._replace(fix=remedy or c.fix) if c.name == base_model.BASE else c for c in self.checks
@@ -135,8 +136,10 @@ def judge(test: RewardTest) -> Verdict:
 
 def arguments(test: RewardTest) -> dict[str, Any]:
     """Return the arguments of `check_rewards` and the Reward Lab for the rewards of a run."""
-    stage, rows, baseline, (preset, grpo, tokenizer, *_) = test
+    stage, rows, baseline, (preset, grpo, tokenizer, on_gpu, _) = test
     cases, own = stage.config.rewards.cases, (preset.own or {}).get("reference")
+    attacks = read_attacks(project_path(cases)) if cases else []
+    scaling = effective_scaling(grpo.scale_rewards, grpo.loss_type, on_gpu)
     return {
         "reward_funcs": preset.reward_funcs,
         "dataset": rows,
@@ -145,9 +148,13 @@ def arguments(test: RewardTest) -> dict[str, Any]:
         "correct": preset.correct_func,
         "reference": own,
         "form": "" if own else preset.form.write("{reasoning}", "{answer}"),
-        "args": {"max_completion_length": grpo.max_completion_length},
+        "args": {
+            "max_completion_length": grpo.max_completion_length,
+            "scale_rewards": scaling,
+            "multi_objective_aggregation": grpo.multi_objective_aggregation,
+        },
         "processing_class": tokenizer,
-        "attacks": read_attacks(project_path(cases)) if cases else (),
+        "attacks": [*attacks, *own_attacks.of_run(stage.run)],
     }
 
 
@@ -376,5 +383,6 @@ def _differences(bench: Bench, results: dict[str, Any], run: "Run") -> Iterator[
 
 
 def _scores(func: Callable[..., Any], arguments: dict[str, Any]) -> list[float | None]:
-    scores = call(func, **arguments)
+    steady = func.reward if isinstance(func, Adaptive) else func  # the factor changes in training
+    scores = call(steady, **arguments)
     return [None if s is None or not math.isfinite(s) else float(s) for s in scores]

@@ -147,6 +147,10 @@ class Scorer:
                 memory.update(zip(fresh, self._safe(number, fresh), strict=True))
         return np.array([[memory[pair] for memory in self._kept] for pair in pairs], dtype=float)
 
+    def has(self, pair: Pair) -> bool:
+        """Return whether all rewards have scored a completion."""
+        return all(pair in memory for memory in self._kept)
+
     def payments(self, pairs: Sequence[Pair]) -> np.ndarray:
         """Return what each reward adds to the total, [pairs, rewards]; None counts as 0."""
         return weighted(self.scores(pairs), self.weights)

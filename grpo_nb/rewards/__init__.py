@@ -6,7 +6,7 @@ PLACES = {
     "grpo_nb.answers.forms": "FORMS TAGS Form",
     "grpo_nb.rewards.calls": "call",
     "grpo_nb.rewards.code": "code_execution_reward code_generation_reward",
-    "grpo_nb.rewards.combine": "gated",
+    "grpo_nb.rewards.combine": "Adaptive gated",
     "grpo_nb.rewards.contract": "Reward Scored declared_range reward",
     "grpo_nb.rewards.correctness": """environment_reward exact_match_reward fuzzy_match_reward
         json_fields_reward math_problem_reward math_verify_reward multiple_choice_reward

@@ -20,7 +20,7 @@ from grpo_nb import rewards
 from grpo_nb.files import read_json, sha256
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.names import refuse_unknown
-from grpo_nb.rewards.combine import gated
+from grpo_nb.rewards.combine import Adaptive, gated
 from grpo_nb.rewards.contract import Reward, columns_read
 from grpo_nb.rewards.sets import PRESETS, RewardSet, give_name, reward_set
 
@@ -199,7 +199,7 @@ def rewards_of(
         helpers = {name for func in funcs for name in names_in(func) if name != func.__name__}
         funcs = [func for func in funcs if getattr(func, "__name__", "") not in helpers]
         # A reward made from others may be one to train with, or only a part of another reward.
-        ours = {n: v for n, v in vars(module).items() if isinstance(v, Reward | gated)}
+        ours = {n: v for n, v in vars(module).items() if isinstance(v, Reward | gated | Adaptive)}
         parts = [n for n, v in ours.items() if n != v.__name__ and v not in funcs]
     is_list = isinstance(funcs, list | tuple) and all(map(callable, funcs))
     if parts or not funcs or not is_list:

@@ -10,7 +10,7 @@ from grpo_nb.answers import FORMS, TAGS, Form, find_form
 from grpo_nb.files import read_yaml
 from grpo_nb.rewards import code, correctness, format, length, style
 from grpo_nb.rewards.calls import call
-from grpo_nb.rewards.combine import gated, is_async
+from grpo_nb.rewards.combine import Adaptive, gated, is_async
 from grpo_nb.rewards.contract import Reward, columns_read, declared_range, unwrapped
 
 WORDS = "I think about it. "  # no equation, no connective, no answer
@@ -113,6 +113,7 @@ class RewardSet(NamedTuple):
 
 def _pays_form(func: Callable[..., Any], text: str) -> bool:
     """Return whether a reward pays more for this text than for words, without reading a column."""
+    func = func.reward if isinstance(func, Adaptive) else func
     texts = [text, "", WORDS, (WORDS * 20)[: len(text)], WORDS * 20]
     try:
         if is_async(func) or columns_read(func):
@@ -126,9 +127,9 @@ def _pays_form(func: Callable[..., Any], text: str) -> bool:
 
 
 def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[..., Any]:
-    """Return a reward, or both rewards of a gate, with `form` in place of `before`."""
-    if isinstance(func, gated):
-        parts = {"reward": func.reward, "by": func.by}
+    """Return a reward, or a combination of rewards, with `form` in place of `before`."""
+    if isinstance(func, gated | Adaptive):
+        parts = {name: getattr(func, name) for name in ("reward", "by") if hasattr(func, name)}
         new_parts = {name: _in_form(part, before, form) for name, part in parts.items()}
         return func if new_parts == parts else replace(func, **new_parts)
     if not isinstance(func, Reward) or "form" not in func.option_names:

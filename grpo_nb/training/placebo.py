@@ -9,7 +9,8 @@ completions are unrelated. "format-only" uses only the rewards that pay for the 
 Everything else is as in the original run: validation still uses the true rewards, and chooses the
 adapter.
 
-TRL would add an environment's `get_reward` as another reward, always with weight 1. Therefore
+An adaptive weight (`rewards.Adaptive`) follows the true scores, which are shuffled afterwards. TRL
+would add an environment's `get_reward` as another reward, always with weight 1. Therefore
 `environments` hides the method from TRL, and `environment_reward` is an ordinary reward that calls
 it.
 """

@@ -313,7 +313,7 @@ def test_what_got_worse_is_shown_first():
     ],
 )
 def test_bad_input_is_refused_before_a_model_is_loaded(monkeypatch, change, message):
-    monkeypatch.delattr(evaluation.answering, "open_engine")
+    monkeypatch.delattr("grpo_nb.evaluation.evaluate.open_engine")
     candidates = [evaluation.Candidate("base", "data/tiny_base")]
     given = {"candidates": candidates, "rows": [{}, {}], **change}
     with pytest.raises((ValueError, FileNotFoundError), match=message):

@@ -9,13 +9,13 @@ import pytest
 import torch
 from answered import MATH, answers
 
-from grpo_nb import evaluation, training
+from grpo_nb import evaluation, stages, training
 from grpo_nb.__main__ import main
 from grpo_nb.checks import Check
 from grpo_nb.files import write_json
 from grpo_nb.pipeline import caused, checklist, notebooks
 from grpo_nb.pipeline.placebo import run_placebo, take_over
-from grpo_nb.rewards import gated, load_preset, reward_set, soft_format_reward
+from grpo_nb.rewards import Adaptive, gated, load_preset, reward_set, soft_format_reward
 from grpo_nb.runs import NOTEBOOKS, Run, config
 from grpo_nb.training.placebo import paid_weights, shuffled
 from grpo_nb.views import completions
@@ -54,7 +54,7 @@ def test_a_training_is_paid_shuffled_rewards_and_validated_by_true_ones(start):
     lines = training.read_lines(one.folder / "metrics.jsonl")
     assert [line["step"] for line in lines if "eval/accuracy" in line] == [0, 1]
     one.stage.run.write_config(one.stage.config)  # as stage 03 does
-    sampled = training.read_completions(one.stage.run, MATH, one.policy.tokenizer, 32)
+    sampled = stages.read_completions(one.stage.run, MATH, one.policy.tokenizer, 32)
     assert "a placebo: these scores are shuffled" in completions(sampled.query("step > 0").tail(2))
 
 
@@ -68,7 +68,9 @@ GATED = gated(MATH.reward_funcs[0], by=soft_format_reward)
         (MATH, [0, 0.25, 0.25, 0]),
         (load_preset("json_extraction"), [0, 0.25, 0]),
         (load_preset("math", "1, 0.5, 0, 0"), [0, 0.5, 0, 0]),
+        (reward_set([(MATH.reward_funcs[0], 1.0), (Adaptive(soft_format_reward), 2.0)]), [0, 2]),
         (reward_set([(GATED, 1.0), *FORMATS]), [0, 0.5]),  # an answer behind a format is no format
+        (reward_set([(Adaptive(GATED), 1.0), *FORMATS]), [0, 0.5]),
     ],
 )
 def test_the_format_alone_is_paid_by_its_own_weights(preset, weights):

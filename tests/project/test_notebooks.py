@@ -19,12 +19,12 @@ import refresh
 from conftest import TINY_SETTINGS
 from nbclient import NotebookClient
 
-from grpo_nb import export
+from grpo_nb import export, runs
 from grpo_nb.colab import RUNS_ON_DRIVE, wanted
 from grpo_nb.files import project_path, read_json
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import QUIET, resolve_run
-from grpo_nb.runs import NOTEBOOKS, Run, config, start_stage
+from grpo_nb.runs import NOTEBOOKS, Run, config
 from grpo_nb.training import read_lines
 
 FOLDER = project_path("notebooks")
@@ -308,7 +308,7 @@ from grpo_nb.runs.config import resolve
 config = resolve("tiny-cpu", {"train.sft_steps": 1, "data.sft_rows": 16})
 policy = models.load_policy(config)
 policy.engine
-from grpo_nb.training import sft
+from grpo_nb.stages import sft
 row = {"prompt": build_prompt("2 + 2"), "completion": [{"role": "assistant", "content": "4"}]}
 sft.train_on(policy, runs.Stage(runs.Run("a"), "03", config), [row] * 16)
 models.load_checkpoint("data/tiny_base", adapter=None, quantization="16bit")
@@ -353,7 +353,7 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     for first in ("02", "03", "04"):
         resolve_run(run, first=first)
     with pytest.raises(ValueError, match="unknown setting"):
-        start_stage("01", "other", {"grpo.max_step": 1}, all_stages=True)
+        runs.start("01", "other", {"grpo.max_step": 1}, all_stages=True)
 
 
 OWN_MODEL = """
@@ -379,7 +379,7 @@ def test_a_model_an_argument_and_a_callback_of_the_readers_own_are_trained(kerne
 
 ARGUMENTS = """
 from datasets import Dataset
-from grpo_nb import models, training
+from grpo_nb import models
 by_unsloth, environment_factory = True, None
 model_arguments = {"model_name": PATH, "max_seq_length": 128, "load_in_4bit": True}
 lora_arguments = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"}

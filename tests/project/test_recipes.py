@@ -57,8 +57,9 @@ def csv_is_prepared_and_rewards_passed(place, said):
     assert (len(rows), {row["level"] for row in rows}) == (40 - 8, {"0", "1"})
 
 
-def weights_fade(place, said):
+def factors_move(place, said):
     last = steps(place)[-1]
+    assert 0.9 < last["soft_format_reward/factor"] < 1.2
     assert last["rewards/incremental_format_reward/mean"] <= 0.99
 
 
@@ -87,7 +88,7 @@ def trials_are_listed(place, said):
 
 CHECKS = {
     "Your own CSV": csv_is_prepared_and_rewards_passed,
-    "Fading weights": weights_fade,
+    "Adaptive weights": factors_move,
     "Staged training": the_second_run_starts_from_the_first,
     "An LLM as judge": judge_scores,
     "Code tasks": code_is_tested,

@@ -1,9 +1,12 @@
-"""Rewards made of rewards, and sets from a Python file."""
+"""Rewards made of rewards, weights that move, and sets from a Python file."""
+
+from types import SimpleNamespace
 
 import pytest
 
 from grpo_nb import rewards
-from grpo_nb.rewards import gated, reward
+from grpo_nb.reward_lab import Bench
+from grpo_nb.rewards import Adaptive, gated, reward, reward_set
 from grpo_nb.rewards.load import load_preset
 
 RIGHT = "<reasoning>1+1=2</reasoning><answer>2</answer>"
@@ -24,6 +27,10 @@ async def slow_judge(completions, **_):
     return [0.5] * len(completions)
 
 
+def at(step):
+    return SimpleNamespace(global_step=step)
+
+
 def test_a_gate_pays_where_it_is_open_else_the_least_score_and_none_where_a_part_does():
     func, completions = rewards.math_problem_reward, [RIGHT, WRONG, "2", RIGHT + RIGHT]
     assert func(completions=completions, answer=["2"] * 4) == [1.0, 0.0, 0.0, 0.0]
@@ -34,6 +41,33 @@ def test_a_gate_pays_where_it_is_open_else_the_least_score_and_none_where_a_part
         ValueError, match=r"slow_judge is async, which gated\(\) cannot take: write one"
     ):
         gated(length_reward, by=slow_judge, mark=0.4)
+
+
+def test_an_adaptive_weight_rises_while_success_is_rare_and_falls_when_it_is_common():
+    func = Adaptive(length_reward, change=2.0, least=0.25, greatest=4.0)
+    for step in range(5):
+        func(completions=[""] * 4, trainer_state=at(step))
+    assert func.value == 4.0
+    for step in range(5, 20):
+        func(completions=["x" * 10] * 4, trainer_state=at(step))
+    assert func.value == 0.25
+    func(completions=["x" * 10, "", ""], trainer_state=at(20))
+    assert func.value == 0.25  # a third: between the marks
+
+
+def test_an_adaptive_weight_survives_a_checkpoint_and_moves_once_a_step_of_the_training(tmp_path):
+    func = Adaptive(length_reward, change=2.0)
+    for _ in range(3):
+        func(completions=[""], trainer_state=at(1))
+    func.save(tmp_path)
+    fresh = Adaptive(length_reward, change=2.0)
+    fresh.load(tmp_path)
+    fresh(completions=[""], trainer_state=at(1))
+    assert (fresh.value, fresh.step) == (2.0, 1), "the step was counted before the checkpoint"
+    # Of several processes only the first validates; it would wait for the others' scores.
+    fresh.step, fresh.gather_scores = -1, lambda scores: pytest.fail("the others validate nothing")
+    outside = Bench(reward_set([(fresh, 1.0)]))
+    assert outside.score([{"prompt": []}] * 2, ["", "x" * 10]).tolist() == [[0.0], [2.0]]
 
 
 POLITE = """from grpo_nb import rewards
@@ -96,6 +130,13 @@ def test_a_set_takes_a_presets_form_with_or_without_its_rewards(load):
         names[key] = chosen.names
     assert names["form"] == ["exact_match_reward"]
     assert names["extends"] == [*json_set.names, "exact_match_reward"]
+    again = load(
+        "from grpo_nb import rewards\nextends = 'math'\n"
+        "form = rewards.Adaptive(rewards.soft_format_reward)\n"
+        "reward_funcs, reward_weights = [form], [0.5]"
+    )
+    assert sorted(again.names) == sorted(load_preset("math").names)
+    assert again.reward_weights[-1] == 0.5 and isinstance(again.reward_funcs[-1], Adaptive)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from pages import blocks
 from trainings import trainer_of
 from unsloth_cells import CELLS
 
-from grpo_nb import data, reward_lab
+from grpo_nb import data, reward_lab, stages
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import Sample, hub, template
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.rewards import load_preset, load_rewards, reward_set
+from grpo_nb.rewards import Adaptive, load_preset, load_rewards, reward_set
 from grpo_nb.rewards.contract import TRLS_OWN
 from grpo_nb.rewards.load import load_python
 from grpo_nb.rewards.sets import built_in
@@ -58,7 +58,8 @@ def trained(tmp_path_factory):
         return [0.0] * len(given["completions"])
 
     sets = [load_python(folder / f"{Path(name).stem}.py", text) for name, text in FOREIGN.items()]
-    ours = [*OURS, patient_judge]
+    adaptive = Adaptive(built_in()["soft_format_reward"].configured("adaptive_format"))
+    ours = [*OURS, adaptive, patient_judge]
     funcs = {func.__name__: func for one in sets for func in one.reward_funcs}
     funcs |= {func.__name__: func for func in ours}
     config = resolve(
@@ -76,7 +77,7 @@ def trained(tmp_path_factory):
         trainer.train()
     tables = map(pd.read_parquet, sorted((folder / "foreign/train/completions").glob("*.parquet")))
     about = {"tokenizer": tokenizer, "trainer": trainer, "rows": rows, "config": config}
-    about |= dict(zip(("table", "last"), tables, strict=True))
+    about |= dict(zip(("table", "last"), tables, strict=True), adaptive_step=adaptive.step)
     return SimpleNamespace(called=calls[0], **about)
 
 
@@ -121,7 +122,7 @@ def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(name, tra
     (stage.run / "data").mkdir(parents=True)
     data.replace_train(stage.run, train_rows)  # which stage 03 scores again
     test = reward_lab.RewardTest(stage, train_rows, tried, plain)
-    test = reward_lab.adopt(test, FOREIGN[name])
+    test = stages.adopt(test, FOREIGN[name])
     ours = test.bench
     scores = ours.table(rows, texts_P_G)[ours.preset.names].to_numpy()
     earned = pd.concat([groups.get_group(question) for question in questions])

@@ -7,7 +7,7 @@ import pytest
 from pictures import ROWS
 
 from grpo_nb.reward_lab import Bench
-from grpo_nb.rewards import call, reward, reward_set
+from grpo_nb.rewards import Adaptive, call, reward, reward_set
 from grpo_nb.rewards.prompts import as_text, in_parts
 from grpo_nb.rewards.sets import built_in
 
@@ -42,6 +42,7 @@ def test_a_reward_pays_the_same_with_images_in_its_prompts(name):
     assert any(score is not None for score in before), "the comparison says something"
     for completions in (SAID, PARTS):
         assert scores_of(func, SHOWN, completions, images=IMAGES, **COLUMNS) == before
+    assert scores_of(Adaptive(func), SHOWN, SAID, images=IMAGES, **COLUMNS) == before
 
 
 def test_a_lifted_reward_reads_the_prompt_as_text_and_the_images_beside_it():

@@ -314,7 +314,14 @@ class Stage:
         )
         self.run.lock().release(force=True)
         later = [name for stage, name in NOTEBOOKS.items() if stage > self.stage]
+        stops = [
+            each["name"]
+            for each in self.run.manifest()[self.stage].get("checks", [])
+            if each["state"] == "stop"
+        ]
         after = f"next: {later[0]}.ipynb" if later else "the run is complete"
+        if stops and later:
+            after = f"{later[0]}.ipynb has to wait: see the fix of {', '.join(stops)}"
         return f"{NOTEBOOKS[self.stage]}: done, {len(files)} files written; {after}"
 
 

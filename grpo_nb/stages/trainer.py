@@ -54,8 +54,7 @@ from transformers.trainer_utils import TrainOutput
 from grpo_nb import environments, models, ranks
 from grpo_nb.files import atomic_path, read_lines
 from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head, sharded
-from grpo_nb.models.template import fold_system
-from grpo_nb.models.tool_calls import with_tools
+from grpo_nb.models.template import fold_system, with_tools
 from grpo_nb.models.vision import image_tokens
 from grpo_nb.models.vllm import without
 from grpo_nb.rewards import RewardSet
@@ -64,11 +63,11 @@ from grpo_nb.rewards.combine import in_thread, is_async, waits
 from grpo_nb.rewards.prompts import Message, images_of, loggable
 from grpo_nb.stages import checkpoints
 from grpo_nb.stages.arguments import expected, grpo_arguments, refuse_unusable
-from grpo_nb.stages.callbacks import StepCallback
+from grpo_nb.stages.callbacks import StepCallback, progress_of
 from grpo_nb.stages.checkpoints import GOES_ON, save_trained
-from grpo_nb.stages.updates import progress_of, stop_on_signals
 from grpo_nb.stages.validation import Validation, hold_out, prompts_to_hold_out
-from grpo_nb.training import fast_cpu, guard, health, metrics, preflight, rules, stock
+from grpo_nb.training import fast_cpu, guard, health, metrics, preflight, rules
+from grpo_nb.training.interruptions import keep_last_step, stop_on_signals
 from grpo_nb.training.monitor import Monitor
 from grpo_nb.training.placebo import shuffled
 from grpo_nb.updates import Buttons, Watcher
@@ -244,19 +243,8 @@ class RunTrainer:
         return checkpoint
 
     def _keep_last_step(self, error: Exception) -> None:
-        """Save the last complete step after an error, and add advice to the error's notes.
-
-        If several processes train, none of them saves: the others may have reached another part of
-        the step, or have ended.
-        """
-        step = self.state.global_step
-        is_new = step != self.steps.saved and stock.generation_is_used_up(self.args, step)
-        if ranks.count() == 1 and is_new:
-            try:
-                self._save_checkpoint(self.model, None)
-                self.steps.on_save(self.args, self.state, self.control)
-            except Exception as second:  # such as a full disk; the first error is raised
-                error.add_note(f"step {step} could not be kept: {second}")
+        """Save the last complete step after an error, and add advice to the error's notes."""
+        keep_last_step(self, error, self.steps.saved)
         last = checkpoints.trained_steps(self.folder)
         again = f"{GOES_ON}. If the error comes again, repair its cause first"
         error.add_note(f"The training is kept up to step {last}; {again}")

@@ -1,8 +1,8 @@
 """Watch a training that anybody built: `Monitor(trainer)` beside any `trl.GRPOTrainer`.
 
     trainer = GRPOTrainer(…)
-    Monitor(trainer)
-    trainer.train()
+    with Monitor(trainer):  # an interrupt, or an error, saves first
+        trainer.train()
 
 It raises the alerts of `training.health`, writes a line for each step, validates, keeps the best
 adapter, and skips updates that would ruin the weights. It reads what TRL logs.
@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,12 @@ from grpo_nb.files import append_line, atomic_path, read_json, read_lines, write
 from grpo_nb.rewards import declared_range
 from grpo_nb.rewards.prompts import message_text, transcript
 from grpo_nb.training import health, metrics, stock
+from grpo_nb.training.interruptions import (
+    SAVES,
+    keep_last_step,
+    newest_checkpoint,
+    stop_on_signals,
+)
 from grpo_nb.training.logs import of_arguments, of_trainer, renamed
 from grpo_nb.updates import Buttons, Update, Watcher
 
@@ -36,7 +43,7 @@ REMEDY = (
 )
 METRICS = "metrics.jsonl"
 READ = 24  # newest steps whose completions are read again, and as many of the older ones
-SAVES = "saves and stops after the step"
+INTERRUPT = "To stop: the notebook's interrupt button, which {}"
 STOPS = "ends training at once; what is kept are the checkpoints so far"
 Validate = Callable[[], Mapping[str, float]]
 SHOWN = (
@@ -145,6 +152,31 @@ class Monitor(TrainerCallback):
         trainer.callback_handler.callbacks.insert(0, self)
         if other_class := _not_unsloths(trainer):
             print(other_class)
+
+    def __enter__(self) -> "Monitor":
+        """Let an interrupt stop after its step with a checkpoint, and an error save the last step.
+
+        Without `with`, training is watched all the same, and an interrupt ends it at once.
+        """
+        self.buttons.stop.clear()
+        self._exit = ExitStack()
+        self.interrupts = self._exit.enter_context(stop_on_signals(self.buttons))
+        if self.dashboard is not None:
+            self.dashboard.interrupt = INTERRUPT.format(SAVES)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Raise KeyboardInterrupt after an interrupt, so that the cells below do not run."""
+        self._exit.close()
+        folder, step = self.trainer.args.output_dir, self.trainer.state.global_step
+        again = f"resume_from_checkpoint = newest_checkpoint({folder!r}) goes on from there"
+        if isinstance(error, Exception) and not hasattr(self.trainer, "save_adapter"):
+            saved = newest_checkpoint(folder)
+            keep_last_step(self.trainer, error, int(saved.rpartition("-")[2]) if saved else 0)
+            if newest := newest_checkpoint(folder):
+                error.add_note(f"the training is kept in {newest}: {again}")
+        elif error is None and ranks.anywhere(bool(self.interrupts)):
+            raise KeyboardInterrupt(f"stopped after step {step}: {again}")
 
     def _validates(self) -> bool:
         """Return whether a validation can be asked for: by this monitor, or by TRL."""
@@ -484,7 +516,7 @@ def _dashboard(monitor: Monitor) -> Any:
 
     # A run's trainer saves the adapter alone, and stops as its buttons do.
     saves = hasattr(monitor.trainer, "save_adapter")
-    interrupt = f"To stop: the notebook's interrupt button, which {SAVES if saves else STOPS}"
+    interrupt = INTERRUPT.format(SAVES if saves else STOPS)
     dashboard = TrainingDashboard(monitor.buttons, monitor._validates(), interrupt)
     display(dashboard)
     return dashboard

@@ -146,7 +146,7 @@ LAID = """node => {
 
 @pytest.mark.parametrize("view", ["image", "lab"])
 def test_the_image_of_a_prompt_is_shown_small(shown, view):
-    image = shown[view].get_by_role("img", name="image")
+    image = shown[view].get_by_role("img", name="image").first
     expect(image).to_be_visible()
     assert image.evaluate("node => [node.naturalWidth, node.naturalHeight]") == [128, 85]
 

@@ -18,8 +18,9 @@ import grpo_nb
 from grpo_nb import rewards, training
 from grpo_nb.files import sha256
 from grpo_nb.stages import checkpoints
-from grpo_nb.stages.updates import Update, stop_on_signals
 from grpo_nb.stages.validation import Validation
+from grpo_nb.training.interruptions import stop_on_signals
+from grpo_nb.updates import Update
 from grpo_nb.views import TrainingDashboard
 
 

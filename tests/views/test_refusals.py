@@ -23,9 +23,8 @@ def shown(capsys):
 
 def test_a_refusal_is_one_line_and_its_traceback_is_at_hand(shown, capsys):
     text = shown("from grpo_nb import check_rewards\ncheck_rewards(len, [])")
-    lines = text.strip().splitlines()
-    assert len(lines) == 2 and "ValueError: dataset = [] holds no rows: give" in lines[0]
-    assert lines[1] == "(%tb shows where)"
+    [line] = text.strip().splitlines()
+    assert line.startswith(f"{refusals.RED}dataset = [] holds no rows: give")
     InteractiveShell.instance().run_line_magic("tb", "")
     assert "Traceback" in capsys.readouterr().out
 
@@ -34,13 +33,19 @@ def test_a_refusal_is_one_line_and_its_traceback_is_at_hand(shown, capsys):
     "code",
     [
         "int('x')",  # a person's own mistake
-        "def mine(completions, **_): raise ValueError('mine')\n"
-        "from grpo_nb.rewards import call\ncall(mine, completions=['a'])",
         "from grpo_nb.stats import pass_at_k\npass_at_k('x', 1)",  # raised by a library
     ],
 )
 def test_any_other_exception_keeps_its_traceback(shown, code):
     assert "Traceback" in shown(code)
+
+
+def test_the_error_of_a_reward_is_its_line(shown):
+    code = """def mine(completions, **_): raise KeyError("mine")
+from grpo_nb.rewards import call
+call(mine, completions=["a"])"""
+    lines = shown(code).strip().splitlines()
+    assert "KeyError: 'mine'" in lines[0] and 'raise KeyError("mine")' in lines[1]
 
 
 def test_a_missing_argument_names_the_columns_that_there_are(shown):

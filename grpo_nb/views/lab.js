@@ -426,7 +426,7 @@ class Lab {
     if (card.code) lines.push(h("pre", {}, `line ${card.line}: ${card.code}`),
       h("p", {}, "on the completion ", h("q", {}, card.completion)));
     return h("article", { class: card.state },
-      h("h4", {}, h("b", {}, card.state), ` ${card.name}`), ...lines,
+      h("h4", {}, `${card.state}: ${card.name}`), ...lines,
       card.fix ? h("p", { class: "fix" }, `→ ${card.fix}`) : "",
       place < 0 ? "" : h("button", { onclick: () => this.open(place) }, "Open"));
   }

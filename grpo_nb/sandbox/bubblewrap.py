@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from grpo_nb.sandbox.limits import FILE_BYTES, START_SECONDS, Limits
 from grpo_nb.sandbox.values import Outcome, decode
 
 
-def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:
+def command(gate_fd: int, info_fd: int, channel_fd: int, folders: Sequence[str] = ()) -> list[str]:
     """Return the command that starts bubblewrap, as an ordinary user.
+
+    Programs can read these `folders` beside the standard library.
 
     Limits on processes do not apply to root, so root becomes another user first. That user cannot
     read an interpreter below /root, so it is mounted at /mnt as well, for this process tree only.
@@ -47,6 +49,8 @@ def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:
         sandbox += f" --ro-bind-try {path} {path}"
     sandbox += f" --dev-bind /dev/null /dev/null --size {16 * FILE_BYTES} --tmpfs /tmp --chdir /tmp"
     command = [*before, find_tool("bwrap"), *sandbox.split(), "--ro-bind", source, str(prefix)]
+    for folder in folders:
+        command += ["--ro-bind", folder, folder]
     command += ["--remount-ro", "/", "--", python, "-P", "-S", "-s", "-B", "-X", "utf8"]
     return [*command, "-c", HARNESS, str(channel_fd)]
 
@@ -58,7 +62,9 @@ def find_tool(name: str) -> str:
     return path
 
 
-def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
+def in_bubblewrap(
+    code: str, asks: list[Any], limits: Limits, folders: Sequence[str] = ()
+) -> Outcome:
     token = secrets.token_hex(8).encode()
     rlimits = {
         "RLIMIT_AS": limits.memory_mib << 20,
@@ -71,7 +77,7 @@ def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
     job = marshal.dumps((token.decode(), code, asks, limits.output_bytes, rlimits))
     answer_bytes = 6 * limits.output_bytes + 1024
     try:
-        with _started(job) as (process, channel):
+        with _started(job, folders) as (process, channel):
             raw, errors, ending = _collect(process, channel, limits, (len(asks) + 1) * answer_bytes)
     except OSError as error:
         return Outcome([], failure=f"could not start bubblewrap: {error}")
@@ -89,7 +95,7 @@ def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
 
 
 @contextlib.contextmanager
-def _started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
+def _started(job: bytes, folders: Sequence[str]) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
     """Yield a sandbox that works on `job`, and its result channel; then end all its processes."""
     with contextlib.ExitStack() as stack:
         fds = (*os.pipe(), *os.pipe(), *os.pipe(), os.memfd_create("job"))
@@ -100,7 +106,7 @@ def _started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
         os.lseek(inbox.fileno(), 0, os.SEEK_SET)
         inherited = [file.fileno() for file in (gate_end, info_end, channel_end)]
         process = subprocess.Popen(
-            command(*inherited),
+            command(*inherited, folders),
             env={},  # not even bubblewrap's own processes may hold the caller's tokens
             cwd="/",
             stdin=inbox,

@@ -62,22 +62,11 @@ def find_tool(name: str) -> str:
     return path
 
 
-def in_bubblewrap(
-    code: str, asks: list[Any], limits: Limits, folders: Sequence[str] = ()
-) -> Outcome:
-    token = secrets.token_hex(8).encode()
-    rlimits = {
-        "RLIMIT_AS": limits.memory_mib << 20,
-        "RLIMIT_CPU": int(limits.seconds) + 2,
-        "RLIMIT_FSIZE": FILE_BYTES,
-        "RLIMIT_NOFILE": 64,
-        "RLIMIT_CORE": 0,
-        "RLIMIT_NPROC": limits.processes,
-    }
-    job = marshal.dumps((token.decode(), code, asks, limits.output_bytes, rlimits))
+def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
+    token, job = job_of(code, asks, limits)
     answer_bytes = 6 * limits.output_bytes + 1024
     try:
-        with _started(job, folders) as (process, channel):
+        with started(job) as (process, channel):
             raw, errors, ending = _collect(process, channel, limits, (len(asks) + 1) * answer_bytes)
     except OSError as error:
         return Outcome([], failure=f"could not start bubblewrap: {error}")
@@ -94,12 +83,34 @@ def in_bubblewrap(
     return Outcome(answers, ending or f"{crash} before it gave a result")
 
 
+def job_of(code: str, asks: list[Any], limits: Limits) -> tuple[bytes, bytes]:
+    """Return what begins each line that a program's process writes, and the job that it reads."""
+    token = secrets.token_hex(8).encode()
+    rlimits = {
+        "RLIMIT_AS": limits.memory_mib << 20,
+        "RLIMIT_CPU": int(limits.seconds) + 2,
+        "RLIMIT_FSIZE": FILE_BYTES,
+        "RLIMIT_NOFILE": 64,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_NPROC": limits.processes,
+    }
+    return token, marshal.dumps((token.decode(), code, asks, limits.output_bytes, rlimits))
+
+
 @contextlib.contextmanager
-def _started(job: bytes, folders: Sequence[str]) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
-    """Yield a sandbox that works on `job`, and its result channel; then end all its processes."""
+def started(
+    job: bytes, folders: Sequence[str] = (), fds: Sequence[int] = ()
+) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
+    """Yield a sandbox that works on `job`, and its result channel; then end all its processes.
+
+    Args:
+        job: The second value that `job_of` returns.
+        folders: Folders that its program can read, beside the standard library.
+        fds: Open files that its program gets, under the same numbers.
+    """
     with contextlib.ExitStack() as stack:
-        fds = (*os.pipe(), *os.pipe(), *os.pipe(), os.memfd_create("job"))
-        files = [stack.enter_context(os.fdopen(fd, "rb", 0)) for fd in fds]
+        own = (*os.pipe(), *os.pipe(), *os.pipe(), os.memfd_create("job"))
+        files = [stack.enter_context(os.fdopen(fd, "rb", 0)) for fd in own]
         channel, channel_end, info, info_end, gate_end, gate, inbox = files
         with os.fdopen(os.dup(inbox.fileno()), "wb") as file:
             file.write(job)
@@ -113,7 +124,7 @@ def _started(job: bytes, folders: Sequence[str]) -> Iterator[tuple[subprocess.Po
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            pass_fds=inherited,
+            pass_fds=[*inherited, *fds],
             start_new_session=True,
         )
         stack.enter_context(process)

@@ -63,6 +63,7 @@ def summary(
         "prompts always solved": int((solved == 1).sum()),
         "prompts to keep": int(((solved > 0) & (solved < 1)).sum()),
         "share of zero-advantage groups": float(1 - table["signal"].mean()),
+        "share of groups all right or all wrong": float(((solved == 0) | (solved == 1)).mean()),
         "share truncated": float(lines["truncated"].mean()),
         "completion tokens, mean": float(tokens.mean()),
         "completion tokens, p95": float(tokens.quantile(0.95)),
@@ -88,6 +89,7 @@ def checks(figures: Mapping[str, Any], warmed: bool = False) -> list[Check]:
         outcomes = {0: "does not solve this", 1: "always solves this"}
         base = f"{subject} {outcomes.get(rate, 'has one score for each prompt')}: "
     base += f"right in {rate:.1%} of its samples; {silent:.0%} zero-advantage groups"
+    base += f", {figures['share of groups all right or all wrong']:.0%} all right or all wrong"
     if state != "ok":
         fix = HARDER if rate == 1 else EASIER.format("more" if warmed else "an")
     cap, best = figures["max_completion_length"], figures["recommended max_completion_length"]

@@ -70,14 +70,12 @@ def main() -> None:
     test = reward_lab.RewardTest(stage, rows, tried, bench)
     lab = RewardLab(**reward_lab.arguments(test))
     texts = iter(f"<answer>{number}</answer>" for number in range(TIMES))
-    places = iter(range(1, TIMES + 1))
     figures = {
         "rollouts sampled, model loaded": sampled,
         "rollouts read from their cache": seconds(lambda: baseline.sample(run, rows[:64], config)),
         "512 completions scored": seconds(test.table),
         "the Lab opened": seconds(lambda: RewardLab(**reward_lab.arguments(test))),
-        "another row": seconds(lambda: setattr(lab.row, "value", next(places))),
-        "one completion edited": seconds(lambda: setattr(lab.text, "value", next(texts))),
+        "one completion edited": seconds(lambda: lab.score(0, next(texts))),
         "rewards judged": seconds(lambda: reward_lab.judge(test)),
     }
     figures |= {f"check_rewards, {task}": check_seconds(task) for task in TASKS}

@@ -74,8 +74,8 @@ The functions named `get_…` return a reward.
 `LLMJudge` asks any server with OpenAI's API, one request per completion
 ([a recipe](recipes.md#an-llm-as-judge)). `GroupJudge` grades all completions of a prompt in one
 request ([a judge that may pay](designing-rewards.md#a-judge-that-may-pay)). A reward model that
-classifies sequences is a function like any other, in a file of rewards. All can be hacked: test them
-with attacks before you trust them.
+classifies sequences is a function like any other, in a file of rewards. All can be hacked: test
+them with attacks before you trust them.
 """
 
 

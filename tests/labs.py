@@ -13,6 +13,4 @@ def open_lab(reward_funcs=None, rows=ROWS, **options):
     """The preset's rewards, with two completions of the first row: right, and cut off."""
     sampled = [[RIGHT.format(ROWS[0]["answer"]), "7"]]
     options = {"reward_weights": None if reward_funcs else MATH.reward_weights, **options}
-    lab = RewardLab(reward_funcs or MATH.reward_funcs, rows, sampled, **options)
-    assert lab.errors.value == ""
-    return lab
+    return RewardLab(reward_funcs or MATH.reward_funcs, rows, sampled, **options)

@@ -11,11 +11,12 @@ from grpo_nb.models.engine import (
     Progress,
     Sample,
     TransformersEngine,
+    engine_of,
     free_memory,
+    open_engine,
     part_of,
 )
-from grpo_nb.models.engine_choice import engine_of, open_engine
-from grpo_nb.models.hub import load_tokenizer
+from grpo_nb.models.hub import load_tokenizer, save_tokenizer, tokenizer_of
 from grpo_nb.models.policy import (
     Policy,
     load_policy,

@@ -22,11 +22,12 @@ from grpo_nb import data, environments
 from grpo_nb.checks import Check, Checks
 from grpo_nb.environments.check import perform
 from grpo_nb.files import project_path, read_json, write_json
-from grpo_nb.reward_lab import base_model
+from grpo_nb.reward_lab import base_model, own_attacks
+from grpo_nb.reward_lab.advantages import effective_scaling
 from grpo_nb.reward_lab.attacks import read_attacks
 from grpo_nb.reward_lab.baseline import RewardTest, warm_folder
 from grpo_nb.reward_lab.certificate import certify, judges
-from grpo_nb.reward_lab.check import FIXES, RewardVerdict, check_rewards
+from grpo_nb.reward_lab.check import FIXES, RewardVerdict, check_rewards, named
 from grpo_nb.reward_lab.table import Bench, bench_of, signal_table
 from grpo_nb.rewards import Adaptive, Reward, RewardSet, call
 from grpo_nb.rewards.combine import is_async
@@ -126,7 +127,8 @@ def judge(test: RewardTest) -> Verdict:
                 problems.append(Check("raises", "stop", evidence, FIXES["raises"]))
             return Verdict(Checks([_summary(problems), *problems]), probes, {}, pd.DataFrame())
     figures = base_model.summary(baseline, table, bench.preset, config)
-    last = base_model.checks(figures, warm_folder(stage.run, config) is not None)
+    steps = config.train.sft_steps if warm_folder(stage.run, config) else 0
+    last = base_model.checks(figures, steps)
     guesses, looks = base_model.without_looking(baseline, bench)
     checks, figures = Checks([_summary(problems), *problems, *last, *looks]), figures | guesses
     return Verdict(checks, probes, figures, signal_table(bench.preset, table), scores)
@@ -134,8 +136,10 @@ def judge(test: RewardTest) -> Verdict:
 
 def arguments(test: RewardTest) -> dict[str, Any]:
     """Return the arguments of `check_rewards` and the Reward Lab for the rewards of a run."""
-    stage, rows, baseline, (preset, grpo, tokenizer, *_) = test
+    stage, rows, baseline, (preset, grpo, tokenizer, on_gpu, _) = test
     cases, own = stage.config.rewards.cases, (preset.own or {}).get("reference")
+    attacks = read_attacks(project_path(cases)) if cases else []
+    scaling = effective_scaling(grpo.scale_rewards, grpo.loss_type, on_gpu)
     return {
         "reward_funcs": preset.reward_funcs,
         "dataset": rows,
@@ -144,9 +148,13 @@ def arguments(test: RewardTest) -> dict[str, Any]:
         "correct": preset.correct_func,
         "reference": own,
         "form": "" if own else preset.form.write("{reasoning}", "{answer}"),
-        "args": {"max_completion_length": grpo.max_completion_length},
+        "args": {
+            "max_completion_length": grpo.max_completion_length,
+            "scale_rewards": scaling,
+            "multi_objective_aggregation": grpo.multi_objective_aggregation,
+        },
         "processing_class": tokenizer,
-        "attacks": read_attacks(project_path(cases)) if cases else (),
+        "attacks": [*attacks, *own_attacks.of_run(stage.run)],
     }
 
 
@@ -171,7 +179,8 @@ def _form_asked(preset: RewardSet, prompt: list[Message], config: "RunConfig") -
     if in_prompt or config.data.system_prompt != "preset":
         return []
     evidence = f"completions are read as {form.name}, but no prompt says {form.system_prompt!r}"
-    fix = f"prepare the data with rewards.form = {form.name!r}"
+    fix = "prepare the data again in this form (notebook 1)"
+    fix += f", with rewards.form = {form.name!r}" if config.rewards.form != form.name else ""
     return [Check("form", "warning", evidence, fix)]
 
 
@@ -187,8 +196,8 @@ def _summary(problems: Sequence[Check]) -> Check:
     """Return the check "rewards", whose state is "stop" if any of the problems has that state."""
     stops = [check for check in problems if check.state == "stop"]
     if not stops:
-        count = sum(check.state == "warning" for check in problems)
-        return Check("rewards", "ok", f"right answers win, attacks lose; {count} warnings")
+        warnings = named(problems, "warning") or "none"
+        return Check("rewards", "ok", f"right answers win, attacks lose; warnings: {warnings}")
     count = f"{len(stops)} reasons to stop, the first" if stops[1:] else "a reason to stop"
     evidence = f"{count}: {stops[0].name}: {stops[0].evidence}"
     return Check("rewards", "stop", evidence, f"{stops[0].fix}; then test them again")

@@ -10,6 +10,8 @@ from grpo_nb.environments import Environment, of, replay
 from grpo_nb.models import cuda_available, hub
 from grpo_nb.reward_lab import advantages
 from grpo_nb.rewards import Reward, RewardSet, Scored, call, declared_range
+from grpo_nb.rewards.combine import is_async
+from grpo_nb.rewards.contract import TRLS_OWN, columns_read
 from grpo_nb.rewards.prompts import Completion, completion_text, in_parts, transcript
 
 if TYPE_CHECKING:
@@ -159,11 +161,24 @@ def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]
     """Return each completion's score and reason; plain functions give no reasons.
 
     Raises:
-        ValueError: The reward did not return one number or None for each completion.
+        ValueError: The reward needs a column that the data lacks, or did not return one number or
+            None for each completion.
     """
-    if isinstance(func, Reward):
-        return call(func.explain, **arguments)
-    scores = call(func, **arguments)
+    absent = [name for name in columns_read(func, required=True) if name not in arguments]
+    if absent and not isinstance(func, Reward):
+        columns = sorted(name for name in arguments if name not in (*TRLS_ROW, *TRLS_OWN))
+        raise ValueError(
+            f"reward {func.__name__} needs the column {absent[0]!r}, and the data has "
+            f"{', '.join(columns)}: read one of these, or add the column"
+        )
+    try:
+        if isinstance(func, Reward):
+            return call(func.explain, **arguments)
+        scores = call(func, **arguments)
+    except Exception as error:  # a user's reward may raise anything
+        if not is_async(func):
+            error.add_note(f"on the completion {_first_that_raises(func, arguments)!r:.200}")
+        raise
     misfits = [each for each in scores if each is not None and not hasattr(each, "__float__")]
     if misfits or len(scores) != len(arguments["completions"]):
         raise ValueError(
@@ -171,6 +186,30 @@ def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]
             f"completions, such as {(misfits or scores)[:1]}: return one number or None for each"
         )
     return [Scored(score) for score in scores]
+
+
+def _first_that_raises(func: Callable[..., Any], arguments: dict[str, Any]) -> Completion | None:
+    """Return a completion on which a reward raises; None if it raises on a batch only."""
+    count = len(arguments["completions"])
+    while count > 1:
+        halves = [
+            {
+                name: value[part] if isinstance(value, list) and len(value) == count else value
+                for name, value in arguments.items()
+            }
+            for part in (slice(count // 2), slice(count // 2, None))
+        ]
+        arguments = next((half for half in halves if _raises(func, half)), {"completions": [None]})
+        count = len(arguments["completions"])
+    return arguments["completions"][0]
+
+
+def _raises(func: Callable[..., Any], arguments: dict[str, Any]) -> bool:
+    try:
+        call(func, **arguments)
+    except Exception:  # a user's reward may raise anything
+        return True
+    return False
 
 
 def signal_table(preset: RewardSet, table: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,8 @@ import fcntl
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +45,8 @@ _locks: dict[Path, FileLock] = {}
 class State(NamedTuple):
     """Describe the status of a stage.
 
-    status: "not started", "running", "done", "failed", "cut off" (its process is gone) or "stale"
+    status: "not started", "running", "done", "failed", "cut off" (it was left before its end, or
+        its process is gone) or "stale"
         (after it was done, its settings were changed or an earlier stage was run again).
     why: The status with its reason.
     command: The command that continues from this stage; "" if the stage is done or running.
@@ -134,7 +136,7 @@ class Run:
         elif status == "running" and not self.in_use(".lock"):
             status = "cut off"
             reason = f"it began {entry.get('started')}, and its process is gone"
-        elif status == "failed":
+        elif status in ("failed", "cut off"):
             reason = entry.get("error", "")
         again = f"python -m grpo_nb run --name {self.name} --from {stage}"
         command = "" if status in ("done", "running") else again
@@ -262,6 +264,24 @@ class Stage:
             line = {"text/plain": f"{done}/{total}  {note}"}
             display(line, raw=True, display_id=f"progress of {began}", update=not new)
 
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Record that the stage is cut off if the block is left by an exception or an interrupt.
+
+        A notebook's kernel lives on, so the run's lock does not show it. Entering the block again
+        records that the stage is running.
+        """
+        status = self.run.manifest().get(self.stage, {}).get("status")
+        if status == "cut off":
+            self.run.record(self.stage, {"status": "running"})
+        try:
+            yield
+        except BaseException as error:
+            if status in ("running", "cut off"):
+                why = str(error) or type(error).__name__
+                self.run.record(self.stage, {"status": "cut off", "error": why})
+            raise
+
     @by_main
     def record_checks(self, checks: Iterable[Check]) -> None:
         """Add checks to the manifest; a check replaces an earlier one of the same name."""
@@ -294,7 +314,14 @@ class Stage:
         )
         self.run.lock().release(force=True)
         later = [name for stage, name in NOTEBOOKS.items() if stage > self.stage]
+        stops = [
+            each["name"]
+            for each in self.run.manifest()[self.stage].get("checks", [])
+            if each["state"] == "stop"
+        ]
         after = f"next: {later[0]}.ipynb" if later else "the run is complete"
+        if stops and later:
+            after = f"{later[0]}.ipynb has to wait: see the fix of {', '.join(stops)}"
         return f"{NOTEBOOKS[self.stage]}: done, {len(files)} files written; {after}"
 
 

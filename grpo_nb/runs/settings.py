@@ -160,3 +160,4 @@ class EvaluateConfig(Section):
 
 class ExportConfig(Section):
     parity_prompts: int = setting(32, "held-out prompts of the parity gate", ge=1)
+    gguf: str = setting("", 'GGUF files for llama.cpp and Ollama: "q8_0, q4_k_m"')

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_nb.sandbox.harness import HARNESS
-from grpo_nb.sandbox.limits import FILE_BYTES, START_SECONDS, Limits
-from grpo_nb.sandbox.values import Outcome, decode
+from grpo_nb.sandbox.values import FILE_BYTES, START_SECONDS, Limits, Outcome, decode
 
 
 def command(gate_fd: int, info_fd: int, channel_fd: int, folders: Sequence[str] = ()) -> list[str]:

@@ -1,14 +1,18 @@
-"""Act between steps of a run: save checkpoints from which it goes on exactly."""
+"""Act between steps of a run: save checkpoints from which it goes on exactly, and show progress."""
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
 from grpo_nb import ranks
 from grpo_nb.stages.checkpoints import adaptive_rewards, remove_old, seal
 from grpo_nb.training import stock
+from grpo_nb.updates import Update, Watcher
+
+if TYPE_CHECKING:
+    from grpo_nb.runs import Stage
 
 
 class StepCallback(TrainerCallback):
@@ -61,3 +65,17 @@ class StepCallback(TrainerCallback):
         """Save if that was requested while the step was logged or validated."""
         if logs and "loss" in logs:
             self.on_step_end(args, state, control)
+
+
+def progress_of(stage: "Stage") -> Watcher:
+    """Return a watcher that shows how far along the training is."""
+
+    def show(update: Update) -> None:
+        line, note = update.line, ""
+        if "eval/accuracy" in line:
+            note = f"validated: accuracy {line['eval/accuracy']:.1%}"
+        elif line.get("reward") is not None:
+            note = f"reward {line['reward']:.2f}"
+        stage.progress(line["step"], update.total_steps, note)
+
+    return show

@@ -96,7 +96,7 @@ def _remedies(test: RewardTest) -> dict[str, dict[str, Any]]:
     [answer] = data.worked_rows([row], test.bench.preset)
     asks = "".join(turn["content"] for turn in row["prompt"] if turn["role"] == "system")
     example = f"{asks}\nExample:\n{row['question']}\n{answer['completion'][0]['content']}".strip()
-    warm = {"train.sft_steps": max(SFT_STEPS, config.train.sft_steps), "train.sft_until": MARK}
+    warm = {"train.sft_steps": max(SFT_STEPS, 4 * config.train.sft_steps), "train.sft_until": MARK}
     warm |= {} if config.data.sft_rows else {"data.sft_rows": SFT_ROWS}
     return {"as it is": {}, "a worked example": {"data.system_prompt": example}, "a warm-up": warm}
 

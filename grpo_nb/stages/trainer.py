@@ -43,7 +43,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +54,7 @@ from transformers.trainer_utils import TrainOutput
 from grpo_nb import environments, models, ranks
 from grpo_nb.files import atomic_path, read_lines
 from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head, sharded
-from grpo_nb.models.template import fold_system
-from grpo_nb.models.tool_calls import with_tools
+from grpo_nb.models.template import fold_system, with_tools
 from grpo_nb.models.vision import image_tokens
 from grpo_nb.models.vllm import without
 from grpo_nb.rewards import RewardSet
@@ -64,11 +63,11 @@ from grpo_nb.rewards.combine import in_thread, is_async, waits
 from grpo_nb.rewards.prompts import Message, images_of, loggable
 from grpo_nb.stages import checkpoints
 from grpo_nb.stages.arguments import expected, grpo_arguments, refuse_unusable
-from grpo_nb.stages.callbacks import StepCallback
+from grpo_nb.stages.callbacks import StepCallback, progress_of
 from grpo_nb.stages.checkpoints import GOES_ON, save_trained
-from grpo_nb.stages.updates import progress_of, stop_on_signals
 from grpo_nb.stages.validation import Validation, hold_out, prompts_to_hold_out
-from grpo_nb.training import fast_cpu, guard, health, metrics, preflight, rules, stock
+from grpo_nb.training import fast_cpu, guard, health, metrics, preflight, rules
+from grpo_nb.training.interruptions import keep_last_step, stop_on_signals
 from grpo_nb.training.monitor import Monitor
 from grpo_nb.training.placebo import shuffled
 from grpo_nb.updates import Buttons, Watcher
@@ -80,6 +79,8 @@ if TYPE_CHECKING:
     from grpo_nb.runs.config import RunConfig
 
 Row = Mapping[str, Any]
+HALTS = "run this cell again to go on, or the cells below to use what is trained so far"
+PHASES = {"seconds/generation": "generating", "seconds/reward": "scoring"}
 
 
 class RunTrainer:
@@ -175,13 +176,19 @@ class RunTrainer:
         the model's modes before and after training.
 
         Raises:
-            KeyboardInterrupt: An interrupt or a signal ended training; a checkpoint is kept.
+            KeyboardInterrupt: An interrupt, a signal or the dashboard's button ended training; a
+                checkpoint is kept.
             RuntimeError, MemoryError, …: An error ended training; a checkpoint is kept.
         """
+        with self.stage.under_way() if ranks.is_main() else nullcontext():
+            return self._train()
+
+    def _train(self) -> TrainOutput:
         self.buttons.stop.clear()
         with stop_on_signals(self.buttons) as signals:
             checkpoint = ranks.from_main(self._begin)
             begun = checkpoints.step_of(checkpoint)
+            self.monitor.say(f"getting ready for step {begun + 1}", is_short=True)
             # Set before anything is restored, so that a failure while restoring saves nothing.
             self.state.global_step = self.steps.saved = begun
             try:
@@ -208,6 +215,8 @@ class RunTrainer:
             ranks.from_main(self._finish)
         if interrupted:
             raise KeyboardInterrupt(f"stopped after step {step}; {GOES_ON}")
+        if self.buttons.stop.is_set() and self.monitor.dashboard and step < self.args.max_steps:
+            raise KeyboardInterrupt(f"stopped after step {step}; {HALTS}")  # and so `Run All` halts
         return output
 
     def _return_to(self, checkpoint: Path) -> TrainOutput:
@@ -218,6 +227,11 @@ class RunTrainer:
         return TrainOutput(self.state.global_step, math.nan, {})
 
     def _begin(self) -> Path | None:
+        if getattr(self.policy.model, "is_closed", False):
+            raise ValueError(
+                "this policy was closed, which freed its weights: load it and build the trainer "
+                'again (run notebook 3 from "The policy" on); training goes on from its checkpoint'
+            )
         has_trained = getattr(self.policy.model, "updated_in", None) == self.folder
         if has_trained and self.resumption.begins_anew():
             raise ValueError(
@@ -229,19 +243,8 @@ class RunTrainer:
         return checkpoint
 
     def _keep_last_step(self, error: Exception) -> None:
-        """Save the last complete step after an error, and add advice to the error's notes.
-
-        If several processes train, none of them saves: the others may have reached another part of
-        the step, or have ended.
-        """
-        step = self.state.global_step
-        is_new = step != self.steps.saved and stock.generation_is_used_up(self.args, step)
-        if ranks.count() == 1 and is_new:
-            try:
-                self._save_checkpoint(self.model, None)
-                self.steps.on_save(self.args, self.state, self.control)
-            except Exception as second:  # such as a full disk; the first error is raised
-                error.add_note(f"step {step} could not be kept: {second}")
+        """Save the last complete step after an error, and add advice to the error's notes."""
+        keep_last_step(self, error, self.steps.saved)
         last = checkpoints.trained_steps(self.folder)
         again = f"{GOES_ON}. If the error comes again, repair its cause first"
         error.add_note(f"The training is kept up to step {last}; {again}")
@@ -351,8 +354,12 @@ class RunTrainer:
 
     @contextmanager
     def _timing(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
+        started, step = time.perf_counter(), self.state.global_step + 1
+        if name in PHASES:
+            self.monitor.say(f"step {step}: {PHASES[name]}", is_short=True)
         yield
+        if name == "seconds/reward":
+            self.monitor.say(f"step {step}: updating", is_short=True)
         self._record(name, time.perf_counter() - started)
 
     def _record(self, name: str, value: float) -> None:

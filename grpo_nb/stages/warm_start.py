@@ -1,6 +1,7 @@
 """Fine-tune on right answers before GRPO, so that the model solves some prompts at all.
 
-The answers are those of data/sft.parquet, with their steps if the source has them.
+The answers are those of data/sft.parquet, with their steps if the source has them. Without steps no
+reasoning is taught, and the sentence on the warm-up says so.
 The warm-up takes `train.sft_steps` steps; with `train.sft_until` it ends as soon as GRPO can start.
 """
 
@@ -81,7 +82,9 @@ def _train_and_save(policy: Policy, stage: "Stage") -> dict[str, Any]:
     if config.train.sft_until:
         prompts = data.load(stage.run, "train", max_rows=PROMPTS)  # not in the warm-up
         look = partial(measure, policy, prompts, bench, config)
-    about = {"of": _identity(config, rows)}
+    has_own = "reference" in (bench.preset.own or {})
+    about = {"of": _identity(config, rows), "rows": len(rows)}
+    about["without steps"] = 0 if has_own else sum(not row.get("worked") for row in rows)
     about["lines"], about["end"] = train_on(
         policy, stage, data.worked_rows(rows, bench.preset), look
     )
@@ -126,4 +129,6 @@ def _sentence(about: dict[str, Any]) -> str:
     looks = [line for line in about["lines"] if PASS in line]
     if looks:
         text += f", {PASS} {looks[0][PASS]:.2f} → {looks[-1][PASS]:.2f}"
-    return "; ".join(filter(None, [text, about["end"]]))
+    plain, rows = about.get("without steps", 0), about.get("rows", 0)
+    note = f"{plain} of {rows} rows hold no steps, so that only their answers were taught"
+    return "; ".join(filter(None, [text, about["end"], note if plain else ""]))

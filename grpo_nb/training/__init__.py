@@ -3,7 +3,8 @@
 `monitor` raises alerts and skips updates that would ruin the weights; `health` holds the alerts,
 `rules` their conditions and `logs` the keys of every version's logs. `guard` tests whether the
 samples come from the policy, `preflight` runs the largest step once, and `placebo` shuffles what
-rewards pay. `stock` reads what a trainer holds. `fast_cpu` speeds up training on a CPU, and `ranks`
+rewards pay. `interruptions` keeps what is trained when an interrupt or an error ends a training.
+`stock` reads what a trainer holds. `fast_cpu` speeds up training on a CPU, and `ranks`
 distributes training over processes.
 """
 
@@ -13,6 +14,7 @@ __getattr__ = exports(
     __name__,
     {
         "grpo_nb.files": "append_line read_lines",
+        "grpo_nb.training.interruptions": "newest_checkpoint",
         "grpo_nb.updates": "Buttons Update Watcher",
     },
 )

@@ -15,7 +15,7 @@ import psutil
 
 from grpo_nb import environments
 from grpo_nb.files import atomic_path, read_json, read_lines
-from grpo_nb.models import cuda_available, tool_calls
+from grpo_nb.models import cuda_available, template
 from grpo_nb.rewards.prompts import Message, digest
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def of_episodes(
         during a call; tool errors per call; turns with calls per episode; and the mean total of
         episodes with a call minus that of episodes without (NaN if either kind is missing).
     """
-    opens = tool_calls.opens_call(tokenizer)
+    opens = template.opens_call(tokenizer)
     episodes = pd.DataFrame([environments.figures(messages, opens) for messages in completions])
     with_call, totals = episodes["calls"] > 0, pd.Series(list(totals))
     return {

@@ -4,107 +4,166 @@
     RewardLab([correct, well_formed], train_dataset)
 
 The rewards are edited where they are written, in a cell: run that cell and the Lab's cell again.
+lab.js draws the Lab; scores travel to it once, and it computes totals and advantages itself.
 """
 
-import html
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
-import ipywidgets as w
-import pandas as pd
+import anywidget
+import traitlets
 
-from grpo_nb import environments, reward_lab
+from grpo_nb import environments, refusals, reward_lab
 from grpo_nb.checks import Checks
-from grpo_nb.reward_lab import RewardTest
+from grpo_nb.reward_lab import RewardTest, own_attacks
+from grpo_nb.reward_lab.attacks import Attack
 from grpo_nb.reward_lab.check import RewardCheck, check_rewards
-from grpo_nb.rewards.judge import question
-from grpo_nb.views import tables
-from grpo_nb.views.widgets import WIDE, View
+from grpo_nb.views import lab_data
+from grpo_nb.views.widgets import in_order
+
+HERE = Path(__file__).parent
+CELL = "reward_weights = [{}]"  # how weights are written beside the rewards
+SETTING = 'settings = {"rewards.reward_weights": "{}"}'
 
 
-class RewardLab(View):
-    """Show what each reward pays for a completion, which can be edited, and the verdict.
+class RewardLab(anywidget.AnyWidget):
+    """Show what each reward pays for every completion, why, and the verdict.
 
     The arguments are those of `check_rewards`. For each row there is the right answer, another
-    row's answer, every attack, and what was sampled.
+    row's answer, what was sampled, and for some every attack. A completion can be edited, scored
+    again, and kept as an attack, which counts in every Lab of this session.
+
+    Args:
+        run: The run of notebook 2, whose file keeps the attacks.
+        weights_line: How weights are written where the rewards read them, with {} for the numbers.
 
     Attributes:
         verdict: What `check_rewards` returns.
+        attacks: The attacks that the next verdict counts beside this package's.
     """
 
     __signature__ = inspect.signature(check_rewards)
+    _esm = (HERE / "lab.js").read_text(encoding="utf-8")
+    _css = (HERE / "lab.css").read_text(encoding="utf-8")
+    data, report, state = (traitlets.Dict().tag(sync=True) for _ in range(3))
+    added, kept = (traitlets.List().tag(sync=True) for _ in range(2))
+    session: ClassVar[list[Attack]] = []  # kept in this kernel
 
     def __init__(
         self,
         reward_funcs: Any,
         dataset: Any,
         completions: Sequence[Any] | None = None,
+        *,
+        run: Any = None,
+        weights_line: str = CELL,
         **options: Any,
     ) -> None:
         super().__init__()
-        self.check = RewardCheck(reward_funcs, dataset, completions, **options)
-        self.verdict, self.scorer = self.check.run(), self.check.scorer
-        first, *_ = map(html.escape, str(self.verdict).splitlines())
-        rows = [(f"{n + 1}. {_asked(row)}", n) for n, row in enumerate(self.scorer.rows)]
-        self.row = w.Dropdown(options=rows, description="Row", layout=WIDE)
-        self.name = w.Select(description="Completion", rows=12, layout={"width": "26em"})
-        self.text = w.Textarea(rows=12, continuous_update=False, layout={"flex": "1"})
-        self.status, self.view = w.HTML(f"<b role='status'>{first}</b>"), w.HTML()
-        self.on(self._list, self.row)
-        self.on(self._take, self.name)
-        self.on(self._show, self.text)
-        both = w.HBox([self.name, self.text])
-        self.report = w.HTML(_report(self.verdict))
-        self.children = [self.status, self.row, both, self.errors, self.view, self.report]
-        self.guard(self._list)
+        refusals.in_one_line()
+        self.reward_funcs, self.completions, self.options = reward_funcs, completions, options
+        self.run, self.line, own = run, weights_line, list(options.get("attacks", ()))
+        self.attacks = own + [each for each in self.session if each not in own and not run]
+        self.judge(dataset, options.get("reward_weights"))
+        conditions = _conditions(options.get("args"))
+        self.data = lab_data.contents(self.check, conditions)
+        self._name_kept()
+        self.on_msg(self._reply)
+        in_order(self)
 
-    def _list(self) -> None:
-        """List the completions of the row by what they earn, and keep the choice."""
-        name, self.texts = self.name.value, self.check.completions(self.row.value)
-        wins = {line["attack"]: f" ({line['won']})" for line in self.verdict.table if line["won"]}
-        labels = {each: each + wins.get(each, "") for each in self.texts}
-        if not self.scorer.any_slow:
-            totals = self.scorer.totals([(self.row.value, text) for text in self.texts.values()])
-            order = sorted(zip(totals, labels, strict=True), key=lambda pair: -round(pair[0], 6))
-            labels = {each: f"{total:.3g} · {labels[each]}" for total, each in order}
-        self.name.options = [(label, each) for each, label in labels.items()]
-        self.name.value = name if name in self.texts else next(iter(self.texts))
-        self._take()
+    def __repr__(self) -> str:
+        return "RewardLab: run this notebook to use it"
 
-    def _take(self) -> None:
-        """Put the chosen completion into the box."""
-        if self.name.value in self.texts:
-            self.text.value = self.texts[self.name.value]
-            self._show()
+    def judge(self, dataset: Any, weights: Sequence[float] | None) -> None:
+        """Judge the rewards with these weights and all attacks."""
+        options = self.options | {"reward_weights": weights, "attacks": self.attacks}
+        self.check = RewardCheck(self.reward_funcs, dataset, self.completions, **options)
+        self.verdict = self.check.run()
+        self.report = lab_data.report(self.check, self.verdict) | {"line": self.line}
 
-    def _show(self) -> None:
-        """Show what the completion in the box earns, and what counts as its answer."""
-        row, text = self.row.value, self.text.value
-        frame = pd.DataFrame(self.check.explain(row, text))
-        images = tables.thumbnails(self.scorer.rows[row].get("images", ()))
-        marked = tables.text(text, self.check.answer(text) or None)
-        earned = {"this": frame["adds"].sum(), **self.verdict.amounts}
-        total = "; ".join(f"{name} earns {amount:.3g}" for name, amount in earned.items())
-        page = f"{images}<div class='sheet'>{marked}</div><p>{html.escape(total)}</p>"
-        self.view.value = tables.Page(page + tables.table(frame))
+    def _name_kept(self, text: str = "", group: int = -1, attack: Attack | None = None) -> None:
+        """Tell the browser which attacks there are, and which completion became one just now."""
+        texts = {each["name"]: each for each in self.kept}
+        if attack:
+            texts[attack.name] = {"name": attack.name, "group": group, "text": text}
+        empty = {"group": -1, "text": ""}
+        self.kept = [texts.get(each.name, {"name": each.name, **empty}) for each in self.attacks]
+
+    def _reply(self, _: Any, message: dict[str, Any], __: Any) -> None:
+        """Do what the browser asks, and reply with a sentence."""
+        try:
+            if message["do"] == "judge":
+                self.judge(self.check.scorer.rows, message["weights"])
+                note = ""
+            elif message["do"] == "score":
+                note = self.score(message["group"], message["text"])
+            else:
+                note = self.keep(message["group"], message["text"], message["name"])
+            self.send({"note": note})
+        except Exception as error:  # a user's reward may raise anything; the Lab says so
+            self.send({"note": f"{type(error).__name__}: {error}", "failed": True})
+
+    def score(self, group: int, text: str) -> str:
+        """Score a completion of a group, and add it to the table."""
+        row = self.data["groups"][group]["row"]
+        name = f"edited {len(self.added) + 1}"
+        edited = [lab_data.Text(row, "edited", name, text)]
+        self.added = self.added + lab_data.completions(self.check, edited, {row: group})
+        return "scored"
+
+    def keep(self, group: int, text: str, name: str = "") -> str:
+        """Keep a completion as an attack, or forget the one that it is; return what was done.
+
+        Args:
+            group: The place of its group.
+            text: The completion.
+            name: The name of an attack; one that was kept is forgotten.
+
+        Raises:
+            ValueError: The completion is the right answer, or no right answer is known here.
+        """
+        row, style = self.data["groups"][group]["row"], self.check.written
+        if style is None or not style.answers:
+            raise ValueError(
+                "no right answer is known here, so that no attack can be judged: pass reference="
+            )
+        if row in style.answers and text == style.right(row):
+            raise ValueError("this is the right answer itself: edit it first")
+        attack = own_attacks.attack_of(text, style.answers.get(row, ""), self.attacks)
+        rest = [each for each in self.attacks if each.name not in (name, attack.name)]
+        is_new = len(rest) == len(self.attacks)
+        self.attacks = [*rest, attack] if is_new else rest
+        own = [each for each in self.attacks if each.name.startswith(own_attacks.NAME)]
+        if self.run:
+            own_attacks.store(self.run, own)
+        else:
+            type(self).session[:] = own
+        if is_new and not any(line["text"] == text for line in self._lines()):
+            self.score(group, text)
+        self._name_kept(text, group, attack if is_new else None)
+        place = f"in {own_attacks.FILE} of the run" if self.run else "for this session"
+        return f"kept {place}; the next verdict counts it" if is_new else "forgotten"
+
+    def _lines(self) -> list[dict[str, Any]]:
+        return [*self.data["completions"], *self.added]
 
 
-def lab(test: RewardTest) -> View | Checks:
+def lab(test: RewardTest) -> RewardLab | Checks:
     """Return the Reward Lab of a run; if the task has an environment, read and check it instead."""
-    if environment := environments.of(test.stage.config):
+    config = test.stage.config
+    if environment := environments.of(config):
         return environments.check_environment(environment, test.rows)
-    return RewardLab(**reward_lab.arguments(test))
+    is_own = config.rewards.preset.endswith(".py")
+    line = CELL if is_own else SETTING
+    return RewardLab(**reward_lab.arguments(test), run=test.stage.run, weights_line=line)
 
 
-def _asked(row: Mapping[str, Any]) -> str:
-    """Return the beginning of a row's question."""
-    text = question(row["prompt"]) if row.get("prompt") else str(row.get("question", ""))
-    return " ".join(text.split())[:90]
-
-
-def _report(verdict: Any) -> str:
-    """Render the findings and what the attacks earn."""
-    frames = [verdict.findings.table(), pd.DataFrame(verdict.table)]
-    pages = "".join(tables.table(frame) for frame in frames if len(frame))
-    return f"<div class='jp-RenderedHTMLCommon'>{pages}</div>"
+def _conditions(args: Any) -> dict[str, str]:
+    """Return how advantages are computed, from a GRPOConfig or a dict."""
+    values = args if isinstance(args, dict) else vars(args or object)
+    scaling = values.get("scale_rewards", "group")
+    scaling = {True: "group", False: "none"}.get(scaling, scaling)  # older versions of TRL
+    aggregation = values.get("multi_objective_aggregation", "sum_then_normalize")
+    return {"scaling": scaling, "aggregation": aggregation}

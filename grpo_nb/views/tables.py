@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from grpo_nb import refusals
 from grpo_nb.rewards import RewardSet
 
 if TYPE_CHECKING:
@@ -47,9 +48,13 @@ class Page(str):
 
 
 def show_tables() -> None:
-    """Display every DataFrame of this notebook with `table`; outside a notebook, do nothing."""
+    """Display every DataFrame of this notebook with `table`, and our refusals in one line.
+
+    Outside a notebook, nothing is done.
+    """
     from IPython import get_ipython
 
+    refusals.in_one_line()
     if shell := get_ipython():
         formatters = shell.display_formatter.formatters
         formatters["text/html"].for_type(pd.DataFrame, table)

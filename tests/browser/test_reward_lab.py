@@ -1,4 +1,4 @@
-"""The Reward Lab in JupyterLab, in a real browser.
+"""The Reward Lab in JupyterLab, in a real browser, as a person uses it.
 
 GRPO_NB_SCREENSHOT=1 writes docs/reward_lab.png again.
 """
@@ -6,88 +6,245 @@ GRPO_NB_SCREENSHOT=1 writes docs/reward_lab.png again.
 import os
 
 import nbformat
+import numpy as np
 import pytest
 from browsing import NEEDS_BROWSER, SLOW, contrast, jupyterlab, run_all_cells
 from playwright.sync_api import expect
 
 from grpo_nb.machine import PROJECT_ROOT
+from grpo_nb.reward_lab.advantages import advantages
+from grpo_nb.views import RewardLab
 
 pytestmark = [NEEDS_BROWSER, pytest.mark.usefixtures("forks")]
-REWARDS = """import re
+REWARDS = '''import re
 
 tags = re.compile(r"<reasoning>.*</reasoning>\\s*<answer>(.*)</answer>", re.DOTALL)
 
 
 def match_format(completions, **kwargs):
+    """Pay for the tags in their order."""
     return [1.0 if tags.search(one[0]["content"]) else 0.0 for one in completions]
 
 
 def check_answer(completions, answer, **kwargs):
+    """Pay for the right answer."""
     found = [tags.search(one[0]["content"]) for one in completions]
-    return [3.0 if f and a in f[1] else 0.0 for f, a in zip(found, answer)]"""
-DATA = """sums = [(47, 38), (9, 6), (30, 12), (5, 8), (21, 3)]
+    return [3.0 if f and a in f[1] else 0.0 for f, a in zip(found, answer)]
+
+
+def shows_work(completions, **kwargs):
+    """Pay for equations."""
+    return [one[0]["content"].count("=") / 2 for one in completions]'''
+DATA = """sums = [(47, 38), (9, 6), (30, 12), (5, 8), (21, 3), (14, 14), (60, 2), (33, 9)]
 dataset = [
     {"prompt": [{"role": "user", "content": f"What is {a} + {b}?"}], "answer": str(a + b)}
     for a, b in sums
-]"""
+]
+form = "<reasoning>{}</reasoning>\\n<answer>{}</answer>".format
+
+
+def said(a, b):
+    if a == 14:  # what shows its work differs from what does not in this alone
+        return [form("14 + 14 = 28", 28), form("so it is", 28)]
+    texts = [form(f"{a} + {b} = {a + b}", a + b), form(f"I add {b}", a + b)]
+    texts += [form(f"{a} + {b}", f"{a + b - 1} or {a + b}"), form(f"{a} = " * 5, a)]
+    return [*texts, form("so", a + b + 1), f"The sum is {a + b}."]
+
+
+completions = [said(a, b) for a, b in sums]"""
 OPEN = """from grpo_nb import RewardLab
 
-RewardLab([match_format, check_answer], dataset)"""
+RewardLab([match_format, check_answer, shows_work], dataset, completions)"""
+BROKEN = """def careless(completions, answer, **kwargs):
+    texts = [one[0]["content"] for one in completions]
+    return [float(a in t) / len(t.split()) for a, t in zip(answer, texts)]
+
+RewardLab([careless], dataset, completions)"""
+MANY = """rows = [dict(row, answer=str(n)) for row in dataset for n in range(32)]
+RewardLab([match_format, check_answer], rows, [said(n, 1) + ["", "?"] for n in range(256)])"""
+REFUSED = "RewardLab([match_format], [])"
+CELLS = (REWARDS, DATA, OPEN, BROKEN, MANY, REFUSED)
+MODULE = """async ([source, ...values]) => {
+  const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+  return (await import(url)).advantages(...values);
+}"""
 
 
 @pytest.fixture(scope="module")
-def lab(browser, forks, tmp_path_factory):
-    """The Reward Lab in a person's own notebook."""
+def page(browser, forks, tmp_path_factory):
+    """A person's own notebook, all of whose cells have run."""
     folder, settings = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("settings")
-    cells = [*map(nbformat.v4.new_code_cell, (REWARDS, DATA, OPEN))]
-    notebook = nbformat.v4.new_notebook(cells=cells)
+    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, CELLS)])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
     nbformat.write(notebook, folder / "mine.ipynb")
     with jupyterlab(browser, folder / "mine.ipynb", settings) as page:
+        page.set_viewport_size({"width": 1440, "height": 900})
         run_all_cells(page)
-        lab = page.locator(".jp-OutputArea-output", has=page.get_by_role("status"))
-        expect(lab.locator(".sheet").first).to_be_visible(timeout=SLOW)
-        yield lab
+        expect(page.get_by_role("status")).to_have_count(3, timeout=SLOW)
+        page.set_default_timeout(10_000)
+        yield page
 
 
-def choose(lab, name):
-    lab.get_by_role("listbox", name="Completion").select_option(name)
+@pytest.fixture(scope="module")
+def lab(page):
+    lab = page.locator(".lab").first
+    lab.scroll_into_view_if_needed()
+    return lab
 
 
-def test_the_verdict_stands_first_and_the_attacks_that_win_above_the_right_answer(lab):
-    expect(lab.get_by_role("status")).to_contain_text("do not train: 4 reasons to stop")
-    options = lab.get_by_role("listbox").locator("option").all_text_contents()
-    names = [each.replace("\xa0", " ") for each in options]
-    assert names[0] == "4 · the right answer"
-    assert "4 · one or the other (stop)" in names and "0 · plea for full marks" in names
-    expect(lab.get_by_text("compare the whole answer; refuse several")).to_be_visible()
+def rows(lab):
+    """The completions in view, as (total, advantage, text)."""
+    cells = [row.get_by_role("gridcell").all_inner_texts() for row in lab.locator("[data-n]").all()]
+    return [(total, advantage, " ".join(text.split())) for total, advantage, *_, text in cells]
+
+
+def press(lab, name, pressed=True):
+    lab.get_by_role("button", name=name).click()
+    expect(lab.get_by_role("button", name=name)).to_have_attribute(
+        "aria-pressed", str(pressed).lower()
+    )
+
+
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+@pytest.mark.parametrize("scaling", ["group", "batch", "none"])
+def test_the_browsers_advantages_are_pythons(browser, scaling, aggregation):
+    random = np.random.default_rng(0)
+    scores, weights = random.normal(size=(24, 3)).round(2), [1.0, 0.25, -2.0]
+    scores[random.random(scores.shape) < 0.2] = np.nan
+    scores[:4], scores[4] = 1.0, np.nan  # no signal; no score at all
+    groups = [
+        [[None if np.isnan(score) else float(score) for score in line] for line in group]
+        for group in scores.reshape(6, 4, 3)
+    ]
+    blank = browser.new_page()
+    shown = blank.evaluate(MODULE, [RewardLab._esm, groups, weights, scaling, aggregation])
+    blank.close()
+    expected = advantages(scores, weights, 4, scaling, aggregation)
+    np.testing.assert_allclose(np.ravel(shown), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("width", [1440, 900])
+def test_verdict_and_first_completions_are_in_the_first_sight(page, lab, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    box, row = lab.bounding_box(), lab.locator("[data-n]").nth(8).bounding_box()
+    assert box["height"] <= 660 and row["y"] + row["height"] < box["y"] + box["height"]
+    expect(lab.get_by_role("status")).to_have_text("stop")
+    expect(lab).to_contain_text("do not train: ")
+    tab = lab.get_by_role("button", name="attacks and findings")
+    if width == 900:
+        expect(lab.get_by_role("article").first).to_be_hidden()
+        tab.click()
+        expect(lab.locator("[data-n]").first).to_be_hidden()
+    expect(lab.get_by_role("article").first).to_be_visible()
+    expect(lab.locator("ins").first).to_be_visible()
+    if width == 900:
+        lab.get_by_role("button", name="completions", exact=False).first.click()
+        page.set_viewport_size({"width": 1440, "height": 900})
+    expect(tab).to_be_hidden()
+
+
+def test_the_wrong_completion_that_earns_most_is_found_by_the_keyboard(page, lab):
+    press(lab, "wrong but paid")
+    grid = lab.get_by_role("grid")
+    grid.press("/")
+    page.keyboard.type("sampled")
+    expect(lab.get_by_role("searchbox")).to_have_value("sampled")
+    expect(lab.locator("[data-n]").first).to_contain_text("84 or 85")
+    assert rows(lab)[0][:2] == ("4", "▲ 0.63")
+    grid.focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowUp", "Enter"):
+        page.keyboard.press(key)
+    expect(lab.locator("mark")).to_have_text("84 or 85")
+    expect(lab.get_by_text("check answer (right) 3 × 1 = 3")).to_be_visible()
+    page.keyboard.press("ArrowDown")
+    expect(lab.locator("mark")).not_to_have_text("84 or 85")
+    page.keyboard.press("Escape")
+    expect(lab.locator("mark")).to_have_count(0)
+    expect(grid).to_be_focused()
+
+
+def test_an_edited_completion_is_scored_and_a_kept_one_turns_the_verdict(page, lab):
+    lab.locator("[data-n]", has_text="47 = 47 = 47").click()
+    lab.get_by_text("edit", exact=True).click()
+    text = "<reasoning>" + "= " * 40 + "</reasoning>\n<answer>1</answer>"
+    lab.get_by_role("textbox", name="completion").fill(text)
+    lab.get_by_role("button", name="Score again").click()
+    expect(lab.get_by_text("shows work (form) 20 × 1 = 20")).to_be_visible()
     if os.environ.get("GRPO_NB_SCREENSHOT"):
-        choose(lab, "4 · one or the other (stop)")
-        expect(lab.locator("mark")).to_have_text("15 or 85")
-        lab.page.set_viewport_size({"width": 1100, "height": 1500})
-        lab.page.screenshot(path=PROJECT_ROOT / "docs/reward_lab.png")
+        lab.screenshot(path=PROJECT_ROOT / "docs/reward_lab.png")
+    lab.get_by_role("button", name="Keep as attack").click()
+    expect(lab.get_by_role("status")).to_have_text("out of date")
+    lab.get_by_role("button", name="Ask again").click()
+    expect(lab.get_by_role("status")).to_have_text("stop")
+    page.keyboard.press("Escape")
+    card = lab.get_by_role("article").filter(has_text="kept: ")
+    expect(card).to_contain_text("earns more than a right answer: 21; right")
 
 
-def test_a_completion_is_chosen_edited_and_scored_by_the_keyboard(lab):
-    box, earned = lab.get_by_role("textbox"), lab.locator("p")
-    choose(lab, "1 · empty form (warning)")
-    expect(box).to_have_value("<reasoning></reasoning><answer></answer>")
-    expect(earned).to_contain_text("this earns 1; the right answer earns 4")
-    box.fill("<reasoning>so</reasoning><answer>about 85</answer>")
-    lab.page.keyboard.press("Tab")
-    expect(earned).to_contain_text("this earns 4;")
-    expect(lab.locator("mark")).to_have_text("about 85")
-    row = lab.get_by_role("combobox", name="Row")
-    row.select_option("2. What is 9 + 6?")
-    expect(earned).to_contain_text("this earns 1;")
-    expect(box).to_have_value("<reasoning></reasoning><answer></answer>")
+def test_totals_follow_a_weight_and_groups_that_lose_their_signal_are_named(page, lab):
+    lab.get_by_role("searchbox").fill("")
+    press(lab, "wrong but paid", False)
+    weight = lab.get_by_role("spinbutton", name="weight of shows_work")
+    weight.fill("0")
+    expect(lab).to_contain_text("7 of 8 groups with signal; lost by these weights: 6")
+    expect(lab.get_by_role("status")).to_have_text("out of date")
+    assert {total for total, *_ in rows(lab)} <= {"4", "3", "1", "0"}
+    expect(lab.get_by_role("button", name="reward_weights = [1, 1, 0]")).to_be_visible()
+    lab.get_by_role("button", name="Ask again").click()
+    expect(lab.get_by_role("status")).to_have_text("stop")
+    expect(lab.get_by_role("article").filter(has_text="kept: ")).to_have_count(0)
+    press(lab, "group 6")
+    expect(lab.locator("[data-n]", has_text="sampled")).to_have_count(2)
+    expect(lab).to_contain_text("6. What is 14 + 14? → 28")
 
 
-def test_it_reads_in_either_theme(lab):
-    choose(lab, "4 · the right answer")
-    expect(lab.locator("mark")).to_have_text("15")
+def test_what_was_set_survives_a_reload(page, lab):
+    lab.get_by_role("columnheader", name="advantage").get_by_role("button").click()
+    lab.locator("[data-n]", has_text="sampled 1").click()
+    marked = lab.locator("mark").inner_text()
+    page.keyboard.press("Control+s")
+    expect(page.locator(".jp-mod-dirty")).to_have_count(0)
+    page.reload()
+    lab = page.locator(".lab").first
+    expect(lab.locator("mark")).to_have_text(marked, timeout=SLOW)
+    weight = lab.get_by_role("spinbutton", name="weight of shows_work")
+    expect(weight).to_have_value("0")
+    expect(lab.get_by_role("button", name="group 6")).to_have_attribute("aria-pressed", "true")
+    header = lab.get_by_role("columnheader", name="advantage")
+    expect(header).to_have_attribute("aria-sort", "descending")
+
+
+def test_a_reward_that_raises_shows_its_line_and_the_completion(page):
+    lab = page.locator(".lab").nth(1)
+    card = lab.get_by_role("article").filter(has_text="careless: raises")
+    expect(card).to_contain_text("ZeroDivisionError: float division by zero")
+    expect(card).to_contain_text("line 3: return [float(a in t) / len(t.split())")
+    press(lab, "None")
+    expect(lab.locator("[data-n]").first).to_contain_text("raises")
+
+
+def test_thousands_of_completions_are_a_few_rows_of_the_page(page):
+    lab = page.locator(".lab").nth(2)
+    grid = lab.get_by_role("grid")
+    count = int(grid.get_attribute("aria-rowcount"))
+    assert count > 2000 and lab.locator("[data-n]").count() < 40
+    grid.evaluate("grid => { grid.scrollTop = grid.scrollHeight; }")
+    expect(lab.locator(f"[aria-rowindex='{count}']")).to_be_visible()
+    lab.get_by_role("searchbox").fill("255 + 1")
+    expect(lab.locator("[aria-rowindex='1']")).to_contain_text("255 + 1")
+
+
+def test_a_refusal_is_one_line(page):
+    error = page.locator(".jp-OutputArea-output", has_text="holds no rows")
+    assert error.inner_text().strip().startswith("dataset = [] holds no rows: give the train_data")
+    assert len(error.inner_text().strip().splitlines()) == 1
+
+
+def test_it_reads_in_either_theme(page):
+    lab = page.locator(".lab").first
     for scheme, light in (("dark", "false"), ("light", "true")):
-        lab.page.emulate_media(color_scheme=scheme)
-        expect(lab.page.locator("body")).to_have_attribute("data-jp-theme-light", light)
-        for node in lab.locator(".sheet th, mark, p, select, label, b").all():
+        page.emulate_media(color_scheme=scheme)
+        expect(page.locator("body")).to_have_attribute("data-jp-theme-light", light)
+        parts = "[data-n] > *, .pill, .head button, summary, mark, .chips button, .about, pre"
+        for node in lab.locator(parts).all():
             assert contrast(node) > 4.5, node.inner_text()

@@ -157,7 +157,7 @@ def loading(tiny):
     after = list(tiny.trained().values())
     report = {
         "engine": policy.engine.name,
-        "folds": policy.folds_adapter,
+        "folds": hasattr(model.vllm_engine, "_unsloth_merged_rollout_wrapped"),
         "variables": {name: os.environ.get(name) for name in UNSLOTHS_VLLM},
         "adapter dtypes": sorted({str(weight.dtype) for weight in after}),
         "shares all weights": all(shared) and len(shared) > 0,

@@ -112,6 +112,8 @@ def test_the_checks_of_base_and_length(figures, states):
     assert [check.name for check in checks] == ["base model", "completion length"]
     assert [check.state for check in checks] == states
     assert [bool(check.fix) for check in checks] == [state != "ok" for state in states]
+    again = base_model.checks(known | {"completion tokens, p95": 24.0} | figures, warm_steps=40)
+    assert states[0] == "ok" or "train.sft_steps = 160" in again[0].fix, "more than is set"
 
 
 # Difficulty

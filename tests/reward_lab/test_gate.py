@@ -91,6 +91,7 @@ def test_a_base_that_earns_nothing_is_not_blamed_on_the_rewards(lab):
     with pytest.raises(ValueError, match=f"{said}.* What helps: {helps}"):
         reward_lab.refuse_untested(lab.run, MATH)
     assert said in reward_lab.refuse_untested(lab.run, MATH, force=True)
+    assert "has to wait: see the fix of base model" in lab.stage.finish("rewards")
 
 
 MINE = """from grpo_nb import rewards

@@ -1,30 +1,32 @@
-"""The Reward Lab, driven without a browser; tests/browser drives it with one."""
+"""What the Reward Lab sends to the browser, and what it answers; tests/browser looks at it."""
 
-import html
 import inspect
 import json
+from zlib import crc32
 
 import pytest
 from hackable import ROWS
-from labs import RIGHT, open_lab
+from labs import MATH, RIGHT, open_lab
 from pictures import ROWS as PICTURES
-from pictures import seen
 
 from grpo_nb import RewardLab, check_rewards, views
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import Sample, load_tokenizer
-from grpo_nb.reward_lab import Bench, RewardTest, bench_of, judge
+from grpo_nb.refusals import in_short
+from grpo_nb.reward_lab import Bench, RewardTest, bench_of, judge, own_attacks
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.rewards import load_preset
+from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 
+SO = crc32(b"so!")  # a text that no attack is made of
+HEDGE = RIGHT.format("84 or 85")
 
-def shown(lab):
-    """The rows of the table of rewards, as texts."""
-    cells = lab.view.value.rpartition("</style>")[2].replace("<td class=whole>", "<td>")
-    lines = [line.split("<td>")[1:] for line in cells.split("<tr>")[2:]]
-    return [[html.unescape(each.partition("</td>")[0]) for each in line] for line in lines]
+
+@pytest.fixture(autouse=True)
+def session():
+    yield
+    RewardLab.session.clear()
 
 
 def careless(completions, answer, **_):
@@ -32,66 +34,131 @@ def careless(completions, answer, **_):
     return [float(want in text) / len(text[:1]) for want, text in zip(answer, texts, strict=True)]
 
 
+def mentions(completions, answer, **_):
+    """Pay for an answer anywhere."""
+    return [float(want in text) for want, text in zip(answer, completions, strict=True)]
+
+
+TEXTS = [{**row, "prompt": row["question"]} for row in ROWS]
+
+
+def lines(lab, **values):
+    every = [*lab.data["completions"], *lab.added]
+    return [line for line in every if values.items() <= line.items()]
+
+
 def test_it_takes_what_check_rewards_takes_and_shows_the_same_verdict():
     taken = inspect.signature(check_rewards).parameters
     assert inspect.signature(RewardLab).parameters == taken
     lab, verdict = open_lab(careless), check_rewards(careless, ROWS, [[RIGHT.format("85"), "7"]])
     assert lab.verdict.findings == verdict.findings and lab.verdict.table == verdict.table
-    assert str(verdict).splitlines()[0].partition("(")[0] in lab.status.value
-    assert "every number 0-100" in lab.report.value and "careless: raises" in lab.report.value
+    assert lab.report["state"] == "stop"
+    assert str(verdict).partition("(")[0] in lab.report["sentence"]
+    assert [card["name"] for card in lab.report["cards"]] == [c.name for c in verdict.findings]
+    json.dumps([lab.data, lab.report], allow_nan=False)
 
 
-def test_the_completions_of_a_row_stand_in_the_order_of_what_they_earn():
+def test_the_table_has_what_was_sampled_what_is_right_and_each_attack_once():
     lab = open_lab()
-    labels = [label for label, _ in lab.name.options]
-    totals = [float(label.partition(" · ")[0]) for label in labels]
-    assert totals == sorted(totals, reverse=True) and len(labels) > 50
-    assert labels[0] == "1.62 · the right answer" == lab.name.label
-    assert {"another row's answer", "sampled completion 2", "prompt"} <= set(lab.texts)
-    lab.name.value = "sampled completion 2"
-    assert lab.text.value == "7"
-    lab.name.value = "plea for full marks"
-    lab.row.value = 1
-    assert lab.name.value == "plea for full marks", "the choice stays from row to row"
-    assert "sampled completion 1" not in lab.texts
+    [first, second] = lines(lab, kind="sampled")
+    assert first["text"] == RIGHT.format("85") and first["scores"] == [1.0, 1.0, 1.0, 1.0]
+    assert first["why"][0] == "85, read as a number, is 85" and first["answer"] == "85"
+    assert (first["wrong"], second["wrong"]) == (False, True) and second["answer"] == ""
+    assert len(lines(lab, kind="reference")) == len(lab.data["groups"]) == len(ROWS)
+    attacks = lines(lab, kind="attack")
+    assert len({each["name"] for each in attacks}) == len(attacks) > 40
+    assert [r["role"] for r in lab.data["rewards"]][:2] == ["right", "form"]
+    assert lab.data["weights"] == MATH.reward_weights
+    assert len(lab.report["lost"]) == len(lab.verdict.table) and lab.report["state"] == "passed"
 
 
-def test_an_edited_completion_is_scored_and_its_answer_marked():
-    lab = open_lab()
-    assert shown(lab)[0][:5] == ["numeric_correctness_reward", "right", "1", "1", "1"]
-    assert shown(lab)[0][5] == "85, read as a number, is 85"
-    lab.text.value = RIGHT.format("12 or 13")
-    assert "<mark>12 or 13</mark>" in lab.view.value and "this earns 0.625" in lab.view.value
-    assert shown(lab)[0][2] == "0"
-    lab.text.value = "no answer"
-    assert "<mark>" not in lab.view.value and "this earns 0;" in lab.view.value
-    lab.name.value = "empty form"
-    assert lab.text.value == "<reasoning></reasoning><answer></answer>"
+def test_a_wrong_answer_that_a_reward_takes_for_right_is_called_wrong():
+    lab = RewardLab(mentions, TEXTS, [[RIGHT.format("85"), HEDGE]], form="tags")
+    assert [line["wrong"] for line in lines(lab, kind="sampled")] == [False, True]
+    assert [line["scores"] for line in lines(lab, kind="sampled")] == [[1.0], [1.0]]
 
 
-def test_a_reward_that_raises_says_so_in_its_line_and_others_are_scored():
+def test_the_card_of_an_attack_marks_what_the_right_answer_lacks():
+    lab = open_lab([mentions], TEXTS, form="tags")
+    card = next(card for card in lab.report["cards"] if "difference" in card)
+    [attack] = lines(lab, kind="attack", name=card["attack"])
+    parts = {is_new: [t for new, t in card["difference"] if new == is_new] for is_new in (0, 1)}
+    assert "".join(text for _, text in card["difference"]) == attack["text"][:600]
+    assert "<reasoning>" in parts[0] and "<reasoning>" not in parts[1] and parts[1]
+    assert card["state"] == "stop" and "`mentions` pays 1" in card["evidence"] and card["fix"]
+
+
+def test_the_card_of_a_reward_that_raises_has_its_line_and_the_completion():
     def one(completions, **_):
         return [1.0] * len(completions)
 
     lab = open_lab([careless, one])
-    lab.text.value = ""
-    assert shown(lab)[0][5] == "ZeroDivisionError: float division by zero"
-    assert shown(lab)[1][:3] == ["one", "shaping", "1"] and lab.errors.value == ""
+    [card] = [card for card in lab.report["cards"] if card["name"] == "careless: raises"]
+    assert card["evidence"] == "ZeroDivisionError: float division by zero"
+    assert card["code"].startswith("return [float(want in text) / len") and card["completion"] == ""
+    [empty] = lines(lab, kind="empty", group=0)
+    assert empty["failed"] and empty["scores"] == [None, 1.0] and "raises" in empty["why"][0]
 
 
-def test_without_a_reference_there_are_the_sampled_ones_and_any_text():
-    lab = open_lab(lambda completions, **_: [len(c) / 9 for c in completions], [{"prompt": "Hi"}])
-    assert {*lab.texts} == {"sampled completion 1", "sampled completion 2", "an empty completion"}
-    lab.text.value = "<b>nine</b>"
-    assert "&lt;b&gt;" in lab.view.value and "<b>nine" not in lab.view.value
+def test_an_edited_completion_is_scored():
+    lab = open_lab()
+    lab._reply(lab, {"do": "score", "group": 0, "text": RIGHT.format("12 or 13")}, [])
+    [edited] = lines(lab, kind="edited")
+    assert edited["scores"][0] == 0 and edited["answer"] == "12 or 13" and edited["wrong"]
 
 
-def test_images_of_the_row_are_shown():
+def secret(completions, **_):
+    return [2.0 * (crc32(text.encode()) == SO) for text in completions]
+
+
+def test_a_completion_that_is_kept_counts_in_the_next_verdict_and_in_the_next_lab():
+    rewards = [MATH.reward_funcs[0], secret]
+    lab = open_lab(rewards, TEXTS, form="tags")
+    assert lab.report["state"] != "stop"
+    assert "next verdict" in lab.keep(0, "so!") and lab.report["attacks"] == []
+    assert lab.kept == [{"name": "kept: so!", "group": 0, "text": "so!"}]
+    lab._reply(lab, {"do": "judge", "weights": [1.0, 1.0]}, [])
+    assert lab.report["state"] == "stop" and lab.report["attacks"] == ["kept: so!"]
+    assert "kept: so!" in [card.get("attack") for card in lab.report["cards"]]
+    again = open_lab(rewards, TEXTS, form="tags")
+    assert again.report["state"] == "stop" and lines(again, name="kept: so!")[0]["won"] == "stop"
+    assert again.keep(0, "so!", "kept: so!") == "forgotten" and again.kept == []
+    assert open_lab(rewards, TEXTS, form="tags").report["state"] != "stop"
+
+
+def test_what_cannot_be_kept_says_why():
+    lab = open_lab()
+    with pytest.raises(ValueError, match="the right answer itself"):
+        lab.keep(0, lines(lab, kind="reference")[0]["text"])
+    free = open_lab(lambda completions, **_: [len(c) / 9 for c in completions], [{"prompt": "Hi"}])
+    assert {line["kind"] for line in free.data["completions"]} == {"sampled", "empty"}
+    with pytest.raises(ValueError, match="no right answer is known"):
+        free.keep(0, "7")
+
+
+@pytest.mark.parametrize("text", ["\\boxed{x} {long} 85 {answer}", "85", "{{85}}", "853 {a"])
+def test_nothing_in_a_kept_completion_reads_as_a_placeholder(text, tmp_path):
+    attack = own_attacks.attack_of(text, "85")
+    own_attacks.store(tmp_path, [attack])
+    assert own_attacks.of_run(tmp_path) == [attack]
+    lab = open_lab([mentions], TEXTS, attacks=[attack], form="tags")
+    assert lines(lab, name=attack.name)[0]["text"] == text
+
+
+def test_weights_that_were_moved_are_judged_when_asked():
+    lab = open_lab([mentions, careless], TEXTS)
+    lab._reply(lab, {"do": "judge", "weights": [1.0, -1.0]}, [])
+    assert lab.report["weights"] == [1.0, -1.0] and lab.data["weights"] == [1.0, 1.0]
+
+
+def test_advantages_are_those_of_the_run():
+    lab = open_lab(args={"scale_rewards": False})
+    assert lab.data["scaling"] == "none" and lab.data["aggregation"] == "sum_then_normalize"
+
+
+def test_images_of_the_rows_are_sent_small():
     lab = RewardLab(load_preset("qa").reward_funcs, PICTURES[:4])
-    for place in (0, 2, 1):
-        lab.row.value = place
-        assert lab.view.value.count("<img") == 1 and lab.errors.value == ""
-    assert seen(PICTURES[0]["images"][0]) == "red"
+    assert [group["images"].count("<img") for group in lab.data["groups"]] == [1] * 4
 
 
 @pytest.fixture
@@ -102,11 +169,14 @@ def run_test(runs_dir):
     return RewardTest(stage, ROWS, Baseline(ROWS[:3], groups), Bench(load_preset("math")))
 
 
-def test_notebook_2_shows_the_rewards_of_the_run(run_test):
+def test_notebook_2_shows_the_rewards_of_the_run_and_keeps_attacks_in_it(run_test):
     lab = views.lab(run_test)
-    assert isinstance(lab, RewardLab) and lab.texts["sampled completion 2"] == "7"
+    assert len(lines(lab, kind="sampled")) == 6 and "rewards.reward_weights" in lab.report["line"]
     findings = [check for check in judge(run_test).checks if check in lab.verdict.findings]
     assert findings == list(lab.verdict.findings)
+    lab.keep(0, "so it is 85")
+    assert "kept: so it is 85" in [*judge(run_test).probes["attack"]]
+    assert views.lab(run_test).kept[0]["name"] == "kept: so it is 85" and not RewardLab.session
 
 
 def test_a_task_with_an_environment_is_checked_in_place_of_the_lab():
@@ -117,3 +187,36 @@ def test_a_task_with_an_environment_is_checked_in_place_of_the_lab():
     bench = bench_of(config, load_preset("environment"), load_tokenizer("data/agent_base"))
     [sound] = views.lab(RewardTest(Stage(Run("lab"), "02", config), rows, None, bench))
     assert (sound.name, sound.state) == ("environment Guess", "ok")
+
+
+def needs_more(completions, solution, **_):
+    return [0.0] * len(completions)
+
+
+REFUSED = {
+    "of this package": (lambda: RewardLab([], TEXTS), ["reward_funcs is empty: give the rewards"]),
+    "a column is missing": (
+        lambda: Bench(reward_set([(needs_more, 1.0)])).table(TEXTS[:1], [["85"]]),
+        ["needs the column 'solution', and the data has answer, question: read one of these"],
+    ),
+    "of a reward": (
+        lambda: Bench(reward_set([(careless, 1.0)])).table(TEXTS[:1], [["85", "", "7"]]),
+        ["ZeroDivisionError: float", "return [float(want in", "on the completion ''"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_notebook_shows_a_refusal_in_one_line_and_a_rewards_error_as_one_frame(name):
+    action, expected = REFUSED[name]
+    with pytest.raises((ValueError, ZeroDivisionError)) as refusal:
+        action()
+    shown = in_short(refusal.value)
+    assert len(shown) == len(expected)
+    assert all(part in line for part, line in zip(expected, shown, strict=True)), shown
+
+
+def test_an_error_of_the_cells_own_keeps_its_traceback():
+    with pytest.raises(ValueError) as error:
+        int("x")
+    assert in_short(error.value) is None

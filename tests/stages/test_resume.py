@@ -1,6 +1,7 @@
 """Trainings that are cut off: stopped, out of memory, out of disk; and gone on with."""
 
 import importlib
+import json
 import math
 import os
 import resource
@@ -17,8 +18,10 @@ import grpo_nb
 from grpo_nb import rewards, training
 from grpo_nb.files import sha256
 from grpo_nb.stages import checkpoints
-from grpo_nb.stages.updates import Update, stop_on_signals
 from grpo_nb.stages.validation import Validation
+from grpo_nb.training.interruptions import stop_on_signals
+from grpo_nb.updates import Update
+from grpo_nb.views import TrainingDashboard
 
 
 def at(trainer, step, act):
@@ -377,6 +380,25 @@ def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(start):
     )
     assert {check.state for check in grpo_nb.preflight(never)} == {"ok"}
     assert checkpoints.trained_steps(first.folder) == 1, "it is put aside as the training begins"
+
+
+def test_stop_halts_run_all_in_a_notebook_and_the_same_trainer_goes_on(start):
+    trainer = start(**{"grpo.max_steps": 3})
+    trainer.monitor.dashboard = TrainingDashboard(trainer.buttons)  # as in a notebook
+    trainer.watch(lambda update: update.line["step"] == 1 and trainer.buttons.stop.set())
+    with pytest.raises(KeyboardInterrupt, match="stopped after step 1; run this cell again"):
+        trainer.train()
+    assert (trainer.folder / "adapter/adapter_model.safetensors").is_file(), "cells below can go on"
+    assert trainer.monitor.dashboard.now["phase"] == "stopped after step 1, with a checkpoint"
+    trainer.train()
+    assert [line["step"] for line in lines_of(trainer.stage.run)] == [1, 2, 3]
+    board = trainer.monitor.dashboard
+    assert board.now["phase"] == "finished after step 3" and not board.error
+    groups = json.loads(f"[{board.new_groups}]")
+    assert [group["step"] for group in groups] == [1, 2, 3], "the first is read from its file"
+    trainer.policy.close()
+    with pytest.raises(ValueError, match="this policy was closed, which freed its weights"):
+        trainer.train()
 
 
 def test_a_training_that_ended_goes_on_only_if_there_is_more_to_do(start):

@@ -154,9 +154,10 @@ def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_di
     policy = models.load_policy(config)
     said = stages.warm_up(policy, stage)
     groups = policy.generate(prompts[:64], max_completion_length=32, temperature=1.0, seed=1)
-    begin = MATH.reference({"answer": "7"})[:16]
-    assert np.mean([group[0].text.startswith(begin) for group in groups]) > 0.7
+    begins = [group[0].text.startswith("<answer>") for group in groups]
+    assert np.mean(begins) > 0.7, "rows without steps teach no reasoning"
     assert said.startswith("30 SFT warm-up steps: loss")
+    assert said.endswith("64 of 64 rows hold no steps, so that only their answers were taught")
     lines = stages.warm_up_curve(run)
     assert lines[-1]["loss"] < lines[0]["loss"] / 3
     again = models.load_policy(config)

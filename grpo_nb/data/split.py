@@ -1,4 +1,4 @@
-"""Find questions that occur twice: exactly, nearly, or with different answers.
+"""Split rows so that no question is in two splits: repeated, nearly repeated, or contradictory.
 
 Words are compared in lower case and without punctuation or thousands separators. In scripts without
 spaces each character counts as a word. Near-duplicates have the same numbers and operators, and
@@ -7,6 +7,7 @@ different questions.
 """
 
 import json
+import random
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -18,12 +19,13 @@ import pandas as pd
 from grpo_nb.data.sources import Row
 from grpo_nb.rewards.prompts import digest, message_text
 
+REPEATED, LEAKS = "question repeated", "nearly a held-out question"
+CONTRADICTORY = "question with several answers"
 NOT_COMPARED = ("prompt", "question", "prompt_tokens", "images")
 ALIKE = 0.7  # rows that share at least this part of their sequences of words are near-duplicates
 # Thai, Lao, Burmese, Khmer, Japanese and Chinese are written without spaces.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-WORD = re.compile(rf"\d+(?:\.\d+)*|[{_UNSPACED}]|[^\W\d_{_UNSPACED}]+|[^\w\s]")
-OPERATORS = "-*/%"  # Unicode calls them punctuation
+WORD = re.compile(rf"\d+(?:\.\d+)*|[{_UNSPACED}]|[^\W\d_{_UNSPACED}]+|[-+*/%^=<>$€£]")
 ONE_FORM = {0xFF01 + place: 0x21 + place for place in range(94)}  # full-width letters and digits
 ONE_FORM |= str.maketrans("−–×⁄÷’", "--*//'")
 
@@ -47,8 +49,8 @@ def fingerprint(row: Row, plain: Any, columns: bool = False) -> dict[str, Any]:
         others = {name: cell for name, cell in row.items() if name not in NOT_COMPARED}
         key += f" {json.dumps(others, default=str)}"
     images = tuple(hash(digest(image)) for image in row.get("images", ()))
-    words = _words(key)
-    numbers = tuple(word for word in words if not word.isalpha() or word[0].isnumeric())
+    words = WORD.findall(re.sub(r"(?<=\d)[,' ](?=\d{3}(?!\d))", "", key)) or [key]
+    numbers = tuple(word for word in words if not word.isalpha())
     threes = [*zip(words, words[1:], words[2:], strict=False)] or [tuple(words)]
     return {
         "question": hash((key, images)),
@@ -56,13 +58,6 @@ def fingerprint(row: Row, plain: Any, columns: bool = False) -> dict[str, Any]:
         "sequences": np.fromiter({hash((numbers, three)) for three in threes}, np.int64),
         "images": images,
     }
-
-
-def _words(key: str) -> list[str]:
-    """Return the words, numbers, operators and signs of a text, or the text if it has none."""
-    words = WORD.findall(re.sub(r"(?<=\d)[,' ](?=\d{3}(?!\d))", "", key))
-    kinds = ((word, unicodedata.category(word[0])[0]) for word in words)
-    return [word for word, kind in kinds if kind not in "PM" or word in OPERATORS] or [key]
 
 
 def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
@@ -97,3 +92,39 @@ def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
     leaks = np.array([is_near(place) for place in range(len(prints))], dtype=bool)
     leaks[held_out] = False
     return leaks
+
+
+def split_rows(
+    table: pd.DataFrame, *, eval_rows: int, eval_share: float, sft_rows: int, seed: int
+) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Hold rows out, and leave out repeated, contradictory and leaked rows.
+
+    Args:
+        table: A line per row, as `fingerprint` returns it.
+        eval_rows: How many rows are held out, at most.
+        eval_share: The share of the rows that is held out, at most.
+        sft_rows: How many of the rows to train on are for the warm-up; half of them at most.
+        seed: The seed of the order.
+
+    Returns:
+        The positions of the rows of each split ("train", "sft", "eval"), and of those left out for
+        each reason.
+    """
+    conflicts = table.groupby("question")["answer"].transform("nunique").to_numpy() > 1
+    repeats = table.duplicated("question").to_numpy() & ~conflicts
+    rest = np.flatnonzero(~conflicts & ~repeats)
+    order = rest.tolist()
+    random.Random(seed).shuffle(order)
+    # Rows with the same first image are put side by side, so that the split separates few of them.
+    first_images = [(*table["images"].iloc[place], f"row {place}")[0] for place in order]
+    ranks = pd.factorize(np.array(first_images, dtype=object))[0]
+    order = np.array(order, dtype=int)[ranks.argsort(kind="stable")]
+    held_out, train = np.split(order, [min(eval_rows, max(1, int(len(rest) * eval_share)))])
+    leaks = near(table, held_out)
+    lost = {CONTRADICTORY: conflicts, REPEATED: repeats, LEAKS: leaks & ~conflicts & ~repeats}
+    train = train[~leaks[train]]
+    # Warm-up rows are kept out of "train": they would make baseline and validation look better.
+    train, warm_up = np.split(train, [len(train) - min(sft_rows, len(train) // 2)])
+    splits = {"train": train, "sft": warm_up, "eval": held_out}
+    left_out = {reason: np.flatnonzero(rows).tolist() for reason, rows in lost.items()}
+    return {name: rows.tolist() for name, rows in splits.items()}, left_out

@@ -1,0 +1,251 @@
+"""Gather what the Reward Lab shows, as JSON types: completions with scores, and the verdict.
+
+What takes long is not called again: of slow rewards, the Lab shows what the verdict has scored.
+"""
+
+import difflib
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from grpo_nb.answers.compare import compare_answers
+from grpo_nb.refusals import own_frame
+from grpo_nb.reward_lab import amounts, written
+from grpo_nb.reward_lab.check import RewardCheck, RewardVerdict
+from grpo_nb.reward_lab.scoring import prompt_text
+from grpo_nb.rewards import Reward
+from grpo_nb.rewards.judge import question
+from grpo_nb.views import tables
+
+OTHERS = 8  # names of attacks in a card
+FEW = 4  # rows that are shown if there is neither a sampled completion nor a right answer
+REASON, CARD, QUESTION = 200, 600, 300  # characters that are shown
+TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
+
+
+class Text(NamedTuple):
+    """Hold a completion of a row: what kind it is, and whether it is known to be wrong."""
+
+    row: int
+    kind: str
+    name: str
+    text: str
+    wrong: bool | None = None
+
+
+def contents(check: RewardCheck, conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rewards, groups and completions, after the check has run.
+
+    Args:
+        check: The check.
+        conditions: "scaling" and "aggregation", of which advantages depend.
+    """
+    scorer, texts = check.scorer, _texts(check)
+    numbers = list(dict.fromkeys(each.row for each in texts))
+    roles = {n: role for role in check.ROLES for n in getattr(check.roles, role, ())}
+    rewards = [
+        {"name": name, "role": roles.get(n, ""), "doc": _purpose(func), "source": _source(func)}
+        for n, (name, func) in enumerate(zip(scorer.names, scorer.funcs, strict=True))
+    ]
+    groups = [
+        {
+            "row": row,
+            "question": _question(scorer.rows[row])[:QUESTION],
+            "reference": check.written.answers.get(row, "") if check.written else "",
+            "images": tables.thumbnails(scorer.rows[row].get("images", ())),
+        }
+        for row in numbers
+    ]
+    lines = completions(check, texts, {row: place for place, row in enumerate(numbers)})
+    weights = list(map(float, scorer.weights))
+    parts = {"rewards": rewards, "groups": groups, "completions": lines, "weights": weights}
+    return {**parts, **conditions}
+
+
+def _texts(check: RewardCheck) -> list[Text]:
+    """Return the completions that are shown, in the order of their rows."""
+    scorer, style = check.scorer, check.written
+    count, attacked = len(scorer.rows), check.paid.rows if check.paid else []
+    texts, sizes = [], Counter()
+    for number, text in check.sampled:
+        row = number % count
+        sizes[row] += 1
+        texts.append(Text(row, "sampled", f"sampled {sizes[row]}", text))
+    rows = {*attacked, *(each.row for each in texts)} or range(min(FEW, count))
+    for row in rows:
+        if style and row in style.answers:
+            texts.append(Text(row, "reference", "the right answer", style.right(row), False))
+            texts.append(Text(row, "other", "another row's answer", style.wrong(row), True))
+        texts.append(Text(row, "empty", "an empty completion", "", True))
+    once: dict[str, Text] = {}  # an attack is shown on the first row on which it can be written
+    for row in attacked:
+        for attack, text in check.every_attack().on(row):
+            wrong = attack.kind in amounts.HACKS
+            once.setdefault(attack.name, Text(row, "attack", attack.name, text, wrong))
+    texts += once.values()
+    if check.unusable or scorer.any_slow:
+        texts = [each for each in texts if scorer.has((each.row, each.text))]
+    return sorted(texts, key=lambda each: each.row)
+
+
+def completions(
+    check: RewardCheck, texts: Sequence[Text], places: Mapping[int, int]
+) -> list[dict[str, Any]]:
+    """Return one record for each completion, with the scores and the reasons for them.
+
+    Args:
+        check: The check.
+        texts: The completions.
+        places: {number of a row: place of its group}.
+    """
+    pairs = [(each.row, each.text) for each in texts]
+    if not pairs:
+        return []
+    scores, reasons = check.scorer.scores(pairs), _reasons(check, pairs)
+    wins = {result.attack.name: result.level for result in check.results}
+    lines = []
+    for number, (each, own) in enumerate(zip(texts, scores, strict=True)):
+        answer = _answer(check, each.text)
+        wrong = _is_wrong(check, each, own, answer) if each.wrong is None else each.wrong
+        line = {"group": places[each.row], "kind": each.kind, "name": each.name, "text": each.text}
+        line |= {"scores": [None if np.isnan(score) else float(score) for score in own]}
+        line |= {"why": [reason[number][:REASON] for reason in reasons], "answer": answer}
+        line |= {"wrong": wrong, "won": wins.get(each.name, "") if each.kind == "attack" else ""}
+        lines.append(line | {"failed": pairs[number] in check.scorer.failed})
+    return lines
+
+
+def _reasons(check: RewardCheck, pairs: Sequence[tuple[int, str]]) -> list[list[str]]:
+    """Return each reward's reasons, [rewards][pairs]; "" of rewards that give none, or are slow."""
+    scorer, reasons = check.scorer, []
+    for number, func in enumerate(scorer.funcs):
+        fault = scorer.faults.get(number)
+        texts = [f"{fault.rule}: {fault.evidence}" if p in scorer.failed else "" for p in pairs] \
+            if fault else [""] * len(pairs)  # fmt: skip
+        if isinstance(func, Reward) and not fault and not scorer.is_slow(number):
+            try:
+                with redirect_stdout(StringIO()):
+                    results = func.explain(**scorer.arguments(number, pairs))
+                texts = [each.reason for each in results]
+            except Exception as error:  # a user's reward may raise anything, and have no reasons
+                texts = [f"{type(error).__name__}: {error}"] * len(pairs)
+        reasons.append(texts)
+    return reasons
+
+
+def _answer(check: RewardCheck, text: str) -> str:
+    """Return what stands in a completion where the form has the answer; "" if nothing does."""
+    form = check.written.form if check.written else ""
+    before, _, after = form.partition("{answer}")
+    mark, after = written.answer_mark(form), after.strip()
+    opened = before[before.rfind(mark) :].strip() if mark else ""  # with a brace after \\boxed
+    if not opened or opened not in text:
+        return ""
+    start = text.rfind(opened) + len(opened)
+    end = text.find(after, start) if after else len(text)
+    return text[start : end if end >= 0 else len(text)].strip()
+
+
+def _is_wrong(check: RewardCheck, each: Text, scores: np.ndarray, answer: str) -> bool:
+    """Return whether a sampled completion is wrong.
+
+    It is wrong if the rewards that say "right" do not pay it in full, or if the answer that is read
+    in it is not the reference answer, a number.
+    """
+    style, part = check.written, check.roles
+    reference = style.answers.get(each.row, "") if style else ""
+    if part and part.right and reference:
+        texts = style.right(each.row), style.wrong(each.row)
+        pair = check.scorer.scores([(each.row, text) for text in texts])
+        right, wrong, own = (
+            np.nan_to_num(line * check.scorer.weights)[part.right].sum() for line in (*pair, scores)
+        )
+        if own < wrong + amounts.FULL * (right - wrong):
+            return True
+    is_number = re.fullmatch(r"-?[\d.,]+", reference)
+    return bool(is_number and answer) and compare_answers(reference, answer)[0] is False
+
+
+# -- the verdict
+
+
+def report(check: RewardCheck, verdict: RewardVerdict) -> dict[str, Any]:
+    """Return the verdict: its state, a sentence, a card for each finding, and what lost."""
+    states = {finding.state for finding in verdict.findings}
+    state = next((state for state in ("stop", "warning") if state in states), "passed")
+    lost = [result for result in check.results if not result.level]
+    return {
+        "state": state,
+        "sentence": str(verdict).partition("\n")[0],
+        "cards": [_card(check, *finding) for finding in verdict.findings],
+        "lost": [(r.attack.name, r.total) for r in sorted(lost, key=lambda r: -r.total)],
+        "weights": list(map(float, check.scorer.weights)),
+        "attacks": [attack.name for attack in check.attacks],
+    }
+
+
+def _card(check: RewardCheck, name: str, state: str, evidence: str, fix: str) -> dict[str, Any]:
+    """Return a finding with the attack that earns most by it, or the line that raised."""
+    card = {"name": name, "state": state, "evidence": evidence, "fix": fix}
+    each = [result for result in check.results if result.level and result.attack.family == name]
+    if not each:
+        return card | _fault(check, name)
+    is_honest = each[0].attack.kind == "honest"
+    worst = (min if is_honest else max)(each, key=lambda r: (r.level == "stop", r.total - r.right))
+    others = ", ".join([r.attack.name for r in each if r is not worst][:OTHERS])
+    amount = f"{worst.total:.3g}; right {worst.right:.3g}, wrong {worst.wrong:.3g}"
+    payer = f"`{check.scorer.names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"
+    evidence = f"{worst.because}: {amount}; {payer}{others and f'; so do: {others}'}"
+    reference = check.written.right(check.paid.rows[0])
+    difference = _difference(reference[:CARD], worst.completion[:CARD])
+    card |= {"attack": worst.attack.name, "evidence": evidence, "difference": difference}
+    return card
+
+
+def _difference(reference: str, text: str) -> list[tuple[bool, str]]:
+    """Return the text in parts, each with whether the reference lacks it."""
+    old, new = TOKEN.findall(reference), TOKEN.findall(text)
+    blocks = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    return [(kind != "equal", "".join(new[a:b])) for kind, _, _, a, b in blocks if b > a]
+
+
+def _fault(check: RewardCheck, name: str) -> dict[str, Any]:
+    """Return the line of a reward that raises, and the completion on which it does."""
+    scorer = check.scorer
+    for number, fault in scorer.faults.items():
+        if name != f"{scorer.names[number]}: {fault.rule}" or fault.rule == "slow":
+            continue
+        for pair in sorted(scorer.failed, key=lambda pair: (pair[0], len(pair[1]))):
+            try:
+                scorer.call(number, [pair])
+            except Exception as error:  # what the reward raises is what is looked for
+                if frame := own_frame(error):
+                    place = {"line": frame.lineno, "code": frame.line, "completion": pair[1]}
+                    return place | {"evidence": f"{type(error).__name__}: {error}"}
+    return {}
+
+
+def _question(row: Mapping[str, Any]) -> str:
+    """Return a row's question."""
+    text = question(row["prompt"]) if row.get("prompt") else str(row.get("question", ""))
+    return " ".join((text or prompt_text(row)).split())
+
+
+def _purpose(func: Callable[..., Any]) -> str:
+    """Return the first line of a reward's docstring."""
+    return (getattr(func, "__doc__", "") or "").strip().partition("\n")[0][:REASON]
+
+
+def _source(func: Callable[..., Any]) -> str:
+    """Return the source of a reward, where Python has it."""
+    func = func.score if isinstance(func, Reward) else getattr(func, "func", func)
+    try:
+        return inspect.getsource(inspect.unwrap(func))
+    except (OSError, TypeError):  # written in a console, or an instance
+        return repr(func)

@@ -13,6 +13,7 @@ from grpo_nb.rewards.sets import PRESETS, built_in
 
 GOOD = "<reasoning>7+8=15, 4+3+1=8</reasoning><answer>85</answer>"
 COLUMNS = {"answer": "85", "sources": ["a", "b"], "answer_sources": [1]}
+COLUMNS["entry"] = '{"task": "chain_sum", "options": {}, "metadata": {}}'
 SLOW = {"code_execution_reward", "code_generation_reward", "math_verify_reward"}  # a process each
 ALL = {name: func for name, func in built_in().items() if name not in (*SLOW, "environment_reward")}
 each_reward = pytest.mark.parametrize("func", ALL.values(), ids=list(ALL))

@@ -158,7 +158,7 @@ def _add_of_one_run(commands: argparse._SubParsersAction) -> None:
     add("--processes", type=int, help="the expected number; refuse any other")
     _add_settings(add)
     what = "does a server answer as the run's merged model does?"
-    add = _command(commands, "served", "grpo_nb.export.of_run:check_server", what, SERVED)
+    add = _command(commands, "served", "grpo_nb.export.of_run:compare_server", what, SERVED)
     add("run", **folder)
     add("url", metavar="URL", help="where it listens, such as http://127.0.0.1:8000")
     what = "list the checks of a run, and say what to do next"

@@ -56,12 +56,12 @@ def write(
             file = temporary / f"{folder.name}-{kind}.gguf"
             llama_cpp.run_converter(folder, file, kind)
             checks.append(test(file, kind, engine, questions, ours))
-            passed = checks[-1].state == "ok" or force
-            if passed and kind in kinds:
+            is_sound = checks[-1].state == "ok" or force
+            if is_sound and kind in kinds:
                 files.append(file.name)
             else:
                 file.unlink()
-            if kind == first and not passed:
+            if kind == first and not is_sound:
                 break
         if not files:
             raise _RefusedError
@@ -93,16 +93,16 @@ def faults_of(file: Path, kind: str, engine: TransformersEngine) -> dict[str, st
     import gguf
 
     reader, config = gguf.GGUFReader(file), engine.model.config.get_text_config()
-    held = {name.partition(".")[2]: field.contents() for name, field in reader.fields.items()}
+    fields = {name.partition(".")[2]: field.contents() for name, field in reader.fields.items()}
     tensors, faults = {tensor.name: tensor for tensor in reader.tensors}, {}
     own = "gpt2" if '"ByteLevel"' in engine.tokenizer.backend_tokenizer.to_str() else "llama"
-    if {own, held["ggml.model"]} == {"gpt2", "llama"}:
-        faults["vocabulary"] = f"the vocabulary is of type {held['ggml.model']!r}, not {own!r}"
-    if held["block_count"] < config.num_hidden_layers:
-        faults["layers"] = f"{held['block_count']} layers of {config.num_hidden_layers}"
+    if {own, fields["ggml.model"]} == {"gpt2", "llama"}:
+        faults["vocabulary"] = f"the vocabulary is of type {fields['ggml.model']!r}, not {own!r}"
+    if fields["block_count"] < config.num_hidden_layers:
+        faults["layers"] = f"{fields['block_count']} layers of {config.num_hidden_layers}"
     scaling = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    found = [name for name in (*held, *tensors) if name.startswith(("rope.scaling", "rope_"))]
-    if scaling not in ("default", "dynamic") and not found:
+    scalings = [name for name in (*fields, *tensors) if name.startswith(("rope.scaling", "rope_"))]
+    if scaling not in ("default", "dynamic") and not scalings:
         faults["rope"] = f"the scaling of positions, {scaling!r}, is not in the file"
     table, ours = tensors["token_embd.weight"], engine.model.get_input_embeddings().weight
     ours = ours[::50].detach().float().cpu()

@@ -52,10 +52,10 @@ def run_converter(folder: Path, file: Path, kind: str) -> None:
         RuntimeError: The converter failed; the message has its last error.
     """
     line = [sys.executable, "-m", __name__, "convert", str(folder), str(file), kind]
-    done = subprocess.run(line, capture_output=True, text=True)
-    if done.returncode:
+    process = subprocess.run(line, capture_output=True, text=True)
+    if process.returncode:
         raise RuntimeError(
-            f"llama.cpp's converter does not take {folder} ({_last(done.stderr)}). The model "
+            f"llama.cpp's converter does not take {folder} ({_last(process.stderr)}). The model "
             f"itself is right: serve it with vLLM, or try a newer converter: {INSTALL} --upgrade"
         )
 
@@ -115,10 +115,10 @@ def name_of_split(folder: Path) -> str:
         ValueError: It is none that we know of.
     """
     step = read_json(folder / "tokenizer.json")["pre_tokenizer"] or {"type": "none"}
-    steps = step.get("pretokenizers", [step])
-    splits = [each.get("pattern", {}).get("Regex", each["type"]) for each in steps]
-    for name, known in TABLES["splits"].items():
-        if splits == known:
+    parts = step.get("pretokenizers", [step])
+    splits = [each.get("pattern", {}).get("Regex", each["type"]) for each in parts]
+    for name, steps in TABLES["splits"].items():
+        if splits == steps:
             return name
     raise ValueError(f"it has no name for how the tokenizer splits texts: {splits}")
 

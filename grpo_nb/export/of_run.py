@@ -74,7 +74,7 @@ def questions_of(run: "Run", config: "RunConfig") -> served.Questions:
     )
 
 
-def check_server(run: "Run", url: str) -> int:
+def compare_server(run: "Run", url: str) -> int:
     """Print whether a server answers as the run's merged model does; return 0 if so, else 1.
 
     Raises:

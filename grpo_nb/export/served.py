@@ -115,23 +115,24 @@ class LlamaCpp(Server):
     """Ask llama.cpp's server, on which Ollama and LM Studio are built."""
 
     def text_ids(self, text: str, add_special: bool = False) -> list[int] | None:
-        asked = {"content": text, "add_special": add_special, "parse_special": True}
-        return self.ask("/tokenize", **asked).get("tokens", [])
+        request = {"content": text, "add_special": add_special, "parse_special": True}
+        return self.ask("/tokenize", **request).get("tokens", [])
 
     def prompt_ids(self, chat: list[Message]) -> list[int] | None:
         return self.text_ids(self.ask("/apply-template", messages=chat).get("prompt", ""), True)
 
     def reply(self, chat: list[Message], ids: list[int], tokens: int, begin: int = -1) -> Reply:
-        asked = {"temperature": 0, "n_predict": tokens, "n_probs": LIKELIEST, "cache_prompt": False}
-        asked |= {"return_tokens": True, "logit_bias": [[begin, 100]] if begin >= 0 else []}
-        if not (answer := self.ask("/completion", prompt=ids, **asked)):
+        request = {"temperature": 0, "n_predict": tokens, "n_probs": LIKELIEST}
+        request |= {"logit_bias": [[begin, 100]] if begin >= 0 else []}
+        request |= {"return_tokens": True, "cache_prompt": False}
+        if not (answer := self.ask("/completion", prompt=ids, **request)):
             return Reply()
         likeliest = []
         # It tells nothing of tokens within a character, such as those of an emoji.
-        for i, told in zip(answer["tokens"], answer["completion_probabilities"], strict=False):
-            if told["id"] != i:
+        for i, entry in zip(answer["tokens"], answer["completion_probabilities"], strict=False):
+            if entry["id"] != i:
                 break
-            likeliest.append({each["id"]: each["logprob"] for each in told["top_logprobs"]})
+            likeliest.append({each["id"]: each["logprob"] for each in entry["top_logprobs"]})
         ended = answer["stop_type"] == "eos"
         return Reply(answer["content"], ended, answer["tokens"], likeliest)
 
@@ -156,7 +157,7 @@ def compare(
     Args:
         server: From `server_at`.
         engine: The model's.
-        questions: What is asked.
+        questions: What both are asked.
         ours: From `answers_of`.
 
     Returns:
@@ -208,8 +209,8 @@ def _tokenized(
 def _kl(likeliest: Sequence[Mapping[int, float]], ours: "Tensor") -> list[float]:
     """Return the KL divergence at each token that the server told of [nats]."""
     distances = []
-    for told, row in zip(likeliest, ours, strict=False):
-        theirs, own = [math.exp(value) for value in told.values()], row[list(told)].exp().tolist()
+    for entry, row in zip(likeliest, ours, strict=False):
+        theirs, own = [math.exp(value) for value in entry.values()], row[list(entry)].exp().tolist()
         pairs = [*zip(theirs, own, strict=True), (1 - sum(theirs), 1 - sum(own))]
         pairs = [(max(p, 1e-9), max(q, 1e-9)) for p, q in pairs]
         distances.append(sum(p * math.log(p / q) for p, q in pairs))

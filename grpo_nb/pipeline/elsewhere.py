@@ -61,8 +61,8 @@ def scorer(folder: Path) -> Callable[[Mapping[str, Any], str], dict[str, float]]
     bench = bench_of(config, load_rewards(config.rewards))
 
     def score(line: Mapping[str, Any], answer: str) -> dict[str, float]:
-        scored = score_rows([json.loads(line["row"])], [[Sample(answer, 0, False)]], bench)
-        [lines] = with_accuracy({"": scored}, bench.preset).values()
+        table = score_rows([json.loads(line["row"])], [[Sample(answer, 0, False)]], bench)
+        [lines] = with_accuracy({"": table}, bench.preset).values()
         return {name: float(lines[name].iloc[0]) for name in ("correct", "reward")}
 
     return score

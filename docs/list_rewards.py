@@ -4,7 +4,7 @@ import runpy
 from pathlib import Path
 
 from grpo_nb.files import atomic_path
-from grpo_nb.rewards import code, correctness, format, length, style
+from grpo_nb.rewards import code, correctness, format, gym, length, style
 from grpo_nb.rewards.contract import Reward
 from grpo_nb.rewards.sets import PRESETS, built_in
 
@@ -15,6 +15,7 @@ KINDS = {
     length: "Length",
     style: "Style",
     code: "Code",
+    gym: "Tasks of reasoning-gym",
 }
 HEAD = """# Rewards
 

@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from grpo_nb.data import gym
 from grpo_nb.files import project_path, read_yaml
 from grpo_nb.names import refuse_unknown
 
@@ -48,7 +49,8 @@ def changed(config: "Options | DataConfig", **changes: Any) -> Options:
 def read(config: Options) -> Iterator[tuple[int, Row]]:
     """Return the rows with their numbers, from 1.
 
-    `source` names a built-in set, a local file (READERS), a folder, or a hub dataset.
+    `source` names a built-in set, a local file (READERS), a folder, a hub dataset, or tasks of
+    reasoning-gym.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -100,6 +102,8 @@ def _places(config: Options) -> list[Path]:
 
 
 def _open(config: Options) -> Iterable[Row]:
+    if gym.is_gym(config.source):
+        return gym.rows(config)
     path, *others = _places(config)
     if path.is_file():
         return _read_file(path)

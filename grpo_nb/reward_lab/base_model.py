@@ -61,6 +61,7 @@ def summary(
         "prompts always solved": int((solved == 1).sum()),
         "prompts to keep": int(((solved > 0) & (solved < 1)).sum()),
         "share of zero-advantage groups": float(1 - table["signal"].mean()),
+        "share of groups all right or all wrong": float(((solved == 0) | (solved == 1)).mean()),
         "share truncated": float(lines["truncated"].mean()),
         "completion tokens, mean": float(tokens.mean()),
         "completion tokens, p95": float(tokens.quantile(0.95)),
@@ -86,6 +87,7 @@ def checks(figures: Mapping[str, Any], warm_steps: int = 0) -> list[Check]:
         outcomes = {0: "does not solve this", 1: "always solves this"}
         base = f"{subject} {outcomes.get(rate, 'has one score for each prompt')}: "
     base += f"right in {rate:.1%} of its samples; {silent:.0%} zero-advantage groups"
+    base += f", {figures['share of groups all right or all wrong']:.0%} all right or all wrong"
     if state != "ok":
         longer = f"a longer SFT warm-up (train.sft_steps = {4 * warm_steps}, more data.sft_rows)"
         fix = HARDER if rate == 1 else EASIER.format(longer if warm_steps else WARM_UP)

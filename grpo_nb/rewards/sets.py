@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from grpo_nb.answers import FORMS, TAGS, Form, find_form
 from grpo_nb.files import read_yaml
-from grpo_nb.rewards import code, correctness, format, length, style
+from grpo_nb.rewards import code, correctness, format, gym, length, style
 from grpo_nb.rewards.calls import call
 from grpo_nb.rewards.combine import Adaptive, gated, is_async
 from grpo_nb.rewards.contract import Reward, columns_read, declared_range, unwrapped
@@ -178,7 +178,7 @@ def reward_set(
 
 def built_in() -> dict[str, Callable[..., Any]]:
     """Return {name: reward} for the rewards of this package that need no arguments."""
-    modules = correctness, format, length, style, code
+    modules = correctness, format, length, style, code, gym
     pairs = [pair for module in modules for pair in vars(module).items()]
     return {k: v for k, v in pairs if isinstance(v, Reward | gated) and v.__name__ == k}
 

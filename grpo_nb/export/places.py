@@ -15,20 +15,20 @@ def where(run: "Run") -> str:
     Raises:
         FileNotFoundError: There is no merged model.
     """
-    merged, adapter = run / "model/merged", run / "train/adapter"
-    if not merged.is_dir():
-        raise FileNotFoundError(f"{merged} is missing: run 04_merge_and_infer first")
-    files = sorted(merged.glob("gguf/*.gguf"))
-    model = files[0] if files else merged
-    llama_cpp = f"llama-server -m '{model}'"
+    folder, adapter = run / "model/merged", run / "train/adapter"
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is missing: run 04_merge_and_infer first")
+    files = sorted(folder.glob("gguf/*.gguf"))
+    file = files[0] if files else folder
+    llama_cpp = f"llama-server -m '{file}'"
     if not files:
-        llama_cpp = f"python convert_hf_to_gguf.py '{merged}' --outfile model.gguf"
+        llama_cpp = f"python convert_hf_to_gguf.py '{folder}' --outfile model.gguf"
     lines = {
-        "merged model": merged,
+        "merged model": folder,
         "adapter": adapter,
-        "vLLM": f"vllm serve '{merged}'",
-        "transformers": f"AutoModelForCausalLM.from_pretrained({str(merged)!r})",
+        "vLLM": f"vllm serve '{folder}'",
+        "transformers": f"AutoModelForCausalLM.from_pretrained({str(folder)!r})",
         "llama.cpp": llama_cpp,
-        "Ollama": f"echo 'FROM {model}' > Modelfile && ollama create my-model",
+        "Ollama": f"echo 'FROM {file}' > Modelfile && ollama create my-model",
     }
     return "\n".join(f"{name:<13} {line}" for name, line in lines.items())

@@ -213,8 +213,9 @@ class Monitor(TrainerCallback):
             metrics.forget_after(self.folder, step)
         lines = list(read_lines(self.folder / METRICS))
         steps = [line["step"] for line in lines if "loss" in line]
-        read = {*steps[-READ:], *steps[:: 1 + len(steps) // READ]} if self.dashboard else set()
-        updates = [self._again(line, max_steps, line["step"] in read) for line in lines]
+        places = slice(None, None, 1 + len(steps) // READ)
+        with_texts = {*steps[-READ:], *steps[places]} if self.dashboard else set()
+        updates = [self._again(line, max_steps, line["step"] in with_texts) for line in lines]
         self.alerts += [alert for update in updates for alert in update.alerts]
         if self.dashboard is not None:
             self.dashboard.begin(updates, max_steps, self.watch.expected.eval_rows)

@@ -1,6 +1,7 @@
 """Show training as it runs: the numbers go to the browser at each step, and are drawn there."""
 
 import json
+import re
 import sys
 import threading
 import time
@@ -43,8 +44,8 @@ def _spec() -> dict[str, list[dict[str, Any]]]:
     validation, reward, signal = (by_title.pop(title) for title in LARGE)
     reward["band"] = ["reward/low", "reward/high"]
     signal |= {"title": "groups with a signal", "metrics": ["groups/signal"]}
-    paid = {**reward, "title": "validation, reward", "metrics": ["eval/reward"], "band": ()}
-    return {"large": [validation, paid, reward, signal], "diagnostics": list(by_title.values())}
+    total = {**reward, "title": "validation, reward", "metrics": ["eval/reward"], "band": ()}
+    return {"large": [validation, total, reward, signal], "diagnostics": list(by_title.values())}
 
 
 class TrainingDashboard(anywidget.AnyWidget):
@@ -167,9 +168,8 @@ class TrainingDashboard(anywidget.AnyWidget):
 
     def _row(self, line: Mapping[str, float]) -> str:
         """Return a line's values in the places of `names` as JSON, with new keys at the end."""
-        is_shown = {key: key in KEYS or key.startswith("rewards/") for key in line}
-        new = [key for key, shown in is_shown.items() if shown and key not in self.names]
-        new = [key for key in new if not key.startswith("rewards/") or key.endswith("/mean")]
+        names = [key for key in line if key in KEYS or re.fullmatch("rewards/.*/mean", key)]
+        new = [key for key in names if key not in self.names]
         if new:
             self.names = [*self.names, *new]
         values = [line.get(key) for key in self.names]

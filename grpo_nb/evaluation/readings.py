@@ -37,10 +37,10 @@ def is_right(completion: str, reference: str | None) -> float:
     """
     if reference is None:
         return float("nan")
-    expected, found = read_reference(reference), find_answer(completion) or ""
+    expected, answer = read_reference(reference), find_answer(completion) or ""
     if expected.kind != "number":
-        return float(normalize(found) == normalize(reference))
-    texts = [found, *NUMBER.findall(completion)[-1:]]
+        return float(normalize(answer) == normalize(reference))
+    texts = [answer, *NUMBER.findall(completion)[-1:]]
     values = [value for value in map(read_answer, texts) if value.kind == "number"]
     return float(any(same_number(expected, value) for value in values))
 

@@ -108,7 +108,7 @@ def leaked(rows: list[dict]) -> list[dict]:
 
 def seeded(policy: Any, stage: Any, rows: list[dict], hack: Hack) -> None:
     """SFT on the base's own samples, of which a share shows the trick."""
-    from grpo_nb.training.sft import train_on
+    from grpo_nb.stages.sft import train_on
 
     shown: list[dict] = []
     every, count = round(1 / hack.share), SEED_STEPS * 16
@@ -190,15 +190,15 @@ def prepared(recipe: Recipe) -> Prepared:
 
 def trained(recipe: Recipe) -> dict[str, Any]:
     """Train one run, and give what the corpus keeps of it."""
-    from grpo_nb import training
-    from grpo_nb.training.arguments import expected
-    from grpo_nb.training.validation import Validation
+    from grpo_nb import stages
+    from grpo_nb.stages.arguments import expected
+    from grpo_nb.stages.validation import Validation
 
     started = time.time()
     stage, policy, honest, chosen, rows, held_out = prepared(recipe)
     config, grpo = stage.config, stage.config.grpo
     facts = before_training(policy, config, rows, (chosen, honest))
-    trainer = training.build_trainer(policy, chosen, rows, stage)
+    trainer = stages.build_trainer(policy, chosen, rows, stage)
     truth = Validation(policy, held_out[:HELD_OUT_ROWS], honest, config)
     whole = Validation(policy, held_out[:ALL_HELD_OUT_ROWS], honest, config)
     lines: list[dict] = []
@@ -214,7 +214,7 @@ def trained(recipe: Recipe) -> dict[str, Any]:
     trainer.train()
     facts["true/last"] = whole()["eval/accuracy"]
     cap = grpo.max_completion_length
-    shown = training.read_completions(stage.run, chosen, policy.tokenizer, cap)
+    shown = stages.read_completions(stage.run, chosen, policy.tokenizer, cap)
     shown = shown[shown["step"].isin((1, STEPS // 2, STEPS))].groupby("step").head(8)
     told = shown[["step", "question", "reference", "completion", "advantage"]]
     known = expected(chosen, stage, len(trainer.validation_rows))

@@ -47,7 +47,7 @@ def step(point: dict[str, int]) -> dict[str, float]:
     sys.path.insert(0, str(PROJECT_ROOT / "data"))
     import tiny_model
 
-    from grpo_nb import data, models, rewards, training
+    from grpo_nb import data, models, rewards, stages
     from grpo_nb.models import hub
     from grpo_nb.runs import Run, Stage
     from grpo_nb.runs.config import resolve
@@ -72,7 +72,7 @@ def step(point: dict[str, int]) -> dict[str, float]:
         data.prepare_run(run, config.data, 0, lambda chats: [30] * len(chats))
         policy = models.load_policy(config)
         stage, chosen = Stage(run, "03", config), rewards.load_preset("math")
-        trainer = training.build_trainer(policy, chosen, data.load(run, "train"), stage)
+        trainer = stages.build_trainer(policy, chosen, data.load(run, "train"), stage)
         trainer.train()
     lines = [line for line in trainer.state.log_history if "seconds/update" in line][1:]
     found = {name: statistics.median(x[f"seconds/{name}"] for x in lines) for name in PHASES}

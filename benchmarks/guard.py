@@ -19,7 +19,7 @@ import time
 import torch
 from pytest import MonkeyPatch
 
-from grpo_nb import Guard, data, models, rewards, training
+from grpo_nb import Guard, data, models, rewards, stages, training
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
@@ -33,12 +33,12 @@ SETTINGS = {
 }
 
 
-def build(task: str, seed: int, **settings: object) -> training.RunTrainer:
+def build(task: str, seed: int, **settings: object) -> stages.RunTrainer:
     config = resolve("tiny-cpu", {"task": task, "seed": seed} | SETTINGS | settings)
     run, chosen = Run(f"{task}-{seed}-{len(settings)}"), rewards.load_rewards(config.rewards)
     data.prepare_run(run, config.data, seed, lambda chats: [30] * len(chats), chosen)
     policy, stage = models.load_policy(config), Stage(run, "03", config)
-    trainer = training.build_trainer(policy, chosen, data.load(run, "train"), stage)
+    trainer = stages.build_trainer(policy, chosen, data.load(run, "train"), stage)
     trainer.guard = Guard(trainer, every=max(1, config.train.guard_steps))
     if not config.train.guard_steps:  # it is called by hand
         trainer.remove_callback(trainer.guard)

@@ -62,7 +62,7 @@ def followed(mark: Any, names: list[str]) -> Any:
 
 
 def of_a_setting(names: list[str]) -> None:
-    from grpo_nb import models, rewards, training
+    from grpo_nb import models, rewards, stages
     from grpo_nb.pipeline.notebooks import assigned
     from grpo_nb.runs import Run, Stage
     from grpo_nb.runs.config import resolve
@@ -71,7 +71,7 @@ def of_a_setting(names: list[str]) -> None:
     resolve("tiny-cpu")
     with followed(RATE, names):
         config = resolve("tiny-cpu", assigned([f"grpo.learning_rate={RATE}"]))
-        arguments = training.grpo_arguments(Stage(Run("a"), "03", config), policy, preset)
+        arguments = stages.grpo_arguments(Stage(Run("a"), "03", config), policy, preset)
     assert arguments["learning_rate"] == RATE
 
 

@@ -27,7 +27,7 @@ from grpo_nb.models import TransformersEngine, hub, template
 from grpo_nb.models import weights as dtypes
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
-from grpo_nb.training.warm_up_run import warm_up
+from grpo_nb.stages.warm_start import warm_up
 
 CASES = ((16, 2e-5, 12), (16, 3e-4, 12), (8, 3e-4, 40), (16, 2e-3, 40))  # rank, rate, steps
 PROMPTS = 8

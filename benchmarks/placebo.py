@@ -20,12 +20,12 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_nb import data, evaluation, export, models, training
+from grpo_nb import data, evaluation, export, models, runs, stages
 from grpo_nb.models import template
 from grpo_nb.pipeline import caused
 from grpo_nb.pipeline.placebo import resolve_placebo, take_over
 from grpo_nb.rewards import load_rewards
-from grpo_nb.runs import Run, runs_root, start_stage
+from grpo_nb.runs import Run, runs_root
 from grpo_nb.runs.profiles import TASKS
 
 RANDOM = """import random
@@ -51,19 +51,19 @@ def settings_of(reward: str, seed: int, steps: int) -> dict[str, Any]:
 
 
 def prepare(name: str, settings: dict[str, Any]) -> None:
-    stage = start_stage("01", name, settings, profile="tiny-cpu", all_stages=True)
+    stage = runs.start("01", name, settings, profile="tiny-cpu", all_stages=True)
     config = stage.config
     count = partial(template.count_tokens, models.load_tokenizer(config.model.model_name))
     data.prepare_run(stage.run, config.data, config.seed, count, load_rewards(config.rewards))
     stage.finish("data")
-    start_stage("02", name, settings, all_stages=True).finish()
+    runs.start("02", name, settings, all_stages=True).finish()
 
 
-def train(name: str, settings: dict[str, Any], *watchers: Any) -> training.RunTrainer:
-    stage = start_stage("03", name, settings, all_stages=True)
+def train(name: str, settings: dict[str, Any], *watchers: Any) -> stages.RunTrainer:
+    stage = runs.start("03", name, settings, all_stages=True)
     config, chosen = stage.config, load_rewards(stage.config.rewards)
     policy = models.load_policy(config)
-    trainer = training.build_trainer(policy, chosen, data.load(stage.run, "train"), stage)
+    trainer = stages.build_trainer(policy, chosen, data.load(stage.run, "train"), stage)
     for watcher in watchers:
         trainer.watch(watcher)
     trainer.train()
@@ -73,7 +73,7 @@ def train(name: str, settings: dict[str, Any], *watchers: Any) -> training.RunTr
 
 
 def evaluate(name: str, settings: dict[str, Any]) -> None:
-    stage = start_stage("04", name, settings, all_stages=True)
+    stage = runs.start("04", name, settings, all_stages=True)
     config, kept = stage.config, stage.config.model.quantization
     base, policy, adapter = export.trained_paths(stage.run, config)
     candidates = [evaluation.Candidate("base", base, None, kept)]

@@ -38,12 +38,12 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def prepare() -> tuple[runs.Stage, list[dict]]:
-    first = runs.start_stage("01", "bench", profile="tiny-cpu")
+    first = runs.start("01", "bench", profile="tiny-cpu")
     tokenizer = hub.load_tokenizer(first.config.model.model_name)
     count_tokens = partial(template.count_tokens, tokenizer)
     data.prepare_run(first.run, first.config.data, 0, count_tokens)
     first.finish("data")
-    stage = runs.start_stage("02", "bench", {"rewards.baseline_prompts": 64})
+    stage = runs.start("02", "bench", {"rewards.baseline_prompts": 64})
     return stage, data.load(stage.run, "train")
 
 

@@ -21,7 +21,7 @@ STEPS, SEEDS, WINDOW = 60, 3, 10
 
 def curve(rows, chosen, seed: int, rollouts: str, folder: str, steps: int = STEPS):
     """Mean reward of each ten steps, and the trainer."""
-    from grpo_nb import models, training
+    from grpo_nb import models, stages
     from grpo_nb.runs import Run, Stage
     from grpo_nb.runs.config import resolve
 
@@ -34,7 +34,7 @@ def curve(rows, chosen, seed: int, rollouts: str, folder: str, steps: int = STEP
     config = resolve("tiny-cpu", settings)
     policy = models.load_policy(config)
     stage = Stage(Run(f"{rollouts}-{seed}-{steps}"), "03", config)
-    trainer = training.build_trainer(policy, chosen, rows, stage)
+    trainer = stages.build_trainer(policy, chosen, rows, stage)
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.train()
     rewards = [line["reward"] for line in trainer.state.log_history if "reward" in line]

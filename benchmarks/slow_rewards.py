@@ -62,7 +62,7 @@ def main() -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRPO_NB_RUNS"] = folder
-        from grpo_nb import data, models, rewards, training
+        from grpo_nb import data, models, rewards, stages
         from grpo_nb.runs import Run, Stage
         from grpo_nb.runs.config import resolve
 
@@ -73,7 +73,7 @@ def main() -> None:
         for chosen in (preset, preset.adding(judge, 1.0)):
             policy, rows = models.load_policy(config), data.load(run, "train")
             stage = Stage(run, "03", config)
-            trainer = training.build_trainer(policy, chosen, rows, stage)
+            trainer = stages.build_trainer(policy, chosen, rows, stage)
             trainer.model.train()
             seconds = compare(trainer, chosen.reward_funcs, judge)
             for way, values in seconds.items():

@@ -61,7 +61,7 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
     Returns:
         The trainer, the policy in it, held-out rows and the rewards.
     """
-    from grpo_nb import data, models, rewards, training
+    from grpo_nb import data, models, rewards, stages
     from grpo_nb.pipeline.notebooks import assigned
     from grpo_nb.runs import Run, Stage
     from grpo_nb.runs.config import resolve
@@ -80,7 +80,7 @@ def build(way: str, options: list[str], folder: str, steps: int, settings: Any =
     policy = models.load_policy(config)
     if way == "ours":
         stage = Stage(run, "03", config)
-        return training.build_trainer(policy, chosen, rows, stage), policy, held_out, chosen
+        return stages.build_trainer(policy, chosen, rows, stage), policy, held_out, chosen
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 

@@ -29,7 +29,7 @@ def bare(folder, stage, policy, rewards, rows) -> float:
     from transformers.trainer_callback import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from grpo_nb.training.arguments import grpo_arguments
+    from grpo_nb.stages.arguments import grpo_arguments
 
     arguments = grpo_arguments(stage, policy, rewards) | {"output_dir": str(folder)}
     trainer = GRPOTrainer(
@@ -47,9 +47,9 @@ def bare(folder, stage, policy, rewards, rows) -> float:
 
 def ours(stage, policy, rewards, rows) -> float:
     """Processor seconds a step of our trainer, with a dashboard that watches."""
-    from grpo_nb import training, views
+    from grpo_nb import stages, views
 
-    trainer = training.build_trainer(policy, rewards, rows, stage)
+    trainer = stages.build_trainer(policy, rewards, rows, stage)
     trainer.watch(views.TrainingDashboard(trainer.buttons))
     started = time.process_time()
     trainer.train()
@@ -58,8 +58,8 @@ def ours(stage, policy, rewards, rows) -> float:
 
 def count_inside() -> list[float]:
     """Processor seconds that each call of our methods takes, from now on."""
+    from grpo_nb.stages.callbacks import StepCallback
     from grpo_nb.training import metrics
-    from grpo_nb.training.callbacks import StepCallback
 
     spent: list[float] = []
 
@@ -87,7 +87,7 @@ def main() -> None:
         from grpo_nb import data, models, rewards
         from grpo_nb.runs import Run, Stage
         from grpo_nb.runs.config import resolve
-        from grpo_nb.training.validation import Validation
+        from grpo_nb.stages.validation import Validation
 
         config, run = resolve("tiny-cpu", SETTINGS), Run("benchmark")
         data.prepare_run(run, config.data, config.seed, lambda chats: [30] * len(chats))

@@ -21,7 +21,7 @@ import pretended  # noqa: E402
 import vllm_scenarios as scenarios  # noqa: E402
 from vllm_faults import FAULTS  # noqa: E402
 
-from grpo_nb import training  # noqa: E402
+from grpo_nb import stages  # noqa: E402
 from grpo_nb.training.rules import DIFFERENCE  # noqa: E402
 
 STEPS, CLEAN, SEEDS = 20, 5, 2
@@ -81,7 +81,7 @@ def main() -> None:
     os.chdir(here)
     pretended.prepare_loader()
     tiny = scenarios.Tiny()
-    assert training.RunTrainer  # imports what makes the claim
+    assert stages.RunTrainer  # imports what makes the claim
     pretended.claim_in("grpo_nb.training")
     print("| samples | guard's score | stopped | difference [nats] | alert | at step |")
     print("|---|---|---|---|---|---|")

@@ -11,10 +11,20 @@ single weights differ from the hub's. License: Apache-2.0, of the model and of t
 import argparse
 import hashlib
 import importlib.util
+import json
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from grpo_nb.models import save_tokenizer
 
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -45,6 +55,25 @@ def find_weights() -> Path:
     return path
 
 
+def as_published(read: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """Return the tokenizer as its makers published it.
+
+    transformers reads every GGUF of this architecture as Llama's: without the split of digits, and
+    with the byte fallback of a SentencePiece vocabulary, for which other programs then take it.
+    """
+    content = json.loads(read.backend_tokenizer.to_str()) | {"normalizer": None}
+    content["model"] |= {"byte_fallback": False, "fuse_unk": False}
+    backend = Tokenizer.from_str(json.dumps(content))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    tokens = {"bos_token": "<|im_start|>", "eos_token": END, "unk_token": PAD, "pad_token": PAD}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, chat_template=read.chat_template, **tokens
+    )
+
+
 def write_model(weights: Path, folder: Path) -> None:
     """Write model and tokenizer into `folder`, as the hub's files are laid out.
 
@@ -54,8 +83,7 @@ def write_model(weights: Path, folder: Path) -> None:
     """
     read = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
     quantized = AutoModelForCausalLM.from_pretrained(**read, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(**read)
-    tokenizer.eos_token, tokenizer.pad_token = END, PAD
+    tokenizer = as_published(AutoTokenizer.from_pretrained(**read))
     tokenizer.clean_up_tokenization_spaces = False
     tokenizer.model_max_length = quantized.config.max_position_embeddings
     stop, pad = tokenizer.convert_tokens_to_ids([END, PAD])
@@ -67,7 +95,7 @@ def write_model(weights: Path, folder: Path) -> None:
     model.generation_config.eos_token_id = stop
     model.generation_config.pad_token_id = pad
     model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     (folder / "README.md").write_text(CARD, encoding="utf-8")
 
 

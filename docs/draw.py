@@ -31,7 +31,7 @@ RATIOS = {
 
 def plain_trainer(folder: Path) -> Any:
     """TRL's trainer as notebook 3 builds it, on the tiny model."""
-    from grpo_nb import models, training
+    from grpo_nb import models, stages
     from grpo_nb.rewards.prompts import build_prompt
     from grpo_nb.runs import Run, Stage
     from grpo_nb.runs.config import resolve
@@ -42,7 +42,7 @@ def plain_trainer(folder: Path) -> Any:
     rows = [{"prompt": build_prompt("1 + 1"), "answer": "2"}] * 8
     os.environ["GRPO_NB_RUNS"] = str(folder)
     stage = Stage(Run("plain"), "03", config)
-    trainer = training.build_trainer(policy, rewards, rows, stage)
+    trainer = stages.build_trainer(policy, rewards, rows, stage)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     return trainer

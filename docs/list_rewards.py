@@ -4,7 +4,7 @@ import runpy
 from pathlib import Path
 
 from grpo_nb.files import atomic_path
-from grpo_nb.rewards import code, correctness, format, length, style
+from grpo_nb.rewards import code, correctness, format, gym, length, style
 from grpo_nb.rewards.contract import Reward
 from grpo_nb.rewards.sets import PRESETS, built_in
 
@@ -15,6 +15,7 @@ KINDS = {
     length: "Length",
     style: "Style",
     code: "Code",
+    gym: "Tasks of reasoning-gym",
 }
 HEAD = """# Rewards
 
@@ -73,31 +74,8 @@ The functions named `get_…` return a reward.
 `LLMJudge` asks any server with OpenAI's API, one request per completion
 ([a recipe](recipes.md#an-llm-as-judge)). `GroupJudge` grades all completions of a prompt in one
 request ([a judge that may pay](designing-rewards.md#a-judge-that-may-pay)). A reward model that
-classifies sequences takes one forward pass per completion:
-
-```python
-# helpful.py
-from functools import cache
-
-from transformers import pipeline
-
-extends, reward_weights = "math", [0.25]
-
-
-@cache
-def classifier():
-    safe = {"use_safetensors": True}
-    return pipeline("text-classification", "me/reward-model", model_kwargs=safe)
-
-
-def helpful(prompts, completions, **_):
-    template = classifier().tokenizer.apply_chat_template
-    chats = [template(p + c, tokenize=False) for p, c in zip(prompts, completions)]
-    marks = classifier()(chats, function_to_apply="sigmoid", add_special_tokens=False)
-    return [mark["score"] for mark in marks]
-```
-
-Both can be hacked: test them with attacks before you trust them.
+classifies sequences is a function like any other, in a file of rewards. All can be hacked: test
+them with attacks before you trust them.
 """
 
 

@@ -5,8 +5,8 @@ Each tool takes what a notebook with TRL or Unsloth holds. `check_rewards` tests
 step of its trainer, and `Monitor` and `Guard` watch it; `autopsy` reads the log of any run;
 `evaluate` compares models, `placebo` asks whether the reward caused a gain, and `merge` writes the
 model that was trained. `reward` lifts a scorer of one completion to TRL's shape, and
-`check_environment` plays an environment without a model. README.md says how the notebooks of this
-project start.
+`check_environment` plays an environment without a model, and `prepare` reads rows. `start` begins a
+stage of a run, as each notebook of this project does.
 """
 
 from grpo_nb.lazy import exports
@@ -22,6 +22,7 @@ TOOLS = {
     "grpo_nb.environments.check": "check_environment",
     "grpo_nb.evaluation.evaluate": "evaluate",
     "grpo_nb.export.merging": "merge",
+    "grpo_nb.runs.directory": "start",
     "grpo_nb.training.guard": "Guard",
     "grpo_nb.training.monitor": "Monitor",
     "grpo_nb.training.preflight": "preflight",
@@ -29,5 +30,5 @@ TOOLS = {
 }
 __all__ = ["Guard", "Monitor", "RewardLab", "RewardVerdict"]
 __all__ += ["autopsy", "check_environment", "check_rewards", "evaluate", "merge"]
-__all__ += ["placebo", "preflight", "prepare", "reward", "sample"]
+__all__ += ["placebo", "preflight", "prepare", "reward", "sample", "start"]
 __getattr__ = exports(__name__, TOOLS)

@@ -23,6 +23,9 @@ docs/check-rewards.md says what else the file may define."""
 AUTOPSY = """WHAT: TRL's output_dir, a trainer_state.json, JSON lines, CSV, or an executed notebook.
 exit code: 0 if nothing is as grave as --fail-on, 1 if something is, 2 if WHAT cannot be read."""
 
+SERVED = """llama.cpp's server, vLLM, or transformers serve; on export.parity_prompts prompts.
+exit code: 0 if the answers are the model's, 1 if they are not."""
+
 
 def run(placebo: str | None, dry_run: bool, force: bool, **options: Any) -> None:
     from grpo_nb.pipeline import notebooks
@@ -154,6 +157,10 @@ def _add_of_one_run(commands: argparse._SubParsersAction) -> None:
     add("run", **folder)
     add("--processes", type=int, help="the expected number; refuse any other")
     _add_settings(add)
+    what = "does a server answer as the run's merged model does?"
+    add = _command(commands, "served", "grpo_nb.export.of_run:check_server", what, SERVED)
+    add("run", **folder)
+    add("url", metavar="URL", help="where it listens, such as http://127.0.0.1:8000")
     what = "list the checks of a run, and say what to do next"
     _command(commands, "checklist", "grpo_nb.pipeline.checklist:report", what)("run", **folder)
 

@@ -22,6 +22,7 @@ from grpo_nb.runs import NOTEBOOKS, runs_root
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
+PLACE = "/path/to/grpo_nb"  # stands for the folder of this machine
 QUICKSTART = "00_quickstart"  # all stages on one page
 COMPARE = "05_compare_runs"  # no stage of a run: it reads finished ones
 
@@ -74,7 +75,8 @@ def refresh(name: str) -> None:
         resources={"metadata": {"path": str(FOLDER)}},
     ).execute()
     notebook.metadata["grpo_nb"] = {"source_sha256": source_digest(notebook)}
-    nbformat.write(notebook, path)
+    text = nbformat.writes(notebook).replace(str(PROJECT_ROOT), PLACE)
+    path.write_text(text + "\n", encoding="utf-8")
     print(f"{path.name}: executed, {path.stat().st_size / 1000:.0f} kB")
 
 

@@ -18,7 +18,7 @@ from bytewise import tokenizer_for
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import grpo_nb
-from grpo_nb import data, export, models, rewards, training
+from grpo_nb import data, export, models, rewards, stages
 from grpo_nb.checks import Check
 from grpo_nb.models import hub, template
 from grpo_nb.runs import Run, Stage
@@ -258,14 +258,14 @@ def learn(name: str, folder: Path, backend: str, **more: Any) -> Outcome:
     return outcome_of(trainer_of(run, config, data.load(run, "train"), spread))
 
 
-def trainer_of(run: Run, config: RunConfig, rows: list, reward: Any) -> training.RunTrainer:
+def trainer_of(run: Run, config: RunConfig, rows: list, reward: Any) -> stages.RunTrainer:
     """Build the trainer of a run that pays one reward."""
     run.write_config(config)
     policy, chosen = models.load_policy(config), rewards.reward_set([(reward, 1.0)])
-    return training.build_trainer(policy, chosen, rows, Stage(run, "03", config))
+    return stages.build_trainer(policy, chosen, rows, Stage(run, "03", config))
 
 
-def outcome_of(trainer: training.RunTrainer) -> Outcome:
+def outcome_of(trainer: stages.RunTrainer) -> Outcome:
     """Preflight, training, and the merge with its parity gate."""
     policy, run, config = trainer.policy, trainer.stage.run, trainer.stage.config
     checks = {check.name: check for check in grpo_nb.preflight(trainer)}

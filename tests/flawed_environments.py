@@ -233,17 +233,6 @@ class SharesByClass(Hunt):
         return Hunt._judge(self, number)
 
 
-class IsAsync(Hunt):
-    @tool
-    async def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: The guess.
-        """
-        return self._judge(number)
-
-
 class CountsInAVariable(Hunt):
     def reset(self, low: int, secret: int) -> None:
         Hunt.reset(self, low, secret)
@@ -258,16 +247,15 @@ FLAWED = {  # what names it
     TakesAnyAnswer: "wrong answer wins",
     PaysEarly: "won early",
     SolvesSeldom: "oracle",
-    SharesByClass: "hidden state",
-    CountsInAVariable: "hidden state",
-    IsAsync: "async",
+    SharesByClass: "not repeatable",
+    CountsInAVariable: "not repeatable",
     PaysFailure: "oracle",
     PaysIdling: "without skill",
     PaysForm: "without skill",
     ComparesSloppily: "without skill",
-    KeepsState: "state leaks",
-    DrawsItsSecret: "not deterministic",
-    Chatters: "not deterministic",
+    KeepsState: "not repeatable",
+    DrawsItsSecret: "not repeatable",
+    Chatters: "not repeatable",
     EndsEarly: "oracle",
     Hangs: "hangs",
     GivesNoNumber: "episode",

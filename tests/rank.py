@@ -6,7 +6,7 @@ FAULT: kill, raise or stop (SIGTERM) that process in the rewards of that step; g
 or saving: kill it there; moved: where an earlier training is put aside and this one has not begun.
 And "planted", or "planted stop": fp32 and no sampling, each completion follows from its step and
 its place among all processes'. Kill -9 leaves no time to tidy up.
-`tests/training/test_ranks.py` prepares the run.
+`tests/stages/test_ranks.py` prepares the run.
 """
 
 import os
@@ -16,11 +16,11 @@ import sys
 
 import torch
 
-from grpo_nb import training
+from grpo_nb import ranks, stages
 from grpo_nb.models import weights
 from grpo_nb.pipeline import launch
 from grpo_nb.runs import Run
-from grpo_nb.training import checkpoints, ranks
+from grpo_nb.stages import checkpoints
 
 
 def die(*_):
@@ -77,18 +77,17 @@ def plant(trainer):
 
 
 def main(name, fault="", process="0", step="0"):
-    build, planted = training.build_trainer, fault.startswith("planted")
+    attach, planted = stages.attach, fault.startswith("planted")
     fault = fault.removeprefix("planted").strip()
 
-    def build_and_plant(*args):
-        trainer = build(*args)
+    def attach_and_plant(trainer, *args):
+        attach(trainer, *args)
         if planted:
             plant(trainer)
         if fault:
             fail(trainer, fault, int(process), int(step))
-        return trainer
 
-    training.build_trainer = build_and_plant
+    stages.attach = attach_and_plant
     if fault == "moved":
         checkpoints.write_json = die
     if planted:

@@ -6,7 +6,7 @@ For tests/training/test_guard.py, and for the figures of benchmarks/guard.py.
 from trl.trainer import grpo_trainer
 
 from grpo_nb.models import dense
-from grpo_nb.training.trainer import RunTrainer
+from grpo_nb.stages.trainer import RunTrainer
 
 RARER, LIKELIER = "rarer than the policy's own", "likelier than the policy's own"
 

@@ -15,11 +15,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from grpo_nb import models
+from grpo_nb import models, ranks
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs.config import resolve
-from grpo_nb.training import ranks
-from grpo_nb.training.trainer import unsharded_root
+from grpo_nb.stages.trainer import unsharded_root
 
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9))]
 

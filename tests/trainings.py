@@ -4,7 +4,7 @@ import torch
 from accelerate.utils import AutocastKwargs
 
 import grpo_nb
-from grpo_nb import Guard, Monitor, data, models, rewards, training
+from grpo_nb import Guard, Monitor, data, models, rewards, stages, training
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import flatten, resolve
 
@@ -41,7 +41,7 @@ def trainer_of(run, policy=None, chosen=MATH, rows=None, **settings):
     policy = policy or models.load_policy(config)
     stage = Stage(run, "03", config)
     rows = data.load(run, "train") if rows is None else rows
-    trainer = training.build_trainer(policy, chosen, rows, stage)
+    trainer = stages.build_trainer(policy, chosen, rows, stage)
     if config.train.guard_steps:
         trainer.guard = Guard(trainer, every=config.train.guard_steps)
     return trainer
@@ -50,7 +50,7 @@ def trainer_of(run, policy=None, chosen=MATH, rows=None, **settings):
 def arguments_of(config, vllm=False):
     """What GRPOConfig is built from, without a policy."""
     policy = models.Policy(None, None, vllm)
-    return training.arguments.grpo_arguments(Stage(Run("arguments"), "03", config), policy, MATH)
+    return stages.arguments.grpo_arguments(Stage(Run("arguments"), "03", config), policy, MATH)
 
 
 def lines_of(run):

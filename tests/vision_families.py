@@ -18,7 +18,7 @@ from families import Outcome
 from PIL import Image, ImageDraw
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from grpo_nb import data, training
+from grpo_nb import data, stages
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import RunConfig
 
@@ -235,7 +235,7 @@ def stage_of(name: str, config: RunConfig) -> Stage:
     return Stage(run, "03", config)
 
 
-def trainer_of(folder: Path, name: str, mixed: bool = False, **more: Any) -> training.RunTrainer:
+def trainer_of(folder: Path, name: str, mixed: bool = False, **more: Any) -> stages.RunTrainer:
     """Build the trainer of a run whose rows have images; `mixed`: every other row."""
     train_rows = rows(24)
     for row in train_rows[1::2] if mixed else ():

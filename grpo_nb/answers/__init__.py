@@ -7,7 +7,7 @@ into an `Answer`. `compare_answers` returns whether an answer equals the referen
 Rewards, validation, evaluation and the preparation of reference answers all use these functions.
 """
 
-from grpo_nb.answers.compare import HOW, compare_answers, same_number, unusable
+from grpo_nb.answers.compare import compare_answers, same_number, unusable
 from grpo_nb.answers.find import extract_boxed, extract_hash_answer, extract_tag, find_answer
 from grpo_nb.answers.forms import FORMS, TAGS, Form, find_form
 from grpo_nb.answers.read import Answer, parse_number, read_answer, read_reference

@@ -115,7 +115,7 @@ class Form(NamedTuple):
         if self._continues:
             steps = f"{reasoning or ''}{between}"
         elif self.opened:
-            thought = f"{STEP if reasoning is None else reasoning}\n{self._end_of_thought}\n\n"
+            thought = f"{reasoning or ''}\n{self._end_of_thought}\n\n"
         parts = [steps if self.has("reasoning") else "", f"{opening}{answer}{closing}"]
         return thought + "".join(parts[::-1] if answer_first else parts)
 

@@ -6,15 +6,15 @@
 Images stay in memory as PNG files.
 """
 
-import random
+import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,13 +23,15 @@ from tqdm import tqdm
 
 from grpo_nb.answers import TAGS, Form, find_form
 from grpo_nb.checks import Check, Checks
-from grpo_nb.data import duplicates, sources, store
+from grpo_nb.data import gym, sources, store
 from grpo_nb.data.rows import LONG, PLAIN, CountTokens, extra_names, prepare_row, prompt_tokens
 from grpo_nb.data.sources import REMEDIES, Fault, Options, Row
+from grpo_nb.data.split import LEAKS, fingerprint, split_rows
 from grpo_nb.files import atomic_path, write_json
-from grpo_nb.models import template
+from grpo_nb.models import template, tokenizer_of
 from grpo_nb.names import refuse_unknown
 from grpo_nb.rewards import PRESETS, RewardSet
+from grpo_nb.rewards.prompts import Message
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from grpo_nb.runs import Run
     from grpo_nb.runs.config import DataConfig
 
-REPEATED, LEAKS = "question repeated", "nearly a held-out question"
-CONTRADICTORY = "question with several answers"
 SHOWN_ROWS = 20  # row numbers listed per reason
 TABLE = ["number", "packed", "question", "answer", "sequences", "images"]
 Drop = tuple[str, int, str]  # reason, number of the row, example
@@ -102,6 +102,8 @@ def prepare(
     answer_kind: str = "number",
     system_prompt: str = "preset",
     max_rows: int = 0,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    shots: int = 0,
     max_dropped_share: float = 0.05,
     eval_rows: int = 256,
     eval_share: float = 0.2,
@@ -115,7 +117,7 @@ def prepare(
     r"""Read, validate and split rows: questions with reference answers, for GRPO.
 
     Args:
-        source: A built-in set, a file, a folder, or a dataset on the hub.
+        source: A built-in set, a file, a folder, a dataset on the hub, or tasks of reasoning-gym.
         processing_class: The model's tokenizer or processor, whose chat template renders the
             prompts; None measures no prompts.
         subset, split, revision, streaming: The part of a dataset on the hub, and how it is read.
@@ -127,7 +129,9 @@ def prepare(
         answer_format: Where an answer stands in its cell: auto, as_is, ####, boxed, tag, regex:….
         answer_kind: number, math, choice, json, code or text.
         system_prompt: Asks for the format; "preset" is that of `form`.
-        max_rows: The number of rows to read; 0 reads all.
+        max_rows: The number of rows to read; 0 reads all, or generates 1,000.
+        options: Sizes of the tasks of reasoning-gym, by their own names.
+        shots: Worked turns of other rows before each question; these rows are used for no more.
         max_dropped_share: More faulty rows are an error.
         eval_rows, eval_share: How many rows are held out, at most.
         max_prompt_tokens: Longer prompts are dropped.
@@ -148,21 +152,36 @@ def prepare(
     """
     config = SimpleNamespace(**locals())
     form = find_form(form) if isinstance(form, str) else form
+    form = PRESETS["gym"].form if gym.is_gym(source) and form == TAGS else form
     refuse_unknown("data.answer_kind", answer_kind, list(PLAIN))
     extra_names(config)
+    config.form = form
     if system_prompt == "preset":
         config.system_prompt = form.system_prompt
+    if gym.is_gym(source):
+        vars(config).update(gym.SETTINGS)
     if processing_class is not None:
-        config.count_tokens = count_tokens or _counter(processing_class)
+        tokenizer = tokenizer_of(processing_class)
+        config.count_tokens = count_tokens or partial(template.count_tokens, tokenizer)
     table, drops, tokens, columns = _read(config)
     total = len(table) + len(drops)
-    splits = _split(table, drops, config)
+    sizes = {"eval_rows": eval_rows, "eval_share": eval_share, "sft_rows": sft_rows, "seed": seed}
+    places, left_out = split_rows(table, **sizes)
+    drops += [(reason, table["number"][row], "") for reason in left_out for row in left_out[reason]]
+    splits = {name: table["packed"].iloc[rows].tolist() for name, rows in places.items()}
+    if not splits["train"]:
+        raise ValueError(
+            f"usable rows left of {source}: {len(splits['eval'])}, and training and evaluation "
+            f"need at least one each: give more data. Rows dropped:{_as_text(drops)}"
+        )
     p50, p95, p99 = (int(np.percentile(tokens, p, method="higher")) for p in (50, 95, 99))
     lengths = {"p50": p50, "p95": p95, "p99": p99, "max": max(tokens)}
     lengths["recommended_cap"] = -(-p99 // 8) * 8
     report = {"source": source, "rows_read": total, "columns": columns}
     report |= {f"{name}_rows": len(splits[name]) for name in splits}
     report |= {"dropped": _dropped(drops), "prompt_tokens": lengths}
+    if gym.is_gym(source):
+        report["generated"] = gym.figures(splits, config)
     return Prepared(splits, report, checks(report, config))
 
 
@@ -194,26 +213,33 @@ def prepare_run(
 def refuse_unusable_rows(config: "DataConfig") -> None:
     """Refuse a local file before anything starts if most of its first rows cannot be used.
 
+    Tasks of reasoning-gym are refused if they make no row.
+
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: The file or its columns cannot be read, or most of its first rows are faulty.
     """
-    if sources.is_local(config.source):
+    if gym.is_gym(config.source):
+        gym.refuse_unusable(config)
+    elif sources.is_local(config.source):
         limits = {"max_rows": FIRST_ROWS, "max_dropped_share": 0.5, "count_tokens": None}
+        limits["shots"] = 0
         _read(sources.changed(config, **limits))
 
 
 def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
     """Return rows for TRL's SFTTrainer: {"prompt": [system, user], "completion": [assistant], …}.
 
-    The completion is the row's worked solution if it has one, otherwise its reference answer.
+    The completion is the row's worked solution if it has one, else what the rewards' own function
+    `reference` writes, else the answer without any reasoning: one line of reasoning that fits every
+    question would be learnt, and paid for.
     """
-    pairs = []
+    own, pairs = (preset.own or {}).get("reference"), []
     for row in rows:
-        text = preset.reference(row)
-        if solution := row.get("worked"):
-            solution = re.sub(r"<<[^<>]*>>", "", solution).strip()  # GSM8K's calculator marks
-            text = preset.form.write(solution, row["answer"])
+        # Without the marks of GSM8K's calculator.
+        steps = re.sub(r"<<[^<>]*>>", "", row.get("worked") or "").strip()
+        is_own = own and not steps
+        text = own(row) if is_own else preset.form.write(steps or None, str(row["answer"]))
         completion = [{"role": "assistant", "content": text}]
         pairs.append({**row, "completion": completion})
     return pairs
@@ -223,7 +249,7 @@ def _dropped(drops: Sequence[Drop]) -> list[dict[str, Any]]:
     """Return an entry of the report for each reason: count, first rows, an example."""
     table = pd.DataFrame(drops, columns=["reason", "rows", "example"])
     groups = table.groupby("reason", sort=False)
-    rows = groups["rows"].agg(list).map(lambda numbers: numbers[:SHOWN_ROWS])
+    rows = groups["rows"].agg(lambda numbers: list(numbers[:SHOWN_ROWS]))
     entries = {"count": groups.size(), "rows": rows, "example": groups["example"].first()}
     return pd.DataFrame(entries).reset_index().to_dict("records")
 
@@ -244,19 +270,22 @@ def _read(config: Options) -> tuple[pd.DataFrame, list[Drop], list[int], dict[st
         ValueError: The source cannot be read, or too many of its rows are faulty.
     """
     config, names, numbered = sources.read_columns(config)
-    lines, drops, tokens = [], [], []
+    lines, drops, tokens, turns = [], [], [], defaultdict(list)
     for number, raw in tqdm(numbered, unit=" rows", unit_scale=True, delay=2):
         try:
             row, plain = prepare_row(raw, config)
+            line = fingerprint(row, plain, columns=bool(config.environment))
+            if gym.is_gym(config.source):  # its questions differ, though they are alike
+                line["sequences"] = line["sequences"][:0]
+            if config.shots and _is_shot(row, turns, config):
+                continue
             tokens.append(prompt_tokens(row["prompt"], config, config.count_tokens))
             if tokens[-1] > config.max_prompt_tokens:
                 limit = f"over data.max_prompt_tokens = {config.max_prompt_tokens}"
                 raise Fault(LONG, "prompt", f"{tokens[-1]} tokens, {limit}")
         except Fault as fault:
-            fault.row = number
-            drops.append((fault.reason, number, fault.evidence))
+            drops.append((fault.reason, number, str(fault)))
             continue
-        line = duplicates.fingerprint(row, plain, columns=bool(config.environment))
         packed = store.pack(row | {"prompt_tokens": tokens[-1]})
         lines.append({"number": number, "packed": packed, **line})
     faulty = sum(reason != LONG for reason, *_ in drops)
@@ -271,44 +300,20 @@ def _read(config: Options) -> tuple[pd.DataFrame, list[Drop], list[int], dict[st
     return pd.DataFrame(lines, columns=TABLE), drops, tokens, columns
 
 
-def _split(table: pd.DataFrame, drops: list[Drop], config: Options) -> dict[str, list[Row]]:
-    """Leave out repeated, contradictory and leaked rows; return the rows of each split."""
-    conflicts = table.groupby("question")["answer"].transform("nunique") > 1
-    repeats = table.duplicated("question") & ~conflicts
-    drops += [(CONTRADICTORY, number, "") for number in table["number"][conflicts]]
-    drops += [(REPEATED, number, "") for number in table["number"][repeats]]
-    rest = table[~conflicts & ~repeats]
-    order = list(range(len(rest)))
-    random.Random(config.seed).shuffle(order)
-    # Rows with the same first image are put side by side, so that the split separates few of them.
-    images = rest["images"].to_numpy()
-    first_images = [images[place][0] if images[place] else f"row {place}" for place in order]
-    ranks = pd.factorize(np.array(first_images, dtype=object))[0]
-    order = np.array(order, dtype=int)[ranks.argsort(kind="stable")]
-    most = min(config.eval_rows, max(1, int(len(rest) * config.eval_share)))
-    held_out, train = np.split(order, [most])
-    leaks = duplicates.near(rest, held_out)
-    drops += [(LEAKS, number, "") for number in rest["number"][leaks]]
-    train = train[~leaks[train]]
-    if not len(train):
-        raise ValueError(
-            f"usable rows left of {config.source}: {len(held_out)}, and training and evaluation "
-            f"need at least one each: give more data. Rows dropped:{_as_text(drops)}"
-        )
-    # Warm-up rows are kept out of "train": they would make baseline and validation look better.
-    train, warm_up = np.split(train, [len(train) - min(config.sft_rows, len(train) // 2)])
-    splits = {"train": train, "sft": warm_up, "eval": held_out}
-    return {name: rest["packed"].iloc[places].tolist() for name, places in splits.items()}
+def _is_shot(row: Row, turns: dict[str, list[Message]], config: Options) -> bool:
+    """Return whether a row is one of the first, which are shown; put these into all other prompts.
 
-
-def _counter(processing_class: Any) -> CountTokens:
-    """Return a function that counts tokens, by a tokenizer or a processor of text and images."""
-    tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    if tokenizer is not processing_class:
-        tokenizer = copy(tokenizer)
-        tokenizer.processor = processing_class
-        tokenizer.chat_template = processing_class.chat_template or tokenizer.chat_template
-    return partial(template.count_tokens, tokenizer)
+    Raises:
+        ValueError: The row has images, which no shown turn may have.
+    """
+    if row.get("images"):
+        raise ValueError(f"data.shots = {config.shots}: rows with images cannot be shown; set 0")
+    shown = turns[json.loads(row["entry"])["task"] if gym.is_gym(config.source) else ""]
+    if is_shot := len(shown) < 2 * config.shots:
+        answer = config.form.write(row.get("worked"), row["answer"])
+        shown += [row["prompt"][-1], {"role": "assistant", "content": answer}]
+    row["prompt"][-1:-1] = shown
+    return is_shot
 
 
 def _dataset(packed: Sequence[Row]) -> "Dataset":
@@ -350,6 +355,8 @@ def checks(report: Mapping[str, Any], config: Options) -> Checks:
         Check("no leakage", "ok", split),
         Check("prompt length", state, length, fix),
     ]
+    if about := report.get("generated"):
+        lines.append(gym.check(about))
     if rates := report.get("difficulty"):
         evidence = "{judged} prompts tried; left out: {too_hard} too hard, {too_easy} too easy"
         lines.append(Check("difficulty", "ok", evidence.format_map(rates)))

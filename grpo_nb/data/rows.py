@@ -6,6 +6,7 @@ may be a chat (a list of {"role", "content"}), whose turns are not changed. The 
 
 - `choices`: listed below the question as A, B, C…; the answer becomes a letter;
 - `tests`: passed on to code rewards;
+- `entry`: passed on to the reward of a generated row;
 - images (`data.image_column`): the prepared row has a list of PIL images under "images", and the
   content of the last turn of its prompt is a list of parts: the images, then the text.
 """
@@ -27,12 +28,12 @@ from grpo_nb.rewards.contract import TRLS_OWN
 from grpo_nb.rewards.prompts import Message, build_prompt, with_images
 
 CountTokens = Callable[[Sequence[list[Message]]], list[int]]
-SHAPE_COLUMNS = ("choices", "tests")  # passed on to the rewards
+SHAPE_COLUMNS = ("choices", "tests", "entry")  # passed on to the rewards
 TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked", "self", *TRLS_OWN}
 TAKEN |= {"completion", "environments", "image", "images"}  # names that TRL uses
 # U+FFFD, UTF-8 read as Latin-1 ("Ã©"), control characters, lone surrogates.
 DAMAGED = re.compile("\ufffd|[ÃÂ][\u0080-\u00bf]|â€|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-UNREADABLE, MISSING, TYPE, EMPTY = "unreadable", "column missing", "wrong type", "empty"
+MISSING, TYPE, EMPTY = "column missing", "wrong type", "empty"
 KIND, TEXT, LONG = "answer not of its kind", "damaged text", "prompt too long"
 TEMPLATE, AMBIGUOUS = "unfit for the chat template", "names two choices"
 FORMATS: dict[str, Callable[[str], str | None]] = {
@@ -44,7 +45,7 @@ FORMATS: dict[str, Callable[[str], str | None]] = {
 }
 
 
-def prepare_row(raw: Row | str, config: Options) -> tuple[Row, Any]:
+def prepare_row(raw: Row, config: Options) -> tuple[Row, Any]:
     """Return the prepared form of a row, and its reference answer in plain form.
 
     Raises:
@@ -71,21 +72,6 @@ def prepare_row(raw: Row | str, config: Options) -> tuple[Row, Any]:
     if config.sft_rows and "####" in str(cell):
         columns["worked"] = str(cell).partition("####")[0].strip()
     return question | {"answer": answer} | columns, plain
-
-
-def row_to_ask(raw: Row | str, config: Options) -> Row:
-    """Return a row for a model to answer, with the columns that the rewards read, if it has them.
-
-    Without a usable reference answer, only the question is returned.
-
-    Raises:
-        Fault: The row has no question that can be asked, or an image that cannot be used.
-    """
-    question = _question(raw, config)
-    try:
-        return prepare_row(raw, config)[0]
-    except Fault:
-        return question
 
 
 def prompt_tokens(prompt: list[Message], config: Options, count_tokens: CountTokens | None) -> int:
@@ -184,9 +170,7 @@ def plain_answer(answer: str, kind: str) -> Any:
         return None
 
 
-def _question(row: Row | str, config: Options) -> Row:
-    if isinstance(row, str):
-        raise Fault(UNREADABLE, "", row)
+def _question(row: Row, config: Options) -> Row:
     prompt = _prompt(row, config.question_column, config.system_prompt)
     for turn in prompt:
         _refuse_damage(config.question_column, turn["content"])
@@ -237,23 +221,24 @@ def _prompt(row: Row, column: str, system_prompt: str) -> list[Message]:
 def _letter(cell: Any, text: str, row: Row, column: str) -> str:
     """Return the letter of the choice that an answer names, or "" if it names none.
 
-    If the answer is a label, the letter of that choice is returned. Otherwise it may be a letter,
-    a choice, or a number: a position, counted from 0.
+    An answer is the label of its choice, its letter, its text, or its index, counted from 0.
     """
     choices, cells = _choices(row), row["choices"]
     labels = list(map(as_text, cells.get("label") or [])) if isinstance(cells, dict) else []
     letters = string.ascii_uppercase[: len(choices)]
-    if text in labels[: len(letters)]:
-        return letters[labels.index(text)]
-    places = {choices.index(cell)} if cell in choices else set()
-    places |= {letters.index(text.upper())} if len(text) == 1 and text.upper() in letters else set()
-    places |= (
-        {int(cell)} if isinstance(cell, int | float) and cell in range(len(letters)) else set()
+    places = (
+        [labels.index(text)]
+        if text in labels
+        else [
+            place
+            for place, choice in enumerate(choices)
+            if cell in (choice, place) or letters[place] == text.upper()
+        ]
     )
     if len(places) > 1:
-        readings = " and ".join(f"choice {letters[place]}" for place in sorted(places))
+        readings = " and ".join(f"choice {letters[place]}" for place in places)
         raise Fault(AMBIGUOUS, column, f"{text!r} can be read as {readings}")
-    return letters[places.pop()] if places else ""
+    return letters[places[0]] if places else ""
 
 
 def _choices(row: Row) -> list[Any]:

@@ -1,12 +1,12 @@
-"""Read rows from every kind of source, one by one, and find their columns.
+"""Read the rows of a file, a folder, or a dataset on the hub, and find their columns.
 
-A row is {"question": "What is 47 + 38?", "answer": "85"}, with all columns of the source. A line
-that cannot be read is replaced by a string with the reason, so that it can be reported.
+A row is {"question": "What is 47 + 38?", "answer": "85"}, with all columns of the source.
 """
 
-import csv
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,36 +16,29 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from grpo_nb.data import gym
 from grpo_nb.files import project_path, read_yaml
 from grpo_nb.names import refuse_unknown
 
 if TYPE_CHECKING:
     from grpo_nb.runs.config import DataConfig
 
-BATCH = 500  # rows read or written at once; also the rows whose columns are looked at
+FIRST_ROWS = 500  # whose columns are looked at
 FILES = sorted(project_path("data/tasks").glob("*.jsonl"))
 BUILT_IN = {path.stem: f"data/tasks/{path.name}" for path in FILES}
 BUILT_IN["arithmetic"] = "data/arithmetic.jsonl"
 REMEDIES = read_yaml(Path(__file__).with_name("remedies.yaml"))  # {reason: what to do}
+SPACE = re.compile(r"\s*")
 Row = dict[str, Any]
 Options = Any  # an object with the arguments of `prepare` as attributes, such as a run's DataConfig
 
 
 class Fault(Exception):
-    """Report why a row cannot be used, and what to do about it."""
+    """Report why a row cannot be used: a reason, for which REMEDIES has a remedy, and where."""
 
     def __init__(self, reason: str, column: str, value: str) -> None:
-        self.reason, self.row = reason, 0  # the row's number is set later
-        self.column, self.value = column, value
-
-    @property
-    def evidence(self) -> str:
-        """Return a message that names the row, the column, the reason and the value."""
-        where = f"row {self.row}" + (f", column {self.column!r}" if self.column else "")
-        return f"{where}: {self.reason}: {self.value}"
-
-    def __str__(self) -> str:
-        return f"{self.evidence}. Remedy: {REMEDIES[self.reason]}"
+        super().__init__(f"column {column!r}: {value}")
+        self.reason = reason
 
 
 def changed(config: "Options | DataConfig", **changes: Any) -> Options:
@@ -53,20 +46,20 @@ def changed(config: "Options | DataConfig", **changes: Any) -> Options:
     return SimpleNamespace(**vars(config) | changes)
 
 
-def read(config: Options) -> Iterator[tuple[int, Row | str]]:
-    """Yield rows with their numbers, from 1; in JSON Lines these are line numbers.
+def read(config: Options) -> Iterator[tuple[int, Row]]:
+    """Return the rows with their numbers, from 1.
 
-    `source` names a built-in set, a local file (READERS), a folder, or a hub dataset.
+    `source` names a built-in set, a local file (READERS), a folder, a hub dataset, or tasks of
+    reasoning-gym.
 
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: The source cannot be read; the message gives the remedy.
     """
-    numbered = ((n, row) for n, row in enumerate(_open(config), start=1) if row is not None)
-    return islice(numbered, config.max_rows or None)
+    return islice(enumerate(_open(config), start=1), config.max_rows or None)
 
 
-def read_columns(config: Options) -> tuple[Options, list[str], Iterator[tuple[int, Row | str]]]:
+def read_columns(config: Options) -> tuple[Options, list[str], Iterator[tuple[int, Row]]]:
     """Find the columns of questions, answers and images.
 
     Returns:
@@ -77,13 +70,13 @@ def read_columns(config: Options) -> tuple[Options, list[str], Iterator[tuple[in
         ValueError: There are no rows, or a column is missing.
     """
     rows = read(config)
-    if not (first := list(islice(rows, BATCH))):
+    if not (first := list(islice(rows, FIRST_ROWS))):
         raise ValueError(f"{config.source} holds no rows: give a data.source that does")
-    names = list(dict.fromkeys(name for _, row in first if isinstance(row, dict) for name in row))
+    names = list(dict.fromkeys(name for _, row in first for name in row))
     if config.image_column == "images" and "images" not in names:
         config = changed(config, image_column="image" if "image" in names else "")
     for setting in ("question_column", "answer_column", "image_column"):
-        if names and (column := getattr(config, setting)):
+        if column := getattr(config, setting):
             refuse_unknown(f"column of {config.source} (data.{setting})", column, names)
     return config, names, chain(first, rows)
 
@@ -108,72 +101,60 @@ def _places(config: Options) -> list[Path]:
     return sorted(places, key=lambda path: not path.exists())
 
 
-def _open(config: Options) -> Iterator[Row | str | None]:
+def _open(config: Options) -> Iterable[Row]:
+    if gym.is_gym(config.source):
+        return gym.rows(config)
     path, *others = _places(config)
-    reader = READERS.get(path.suffix.lower())
-    if path.is_file() and reader:
-        return _read_file(path, reader)
-    if reader and not path.is_dir():
+    if path.is_file():
+        return _read_file(path)
+    if path.is_dir():
+        return _read_hub(str(path), config)
+    if is_local(config.source):
         places = ", nor ".join(map(str, [path, *others]))
         raise FileNotFoundError(
             f"data.source = {config.source!r}: there is no {places}; name a file that is there"
         )
-    if path.is_file():
-        raise ValueError(f"{path}: unknown file type; its name must end in {', '.join(READERS)}")
-    if "/" not in config.source and not path.is_dir():
+    if "/" not in config.source:
         refuse_unknown("data.source", config.source, list(BUILT_IN))
-    return _read_hub(str(path) if path.is_dir() else config.source, config)
+    return _read_hub(config.source, config)
 
 
-def _read_file(path: Path, reader: Any) -> Iterator[Row | str | None]:
-    """Yield the rows of a file.
+def _read_file(path: Path) -> list[Row]:
+    """Return the rows of a file.
 
     Raises:
-        ValueError: It is damaged, a quotation mark is not closed, or a line has more cells than the
-            header.
+        ValueError: Its type is unknown, or it is damaged.
     """
+    if not (reader := READERS.get(path.suffix.lower())):
+        raise ValueError(f"{path}: unknown file type; its name must end in {', '.join(READERS)}")
     try:
-        yield from reader(path)
-    except (ValueError, RecursionError, pd.errors.ParserWarning, pa.ArrowException, OSError) as e:
+        return reader(path)
+    except pd.errors.EmptyDataError:
+        return []
+    except (ValueError, RecursionError, pa.ArrowException, OSError) as error:
         raise ValueError(
-            f"{path} cannot be read ({str(e).strip()}): correct that line, its quotation marks or "
-            "its separators, or copy the file again"
+            f"{path} cannot be read ({str(error).strip()}): correct that line, its quotation marks "
+            "or its separators, or copy the file again"
         ) from None
 
 
-def _read_csv(path: Path) -> Iterator[Row]:
-    """Yield the rows of a table, as text; its header shows what separates the cells."""
-    with path.open(encoding="utf-8-sig", errors="replace") as file:  # U+FFFD is reported later
-        first, usual = file.readline(), "\t" if path.suffix.lower() == ".tsv" else ","
-        file.seek(0)
-        mark = next((mark for mark in (usual, ",", ";", "\t") if mark in first), usual)
-        table = {"sep": mark, "dtype": str, "index_col": False, "keep_default_na": False}
-        if any(next(csv.reader([first], delimiter=mark), [])):
-            for chunk in pd.read_csv(file, chunksize=BATCH, **table):
-                yield from chunk.fillna("").to_dict("records")
+def _read_table(path: Path, separator: str) -> list[Row]:
+    """Return the rows of a table of text; its cells stay text. Damaged text becomes U+FFFD."""
+    options = {"sep": separator, "dtype": str, "index_col": False, "keep_default_na": False}
+    return pd.read_csv(path, encoding_errors="replace", **options).fillna("").to_dict("records")
 
 
-def _read_json(path: Path) -> Iterator[Row | str | None]:
-    """Yield the objects of a JSON Lines file (None for a blank line), or of a JSON array."""
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        first = file.read(1000).lstrip()
-        file.seek(0)
-        if path.suffix.lower() == ".json" and first.startswith("["):
-            return (yield from map(_object, json.load(file)))
-        for line in map(str.strip, file):
-            try:
-                yield _object(json.loads(line)) if line else None
-            except (ValueError, RecursionError) as error:
-                yield f"not JSON ({error}): {line[:80]!r}"
-
-
-def _object(value: Any) -> Row | str:
-    return value if isinstance(value, dict) else f"not an object: {value!r:.80}"
-
-
-def _read_parquet(path: Path) -> Iterator[Row]:
-    for batch in pq.ParquetFile(path).iter_batches(BATCH):
-        yield from batch.to_pylist()
+def _read_json(path: Path) -> list[Row]:
+    """Return the objects of JSON Lines, or of one array."""
+    text, rows = path.read_text("utf-8-sig", errors="replace").strip(), []
+    decode, place = json.JSONDecoder().raw_decode, 0
+    while place < len(text):  # line by line, an error would not name its line
+        row, end = decode(text, place)
+        rows += row if isinstance(row, list) else [row]
+        place = SPACE.match(text, end).end()
+    if others := [row for row in rows if not isinstance(row, dict)]:
+        raise ValueError(f"not an object: {others[0]!r:.80}")
+    return rows
 
 
 def _read_hub(name: str, config: Options) -> Iterator[Row]:
@@ -194,5 +175,10 @@ def _read_hub(name: str, config: Options) -> Iterator[Row]:
         ) from error
 
 
-READERS = {".jsonl": _read_json, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_csv}
-READERS[".parquet"] = _read_parquet
+READERS = {
+    ".jsonl": _read_json,
+    ".json": _read_json,
+    ".csv": partial(_read_table, separator=","),
+    ".tsv": partial(_read_table, separator="\t"),
+    ".parquet": lambda path: pq.read_table(path).to_pylist(),
+}

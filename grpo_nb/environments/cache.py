@@ -1,114 +1,70 @@
-"""Keep completions in a file, written batch by batch: an interruption loses one batch at most."""
+"""Keep completions in a file, so that no prompt is answered twice under the same settings."""
 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
 from grpo_nb.environments.contract import Environment
 from grpo_nb.environments.play import answer
 from grpo_nb.files import atomic_path
-from grpo_nb.models import Engine, Progress, Sample, part_of
+from grpo_nb.models import Engine, Sample
 from grpo_nb.rewards.prompts import json_key
-
-FIRST = 200  # characters of the first completion that are shown while the others are sampled
-
-
-class Cache(NamedTuple):
-    """Keep completions in a file.
-
-    path: The Parquet file, with one record per completion.
-    settings: Everything that the completions depend on, except the prompts, as JSON types. A file
-        that was written with other settings is not read.
-    """
-
-    path: Path
-    settings: dict[str, Any]
-
-    def read(self) -> dict[str, list[Sample]]:
-        """Return the stored completions of each row, by the row's key."""
-        stored = pd.read_parquet(self.path) if self.path.exists() else pd.DataFrame()
-        samples: dict[str, list[Sample]] = {}
-        if stored.attrs.get("settings") == self.settings:
-            for line in stored.to_dict("records"):
-                line["messages"] = tuple(json.loads(line["messages"]))
-                samples.setdefault(line.pop("prompt"), []).append(Sample(**line))
-        return samples
-
-    def write(self, samples: dict[str, list[Sample]]) -> None:
-        lines = [
-            {"prompt": key, **each._asdict(), "messages": json.dumps(each.messages)}
-            for key, group in samples.items()
-            for each in group
-        ]
-        frame = pd.DataFrame(lines).drop(columns=["ids", "mask"])
-        frame.attrs = {"settings": self.settings}
-        with atomic_path(self.path) as temporary:
-            frame.to_parquet(temporary)
 
 
 def answer_cached(
-    cache: Cache,
+    path: Path,
+    settings: dict[str, Any],
     rows: Sequence[dict],
     environment: Environment | None,
     opened: Callable[[], Engine],
-    *,
-    num_generations: int,
-    seed: int,
-    batch_size: int,
-    progress: Progress | None = None,
-    show: str = "",
     **sampling: Any,
 ) -> list[list[Sample]]:
-    """Return completions of all rows; sample those that the cache lacks.
+    """Return completions of all rows; sample those that the file lacks, and add them to it.
 
-    The batches and their seeds do not depend on the cache. A call that is repeated after an
-    interruption therefore gives the same completions as an uninterrupted one. Rows with the same
-    key share their completions.
+    Rows with the same prompt, and the same columns for the environment, share their completions.
 
     Args:
-        cache: The cache that keeps the completions.
+        path: The Parquet file, with one record per completion.
+        settings: Everything that the completions depend on, except the prompts, as JSON types. A
+            file that was written with other settings is not read.
         rows: Rows with a prompt, and the columns that the environment reads.
         environment: The environment of the task, if there is one.
         opened: Returns the engine; called only if a completion is missing.
-        num_generations: Completions per prompt.
-        seed: The seed of the first batch.
-        batch_size: Completions generated at once, over all prompts.
-        progress: Called with the number of completions done, their total, and a note.
-        show: The text to print before the first completion if others are still to come; "" prints
-            nothing.
-        sampling: Other fields of `Sampling`.
+        sampling: Fields of `Sampling`.
     """
-    keys = [row_key(row, environment) for row in rows]
-    by_key, samples = dict(zip(keys, rows, strict=True)), cache.read()
-    if missing := [key for key in by_key if key not in samples]:
-        engine, size = opened(), max(1, batch_size // num_generations)
-        size = len(by_key) if engine.name == "vllm" else size  # vLLM batches by itself
-        for start in range(0, len(by_key), size):
-            part = [key for key in [*by_key][start : start + size] if key not in samples]
-            if not part:
-                continue
-            groups = answer(
-                engine,
-                [by_key[key] for key in part],
-                environment,
-                num_generations=num_generations,
-                seed=seed + start * num_generations,
-                batch_size=batch_size,
-                progress=part_of(progress, start * num_generations, len(by_key) * num_generations),
-                **sampling,
-            )
-            bare = [[each._replace(ids=(), mask=()) for each in group] for group in groups]
-            samples |= zip(part, bare, strict=True)
-            cache.write(samples)
-            if show and part[0] == missing[0] and part[-1] != missing[-1]:
-                print(f"{show}: {groups[0][0].text[:FIRST]!r}", flush=True)
+    columns = [environment.columns(row) if environment else {} for row in rows]
+    pairs = zip(rows, columns, strict=True)
+    keys = [json.dumps([row["prompt"], more], default=json_key) for row, more in pairs]
+    samples = _read(path, settings)
+    if missing := {k: row for k, row in zip(keys, rows, strict=True) if k not in samples}:
+        groups = answer(opened(), list(missing.values()), environment, **sampling)
+        bare = [[each._replace(ids=(), mask=()) for each in group] for group in groups]
+        samples |= zip(missing, bare, strict=True)
+        _write(path, settings, samples)
     return [samples[key] for key in keys]
 
 
-def row_key(row: dict, environment: Environment | None) -> str:
-    """Return the key of a row: its prompt, and the columns that its environment reads."""
-    columns = environment.columns(row) if environment else {}
-    return json.dumps([row["prompt"], columns], default=json_key)
+def _read(path: Path, settings: dict[str, Any]) -> dict[str, list[Sample]]:
+    """Return the stored completions of each row, by the row's key."""
+    stored = pd.read_parquet(path) if path.exists() else pd.DataFrame()
+    samples: dict[str, list[Sample]] = {}
+    if stored.attrs.get("settings") == settings:
+        for line in stored.to_dict("records"):
+            line["messages"] = tuple(json.loads(line["messages"]))
+            samples.setdefault(line.pop("prompt"), []).append(Sample(**line))
+    return samples
+
+
+def _write(path: Path, settings: dict[str, Any], samples: dict[str, list[Sample]]) -> None:
+    lines = [
+        {"prompt": key, **each._asdict(), "messages": json.dumps(each.messages)}
+        for key, group in samples.items()
+        for each in group
+    ]
+    frame = pd.DataFrame(lines).drop(columns=["ids", "mask"])
+    frame.attrs = {"settings": settings}
+    with atomic_path(path) as temporary:
+        frame.to_parquet(temporary)

@@ -2,13 +2,12 @@
 
     check_environment(Guess, rows).refuse()
 
-The author's `solve` has to win. Idling, random and malformed calls, `solve` cut short and another
-row's `solve` have to lose. Equal calls have to give equal results, in a new and in a used instance,
-and no call may hang. Each finding has evidence and a fix: "stop" forbids training, the user judges
-a "warning".
+The author's `solve` has to win. Idling, random calls, `solve` cut short and another row's `solve`
+have to lose. Equal calls have to give equal results, also in a used instance beside another
+episode, and no call may hang. Each finding has evidence and a fix: "stop" forbids training, the
+user judges a "warning".
 """
 
-import inspect
 import io
 import random
 import time
@@ -31,7 +30,6 @@ TIE = 1e-6
 LUCKY, WON = 0.5, 0.75  # limits for a warning and a stop: 0 is failure, 1 is the oracle
 SOME = 0.1  # share of the rows above which a warning becomes a stop
 FIXES = read_yaml(Path(__file__).with_name("check.yaml"))  # {finding: what to do}
-HOLLOW = ("idle", "malformed calls")  # must earn less than an honest failure, or nothing
 ATTEMPTS = {"won early": "cut short", "wrong answer wins": "another row's solution"}
 Turn = str | dict[str, Any] | list[dict[str, Any]]  # text, a call, or several calls
 Plays = list[dict[str, Episode]]  # for each row: its episodes by player
@@ -43,24 +41,23 @@ def check_environment(environment: Environment | type, rows: Sequence[Row]) -> C
     Args:
         environment: The environment, or the author's class.
         rows: Rows to play. EPISODES rows are played, some repeatedly if there are fewer.
+
+    Raises:
+        ValueError: The class is not an environment.
     """
     if isinstance(environment, type):
         environment = Environment(environment)
-    methods = inspect.getmembers(environment.kind, inspect.iscoroutinefunction)
-    if coroutines := ", ".join(name for name, _ in methods if name[0] != "_"):
-        return Checks([_finding("async", f"{environment.title}: {coroutines} gives a coroutine")])
-    rows = list(islice(cycle(rows), EPISODES))
     try:
         with redirect_stdout(io.StringIO()):
-            plays, faults = _play_all(environment, rows)
+            plays, fault = _play_all(environment, list(islice(cycle(rows), EPISODES)))
     except Exception as error:  # an author's class may raise anything, and the error is the finding
         at = traceback.extract_tb(error.__traceback__)[-1]
         evidence = f"{type(error).__name__}: {error} (line {at.lineno} of {at.name})"
         return Checks([_finding("episode", f"{environment.title}: {evidence}")])
-    if not faults:  # otherwise rewards are not comparable
-        faults = [*_rewards(environment, plays)]
+    # Rewards of calls that do not repeat are not comparable.
+    faults = [fault] if fault else _rewards(environment, plays)
     sound = Check(environment.title, "ok", "its solution wins, all others lose, no call hangs")
-    return Checks(sorted(faults, key=lambda fault: fault.state != "stop") or [sound])
+    return Checks(sorted(faults, key=lambda each: each.state != "stop") or [sound])
 
 
 def _finding(rule: str, evidence: str, stop: bool = True) -> Check:
@@ -108,9 +105,7 @@ def players(
     """
     turns = range(min(environment.max_turns, MOST_TURNS))
     calls = [_draw(environment, random.Random(f"{seed} {turn}")) for turn in turns]
-    faults = ({"name": "no_tool"}, {"arguments": {"no_parameter": 1}}, {"arguments": "no object"})
-    malformed = [call | fault for call, fault in zip(calls, cycle(faults), strict=False)]
-    unskilled = {"idle": [], "random calls": calls, "malformed calls": malformed}
+    unskilled = {"idle": [], "random calls": calls}
     solution, wrong = environment.solution(row), environment.solution(other)
     if solution is None or wrong is None:
         return unskilled
@@ -133,34 +128,25 @@ def _draw(environment: Environment, rng: random.Random) -> dict[str, Any]:
     return {"name": tool["name"], "arguments": {k: value(v) for k, v in properties.items()}}
 
 
-def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, list[Check]]:
-    """Play every player on each row, in new and in used instances, up to the first fault."""
+def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, Check | None]:
+    """Let each player play each row twice, up to the first call that hangs or does not repeat."""
     plays: Plays = []
-    instance, until = environment.factory(), time.monotonic() + PATIENCE
+    veteran, until = environment.factory(), time.monotonic() + PATIENCE
     for seed, row in enumerate(rows):
         other = rows[(seed + 1) % len(rows)]
         plays.append({})
-        again = {
-            "not deterministic": ({}, "the same calls gave"),
-            "state leaks": ({"instance": instance}, "a new and a used instance:"),
-            "hidden state": ({"beside": other}, "beside another episode:"),
-        }
         for name, turns in players(environment, row, other, seed).items():
             plays[-1][name] = episode = perform(environment, row, turns)
             if episode.ended == "a call hung":
-                return plays, [_finding("hangs", f"{episode.calls[-1].error} (player: {name})")]
-            for rule, (how, what) in again.items() if time.monotonic() < until else ():
-                if difference := _difference(episode, perform(environment, row, turns, **how)):
-                    return plays, [_finding(rule, f"{what} {difference}")]
+                return plays, _finding("hangs", f"{episode.calls[-1].error} (player: {name})")
+            again = perform(environment, row, turns, veteran, beside=other)
+            for one, two in zip_longest(episode.trace, again.trace):
+                if one != two:
+                    evidence = f"the same calls gave {one!r:.80}, and then {two!r:.80}"
+                    return plays, _finding("not repeatable", evidence)
         if time.monotonic() > until:
             break
-    return plays, []
-
-
-def _difference(episode: Episode, other: Episode) -> str:
-    """Return the first difference between two episodes; "" if there is none."""
-    pairs = zip_longest(episode.trace, other.trace)
-    return next((f"{a!r:.80} and {b!r:.80}" for a, b in pairs if a != b), "")
+    return plays, None
 
 
 def _rewards(environment: Environment, plays: Plays) -> Iterator[Check]:
@@ -168,16 +154,17 @@ def _rewards(environment: Environment, plays: Plays) -> Iterator[Check]:
     if missing := [name for name in ("solve", "get_reward") if not hasattr(environment.kind, name)]:
         evidence = f"without {' and '.join(missing)}, rewards of wins and failures are unknown"
         yield _finding("not judged", evidence, stop=False)
-    mean = {name: fmean(play[name].reward for play in plays) for name in plays[0]}
-    solved, oracle = "oracle" in mean, mean.get("oracle", 1.0)
-    failure = fmean([reward for play in plays if solved for reward in _failure(play)] or [0.0])
-    if solved and (fault := _losses(plays, max(mean["idle"], failure))):
-        yield _finding("oracle", fault)
+    if "get_reward" in missing:
         return
-    stops = 0
-    for name in (*HOLLOW, "random calls"):
+    mean = {name: fmean(play[name].reward for play in plays) for name in plays[0]}
+    solved, oracle, stops = "oracle" in mean, mean.get("oracle", 1.0), 0
+    failure = fmean([reward for play in plays if solved for reward in _failure(play)] or [0.0])
+    if solved and not oracle > max(mean["idle"], failure) + TIE:
+        yield _finding("oracle", _loss(plays, plays))
+        return
+    for name in ("idle", "random calls"):
         share = (mean[name] - failure) / (oracle - failure)
-        hollow = solved and name in HOLLOW and mean[name] > max(failure - TIE, TIE)
+        hollow = name == "idle" and solved and mean[name] > max(failure - TIE, TIE)
         if share > LUCKY or hollow:
             evidence = f"earns {mean[name]:.2f}, a failure {failure:.2f}, a win {oracle:.2f}"
             yield _finding(f"without skill: {name}", evidence, stop := hollow or share > WON)
@@ -188,31 +175,27 @@ def _rewards(environment: Environment, plays: Plays) -> Iterator[Check]:
 
 def _attempts(plays: Plays) -> Iterator[Check]:
     """Check that `solve` wins on each row, that it needs its last call, and that no other wins."""
-    pairs = [(play["oracle"].reward, play["idle"].reward + TIE) for play in plays]
-    best = max(win for win, _ in pairs) - TIE
-    if lost := sum(win <= idle and win < best for win, idle in pairs):
-        evidence = f"solve earns no more than idling on {lost} of {len(plays)} rows"
-        yield _finding("oracle", evidence, lost > SOME * len(plays))
-    wins = [play for play, (win, idle) in zip(plays, pairs, strict=True) if win > idle]
+    best = max(play["oracle"].reward for play in plays) - TIE
+    lost = [p for p in plays if p["oracle"].reward < min(best, p["idle"].reward + TIE)]
+    if lost:
+        yield _finding("oracle", _loss(lost, plays), len(lost) > SOME * len(plays))
     for rule, name in ATTEMPTS.items():
-        share = fmean([_wins(play, name) for play in wins] or [0])
+        share = fmean(_wins(play, name) for play in plays if play not in lost)
         if share > LUCKY:
             evidence = f"{name} earns as much as solve on {share:.0%} of the rows"
             yield _finding(rule, evidence, share > WON)
             return
 
 
-def _losses(plays: Plays, others: float) -> str:
-    """Return why `solve` does not win; "" if it does."""
-    episodes = [play["oracle"] for play in plays]
+def _loss(lost: Plays, plays: Plays) -> str:
+    """Say on how many rows `solve` loses, and how."""
+    episodes = [play["oracle"] for play in lost]
     if any(episode.ended == "turn limit" for episode in episodes):
         return f"solve takes more than {min(episodes[0].environment.max_turns, MOST_TURNS)} turns"
-    earned = fmean(episode.reward for episode in episodes)
-    if not earned <= others + TIE:  # NaN, if the class has no `get_reward`
-        return ""
     texts = [turn["content"] for episode in episodes for turn in episode.messages]
     error = next((text for text in texts if text.startswith("{'error': ")), "no error")
-    return f"solve earns {earned:.2f}, others {others:.2f}; its calls gave {error}"
+    rows = f"{len(lost)} of {len(plays)} rows"
+    return f"solve earns no more than others on {rows}; its calls gave {error}"
 
 
 def _wins(play: Mapping[str, Episode], name: str) -> bool:
@@ -221,7 +204,7 @@ def _wins(play: Mapping[str, Episode], name: str) -> bool:
     return calls != solution and play[name].reward >= play["oracle"].reward - TIE
 
 
-def _failure(play: dict[str, Episode]) -> list[float]:
+def _failure(play: Mapping[str, Episode]) -> list[float]:
     """Return a list of the highest reward of an honest attempt that fails; [] if none fails."""
     attempts, win = [play[name] for name in ATTEMPTS.values()], play["oracle"].reward
     failures = [each.reward for each in attempts if each.calls and each.reward < win - TIE]

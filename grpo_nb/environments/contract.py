@@ -27,14 +27,14 @@ works here too: if no method is marked with `@tool`, every public method is a to
 | `reset` or `get_reward` raises, or the reward is not in [0, 1] | the run stops with an error   |
 
 `random`, `numpy.random` and torch are seeded from the row, so that all episodes of a group start
-alike. Their states and the working directory are restored after each call to a method.
+alike. Their states and the working directory are restored after each call to a method. Only a main
+thread stops a tool at its limit.
 """
 
 import functools
 import importlib
 import inspect
 import json
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -44,7 +44,7 @@ from pydantic import ValidationError, validate_call
 
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.names import refuse_unknown
-from grpo_nb.rewards.calls import kept
+from grpo_nb.rewards.calls import TookTooLong, kept, limited
 from grpo_nb.rewards.load import load_source, source_digest
 
 if TYPE_CHECKING:
@@ -91,8 +91,6 @@ class Played:
 
     def reset(self, **row: Any) -> Any:
         """Begin an episode with a row; the author's `reset` gets the columns that it takes."""
-        if self.hung:  # the hung call may still be running in its thread
-            self._instance = self.environment.kind()
         self.calls, self.hung = [], False
         # The seed ignores None, which fills missing columns, and the prompt, whose form may vary.
         columns = {k: v for k, v in row.items() if k != "prompt" and v is not None}
@@ -116,27 +114,21 @@ class Played:
         return result
 
     def _execute(self, name: str, arguments: dict[str, Any]) -> tuple[str, str]:
-        """Run a tool in a thread, within its time limit; return (result, error)."""
-        method, outcomes = self.environment.methods[name], []
-
-        def run() -> None:
-            try:
-                outcomes.append((str(method(self._instance, **arguments)), ""))
-            except ValidationError as error:
-                first = error.errors()[0]
-                place = ".".join(map(str, first["loc"]))
-                outcomes.append(("", f"{name}: {place}: {first['msg'].lower()}"))
-            except (Exception, SystemExit) as error:
-                outcomes.append(("", f"{type(error).__name__}: {error}"))
-
-        with self._seeded():
-            thread = threading.Thread(target=run, daemon=True, name=f"tool {name}")
-            thread.start()
-            thread.join(self.environment.tool_seconds)
-        if outcomes:
-            return outcomes[0]
-        self.hung, limit = True, f"{self.environment.tool_seconds:g} seconds"
-        return "", f"{name} took more than {limit}: the episode is over"
+        """Run a tool within its time limit; return (result, error)."""
+        seconds = self.environment.tool_seconds
+        call = functools.partial(self.environment.methods[name], self._instance)
+        try:
+            with self._seeded():
+                return str(limited(name, seconds, call, **arguments)), ""
+        except TookTooLong:
+            self.hung = True
+            return "", f"{name} took more than {seconds:g} seconds: the episode is over"
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            return "", f"{name}: {place}: {first['msg'].lower()}"
+        except (Exception, SystemExit) as error:
+            return "", f"{type(error).__name__}: {error}"
 
     def _score(self) -> float:
         """Return the episode's reward, in [0, 1]; 0 if a call hung.
@@ -173,7 +165,8 @@ class Environment:
         factory: TRL's `environment_factory`; a class, because TRL looks for tools in a class.
 
     Raises:
-        ValueError: The class has no tool or no `reset`, or a tool lacks type hints or a docstring.
+        ValueError: The class has no tool or no `reset`, a method is async, or a tool lacks type
+            hints or a docstring.
     """
 
     def __init__(self, kind: type) -> None:
@@ -189,6 +182,9 @@ class Environment:
             raise ValueError(f"{self.title} has no method reset, which begins an episode: add it")
         if not (explicit or public):
             raise ValueError(f"{self.title} has no tool: mark a method with @tool")
+        if coroutines := list(filter(inspect.iscoroutinefunction, functions.values())):
+            name = coroutines[0].__name__
+            raise ValueError(f"{self.title}: {name} is async: write def, and asyncio.run inside")
         self.tools, self.methods = self._describe(explicit or public)
         forwards = {name: _forward(name, method) for name, method in self.methods.items()}
         self.factory = type(kind.__name__, (Played,), {**forwards, "environment": self})

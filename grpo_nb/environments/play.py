@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb.checks import Check
 from grpo_nb.environments.contract import Call, Environment, Played, Row, of
-from grpo_nb.models import template, tool_calls
+from grpo_nb.models import template
 from grpo_nb.models.engine import Engine, Sample, Sampling
 from grpo_nb.rewards.prompts import Message, transcript
 
@@ -81,7 +81,7 @@ class Sampled(Episode):
     Args:
         environment: The environment to play in.
         row: The row that the episode starts with.
-        tokenizer: A tokenizer prepared by `tool_calls.with_tools`.
+        tokenizer: A tokenizer prepared by `template.with_tools`.
         cap: The limit for all turns together, including results [tokens].
     """
 
@@ -100,10 +100,10 @@ class Sampled(Episode):
         self.truncated = sample.truncated or len(ids) < len(sample.ids)
         before = self.prompt_ids + self.ids
         self.ids, self.mask = self.ids + ids, self.mask + [1] * len(ids)
-        results = self.add_turn(tool_calls.parse(self.tokenizer, ids, before) if ids else {})
+        results = self.add_turn(template.parse(self.tokenizer, ids, before) if ids else {})
         if self.ended == "answered" and self.truncated:
             self.ended = "cut off"
-        result_ids = tool_calls.tool_turn(self.tokenizer, results) if results else []
+        result_ids = template.tool_turn(self.tokenizer, results) if results else []
         if len(self.ids) + len(result_ids) > self.cap:  # TRL rolls such results back as well
             self.ended, self.messages = "no room for a result", self.messages[: -len(results)]
         else:
@@ -151,7 +151,7 @@ def check_rows(
             where = f"{environment.title}.reset raised on row {number}"
             raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
     if tokenizer:
-        tokens = template.count_tokens(tool_calls.with_tools(tokenizer), prompts, environment.tools)
+        tokens = template.count_tokens(template.with_tools(tokenizer), prompts, environment.tools)
         if (longest := max(tokens)) > max_prompt_tokens:
             raise ValueError(
                 f"{environment.title}: with the text of reset, row {tokens.index(longest) + 1} has "
@@ -187,7 +187,7 @@ def play(
         sampling: The fields of `Sampling`; max_completion_length limits all turns of an episode
             together, including results.
     """
-    options, tokenizer = Sampling(**sampling), tool_calls.with_tools(engine.tokenizer)
+    options, tokenizer = Sampling(**sampling), template.with_tools(engine.tokenizer)
     size, cap = options.num_generations, options.max_completion_length
     groups = [[Sampled(environment, row, tokenizer, cap) for _ in range(size)] for row in rows]
     active, seed = [episode for group in groups for episode in group], count(options.seed)
@@ -248,7 +248,7 @@ def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
 
     Args:
         messages: The episode's messages.
-        opens_call: The text that opens a call, from `tool_calls.opens_call`.
+        opens_call: The text that opens a call, from `template.opens_call`.
 
     Returns:
         turns (with calls), calls, tool_errors, malformed (turns whose attempted call could not be
@@ -276,5 +276,5 @@ def tools_of(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase") -> list[
     environment = of(config)
     if environment is None:
         return []
-    tool_calls.with_tools(tokenizer)
+    template.with_tools(tokenizer)
     return environment.tools

@@ -1,6 +1,6 @@
 """Evaluate whether one model beats another on held-out prompts, with what certainty, and why.
 
-`evaluate` compares models in any notebook, and `answering.run` those of a run: each prompt is
+`evaluate` compares models in any notebook, and `run` those of a run: each prompt is
 answered by each model, and `report` compares the models with intervals.
 """
 
@@ -9,7 +9,7 @@ from grpo_nb.lazy import exports
 __getattr__ = exports(
     __name__,
     {
-        "grpo_nb.evaluation.answering": "Candidate run score_rows",
+        "grpo_nb.evaluation.evaluate": "Candidate run",
         "grpo_nb.evaluation.report": (
             "DECODING Evaluation before_after build checks save table with_accuracy"
         ),

@@ -1,22 +1,61 @@
-"""Compare models on held-out rows, prompt by prompt, with intervals: the tool for any notebook.
+"""Compare models on held-out rows: each answers the same prompts, with the same seeds.
 
 evaluate({"base": base, "trained": (base, "outputs/checkpoint-250")}, held_out, reward_funcs)
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.evaluation.answering import Candidate, compare_models
-from grpo_nb.evaluation.report import Evaluation
-from grpo_nb.models import Progress, policy_of
+import pandas as pd
+
+from grpo_nb import environments
+from grpo_nb.evaluation.readings import reference_of
+from grpo_nb.evaluation.report import DECODING, Evaluation, build, with_accuracy
+from grpo_nb.models import (
+    Engine,
+    Policy,
+    Progress,
+    Sample,
+    load_tokenizer,
+    open_engine,
+    part_of,
+    policy_of,
+    trained_base,
+)
+from grpo_nb.models.template import opens_call
+from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.reward_lab.check import right_reward
 from grpo_nb.reward_lab.scoring import chats, names_of
-from grpo_nb.reward_lab.table import Bench, Conditions
-from grpo_nb.rewards.sets import RewardSet, reward_set
+from grpo_nb.reward_lab.table import Conditions
+from grpo_nb.rewards import RewardSet, reward_set
+from grpo_nb.rewards.prompts import completion_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from grpo_nb.runs.config import RunConfig
 
 # A folder or hub name; a base and its adapter; or a loaded model and its tokenizer.
 Model = str | Path | tuple[Any, Any]
+
+
+class Candidate(NamedTuple):
+    """Name a model to evaluate.
+
+    label: The model's name in tables and charts.
+    model: A folder, a hub name, or a loaded policy.
+    adapter: The folder of a LoRA adapter to add to the model; None for no adapter.
+    quantization: The precision of the loaded weights, "4bit" or "16bit".
+    """
+
+    label: str
+    model: str | Path | Policy
+    adapter: Path | None = None
+    quantization: str = "16bit"
 
 
 def evaluate(
@@ -72,10 +111,10 @@ def evaluate(
         [_candidate(*each, bases if load_in_4bit else ()) for each in models.items()],
         rows,
         lambda tokenizer: Bench(rewards, Conditions(max_completion_length), tokenizer),
+        progress=progress,
         samples=samples,
         seed=seed,
         batch_size=batch_size,
-        progress=progress,
     )
 
 
@@ -101,3 +140,181 @@ def _candidate(label: str, model: Model, in_4bit: Collection[str]) -> Candidate:
         return Candidate(label, policy_of(base, adapter))  # a model and its tokenizer
     quantization = "4bit" if str(base) in in_4bit else "16bit"
     return Candidate(label, base, adapter and Path(adapter), quantization)
+
+
+def run(
+    candidates: Sequence[Candidate],
+    rows: Sequence[dict],
+    preset: RewardSet,
+    config: "RunConfig",
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Evaluate every candidate on every row, with the settings of a run.
+
+    Args:
+        candidates: The models; the first one is the baseline of the comparisons.
+        rows: Held-out rows, as `data.load` returns them.
+        preset: The run's rewards; the first one decides what counts as correct.
+        config: The run's configuration: seed, lengths, samples per prompt.
+        progress: Called with the number of completions done, their total, and the candidate with
+            its speed.
+
+    Raises:
+        ValueError: There are no rows or no candidates, or two candidates share a label.
+        FileNotFoundError: A model or adapter does not exist. This error, and ValueError for an
+            adapter that was trained on another base, are raised before any evaluation.
+    """
+    if not rows:
+        raise ValueError("no held-out rows to evaluate on: raise data.eval_rows and run 01 again")
+    return compare_models(
+        candidates,
+        rows,
+        partial(bench_of, config, preset),
+        template=config.grpo.chat_template_kwargs,
+        progress=progress,
+        samples=config.evaluate.samples,
+        seed=config.seed,
+        batch_size=config.evaluate.eval_batch_size,
+    )
+
+
+def compare_models(
+    candidates: Sequence[Candidate],
+    rows: Sequence[dict],
+    bench_with: Callable[["PreTrainedTokenizerBase"], Bench],
+    *,
+    template: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    **sampling: int,
+) -> Evaluation:
+    """Evaluate every candidate on every row: one greedy and `samples` sampled completions.
+
+    All candidates get the same prompts, batches, seeds and decoding; one is loaded at a time.
+
+    Args:
+        candidates: The models; the first one is the baseline of the comparisons.
+        rows: Rows with a prompt and what the rewards read.
+        bench_with: Returns the rewards and their conditions, for a tokenizer.
+        template: Arguments of the chat template, as in training.
+        progress: Called with the number of completions done, their total, and a note.
+        sampling: samples, seed and batch_size of `answer_rows`.
+
+    Raises:
+        ValueError: There are no candidates, or two share a label.
+    """
+    labels = [candidate.label for candidate in candidates]
+    if not labels or len(set(labels)) < len(labels):
+        raise ValueError(f"models {labels}: give at least one, each with a label of its own")
+    # What is missing is reported before any model is evaluated.
+    benches = [bench_with(_tokenizer(candidate, template)) for candidate in candidates]
+    tables, models, each = {}, {}, len(rows) * (1 + sampling["samples"])
+    for (label, model, adapter, _), bench in zip(candidates, benches, strict=True):
+        start_time = time.perf_counter()
+        report = part_of(progress, len(tables) * each, len(candidates) * each, label)
+        with _opened(candidates[len(tables)], template) as engine:
+            tables[label] = answer_rows(engine, rows, bench, progress=report, **sampling)
+        name = model.model.name_or_path if isinstance(model, Policy) else str(model)
+        models[label] = {"model": name, "adapter": adapter and str(adapter)}
+        models[label] |= {"seconds": round(time.perf_counter() - start_time, 1)}
+        models[label] |= {"engine": engine.name}
+    tables, length = with_accuracy(tables, bench.preset), bench.grpo.max_completion_length
+    about = {name: sampling[name] for name in ("samples", "seed")}
+    report = build(tables, bench.preset, about | {"max_completion_length": length})
+    return Evaluation(tables, {"models": models, **report})
+
+
+def _tokenizer(
+    candidate: Candidate, template: Mapping[str, Any] | None
+) -> "PreTrainedTokenizerBase":
+    """Return a candidate's tokenizer; refuse an adapter that belongs to another base."""
+    _, model, adapter, _ = candidate
+    if isinstance(model, Policy):
+        return model.tokenizer
+    if adapter is not None:
+        trained_base(str(model), Path(adapter))
+    return load_tokenizer(str(model), template)
+
+
+@contextmanager
+def _opened(candidate: Candidate, template: Mapping[str, Any] | None) -> Iterator[Engine]:
+    """Yield an engine with the candidate's model, and close what was opened."""
+    _, model, adapter, quantization = candidate
+    if isinstance(model, Policy):
+        yield model.engine
+        return
+    options = {"quantization": quantization, "chat_template_kwargs": template}
+    with closing(open_engine(str(model), adapter=adapter, **options)) as engine:
+        yield engine
+
+
+def answer_rows(
+    engine: Engine,
+    rows: Sequence[dict],
+    bench: Bench,
+    *,
+    samples: int,
+    seed: int,
+    batch_size: int,
+    progress: Progress | None = None,
+) -> pd.DataFrame:
+    """Answer every held-out prompt greedily and by sampling, and score the completions.
+
+    Args:
+        engine: The model's engine.
+        rows: Held-out rows.
+        bench: The rewards; one of them decides what counts as correct.
+        samples: Sampled completions per prompt.
+        seed: Seed of the samples.
+        batch_size: Completions that are sampled at a time.
+        progress: Called with the number of completions done, this model's total, and its speed.
+
+    Returns:
+        One record per completion: row (index in `rows`), question, reference, completion, answer
+        (as extracted), tokens, truncated, each reward, reward (their weighted total), decoding, and
+        format (the first format reward); for episodes also `environments.figures`.
+    """
+    preset, tables, total = bench.preset, [], len(rows) * (1 + samples)
+    for decoding, temperature in DECODING.items():
+        groups = environments.answer(
+            engine,
+            rows,
+            bench.environment,
+            max_completion_length=bench.grpo.max_completion_length,
+            temperature=temperature,
+            num_generations=samples if temperature else 1,
+            seed=seed,
+            batch_size=batch_size,
+            progress=part_of(progress, sum(map(len, tables)), total),
+        )
+        scores = _scored(rows, groups, bench)
+        form = scores[preset.format_name] if preset.format_name else float("nan")
+        tables.append(scores.assign(decoding=decoding, format=form))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _scored(rows: Sequence[dict], groups: Sequence[Sequence[Sample]], bench: Bench) -> pd.DataFrame:
+    """Tabulate and score the completions of each row; see `answer_rows`."""
+    numbers = [number for number, group in enumerate(groups) for _ in group]
+    samples = [sample for group in groups for sample in group]
+    columns = {name: None for row in rows for name in row}  # some rows may lack one
+    prompts, completions = [columns | rows[i] for i in numbers], [one.completion for one in samples]
+    answers = map(bench.preset.extract, map(completion_text, completions))
+    last_turns = [completion_text(row["prompt"][-1:]) for row in prompts]
+    pairs = zip(prompts, last_turns, strict=True)
+    lines = pd.DataFrame(
+        {
+            "row": numbers,
+            "question": [row.get("question") or turn for row, turn in pairs],
+            "reference": list(map(reference_of, prompts)),
+            "completion": [sample.text for sample in samples],
+            "answer": pd.Series(answers, dtype=object),
+            "tokens": [sample.tokens for sample in samples],
+            "truncated": [sample.truncated for sample in samples],
+        }
+    )
+    lines[bench.preset.names] = scores = bench.score(prompts, completions)
+    if bench.environment:
+        opens = opens_call(bench.tokenizer)
+        counts = pd.DataFrame([environments.figures(each.messages, opens) for each in samples])
+        lines[list(counts)] = counts
+    return lines.assign(reward=bench.totals(scores))

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb.checks import Check, Checks
+from grpo_nb.evaluation import readings
 from grpo_nb.files import atomic_path, read_json, write_json
 from grpo_nb.rewards import RewardSet, declared_range
 from grpo_nb.stats import bootstrap, mcnemar, pass_at_k
@@ -60,7 +61,7 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
         and the counts in EPISODE if the samples are episodes; then pass@1 … pass@k.
     """
     names = ["accuracy", "format", "reward", *preset.names, "tokens", "truncated"]
-    names += [name for name in EPISODE if name in lines]
+    names += [name for name in (readings.LENIENT, readings.STRICT, *EPISODE) if name in lines]
     by_row = lines.groupby("row")
     table = by_row[names].mean().astype(float)
     right = np.stack([group.to_numpy() for _, group in by_row["correct"]])
@@ -95,7 +96,7 @@ def with_accuracy(samples: Samples, preset: RewardSet) -> dict[str, pd.DataFrame
         correct = np.isclose(of_model, 1)
         whole = np.where(np.isnan(of_model), np.nan, correct)
         tables[label] = lines.assign(accuracy=of_model if is_graded else whole, correct=correct)
-    return tables
+    return readings.with_readings(tables)
 
 
 def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,7 +220,7 @@ def compare_pair(
     pair |= {"differences": {"accuracy": change}, "mcnemar_p": p, "gained": gained, "lost": lost}
     pair |= {"solved": [float(was_right.mean()), float(is_right.mean())]}
     means = [_mean(each["accuracy"]) for each in (before, after)]
-    return pair | {"sentence": _sentence(pair, *means)}
+    return pair | {"sentence": _sentence(pair, *means) + readings.sentence(before, after)}
 
 
 def _mean(figures: pd.Series) -> float | None:

@@ -4,14 +4,15 @@ merge("Qwen/Qwen3-1.7B", "outputs/checkpoint-250", "merged", dataset, load_in_4b
 """
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.checks import Check
-from grpo_nb.export import parity
+from grpo_nb.export import gguf as gguf_files
+from grpo_nb.export import llama_cpp, parity, served
 from grpo_nb.files import atomic_path
 from grpo_nb.models import (
     cuda_available,
@@ -19,6 +20,7 @@ from grpo_nb.models import (
     load_checkpoint,
     load_dequantized,
     load_tokenizer,
+    save_tokenizer,
     trained_base,
 )
 from grpo_nb.models.hub import find_model, hub_errors, quiet
@@ -48,6 +50,7 @@ def merge(
     max_completion_length: int = 64,
     parity_prompts: int = 32,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    gguf: str | Sequence[str] = (),
     force: bool = False,
 ) -> Check:
     """Merge a LoRA adapter into its base, and keep the result if it passes the parity gate.
@@ -63,16 +66,19 @@ def merge(
         max_completion_length: Length of the completions that are compared [tokens].
         parity_prompts: Rows of the dataset that are compared, at most.
         chat_template_kwargs: Arguments of the chat template, as in training.
-        force: Whether to put the model in place even if it fails the gate.
+        gguf: Kinds of GGUF files for llama.cpp, Ollama and LM Studio, which are written into the
+            merged model's folder gguf: "q8_0, q4_k_m", f16, bf16, q6_k, q5_k_m.
+        force: Whether to put the model, and GGUF files, in place even if they fail the gate.
 
     Returns:
         The check "merge".
 
     Raises:
-        ValueError: The adapter belongs to another base or is all zero, or the merge fails the
-            gate.
-        RuntimeError: There is not enough memory or disk space.
+        ValueError: The adapter belongs to another base or is all zero, or the merge or a GGUF file
+            fails the gate.
+        RuntimeError: There is not enough memory or disk space, or a package is missing for GGUF.
     """
+    kinds = llama_cpp.kinds_of(gguf)
     prompts = [row["prompt"] for row in islice(dataset, parity_prompts)] or list(QUESTIONS)
     chats = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
     policy = trained_base(str(base), Path(adapter))
@@ -85,7 +91,11 @@ def merge(
         chat_template_kwargs=chat_template_kwargs,
         force=force,
     )
-    return refuse(check, force)
+    refuse(check, force)
+    if kinds:
+        questions = served.Questions(chats, max_completion_length)
+        gguf_files.write(Path(to), kinds, questions, force=force).refuse(force)
+    return check
 
 
 def refuse(check: Check, force: bool) -> Check:
@@ -125,6 +135,7 @@ def try_merge(
     Returns:
         The check, and the figures of `parity.compare`; {} without an adapter.
     """
+    print("merge: the adapter and the size of its base are read …", flush=True)
     base, policy, adapter = paths
     names = [] if adapter is None else adapted_modules(adapter)
     _refuse_without_room(_size(policy, names), to)
@@ -204,7 +215,7 @@ def _write(
     """Write weights, config, generation config, tokenizer and chat template to a new folder."""
     with quiet():
         model.save_pretrained(folder, max_shard_size="5GB")
-    load_tokenizer(base, template).save_pretrained(folder)
+    save_tokenizer(load_tokenizer(base, template), folder, base)
     copy_processor(find_model(base), folder)
 
 

@@ -4,11 +4,16 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from grpo_nb import data
-from grpo_nb.checks import Check
+from grpo_nb.checks import Check, shown
+from grpo_nb.export import gguf, llama_cpp, served
 from grpo_nb.export.merging import refuse, try_merge
 from grpo_nb.files import write_json
-from grpo_nb.models import trained_base
+from grpo_nb.models import engine_of, load_checkpoint, load_tokenizer, trained_base
+from grpo_nb.reward_lab import bench_of
+from grpo_nb.rewards import load_rewards
 
 if TYPE_CHECKING:
     from grpo_nb.runs import Run, Stage
@@ -20,6 +25,8 @@ MERGED = "model/merged"
 def merge_run(stage: "Stage", *, force: bool = False) -> tuple[Path, Check]:
     """Write model/merged and model/parity.json, and record the check "merge".
 
+    With `export.gguf`, also write GGUF files into model/merged/gguf, with a check for each.
+
     Args:
         stage: Stage 04 of a trained run.
         force: Whether to put the model in place even if it fails the gate.
@@ -28,14 +35,15 @@ def merge_run(stage: "Stage", *, force: bool = False) -> tuple[Path, Check]:
         The folder, and the check; the errors are those of `merge`.
     """
     run, config = stage.run, stage.config
-    folder = run / MERGED
+    folder, kinds = run / MERGED, llama_cpp.kinds_of(config.export.gguf)
     for leftover in folder.parent.glob(f".{folder.name}.*.tmp"):
         shutil.rmtree(leftover)  # left by a killed merge; the run's lock excludes a running one
     paths = trained_paths(run, config)
+    questions = questions_of(run, config)
     check, figures = try_merge(
         paths,
         folder,
-        [row["prompt"] for row in data.load(run, "eval")[: config.export.parity_prompts]],
+        questions.chats,
         quantization=config.model.quantization,
         sampling={
             "max_completion_length": config.grpo.max_completion_length,
@@ -47,7 +55,39 @@ def merge_run(stage: "Stage", *, force: bool = False) -> tuple[Path, Check]:
     about = {"base": paths[0], "base in training": config.model.quantization}
     write_json(run / "model/parity.json", {"passed": check.state == "ok"} | about | figures)
     stage.record_checks([check])
-    return folder, refuse(check, force)
+    refuse(check, force)
+    if kinds:
+        checks = gguf.write(folder, kinds, questions, force=force)
+        stage.record_checks(checks)
+        checks.refuse(force)
+    return folder, check
+
+
+def questions_of(run: "Run", config: "RunConfig") -> served.Questions:
+    """Return the held-out prompts of the parity gate, with the run's rewards."""
+    rows = data.load(run, "eval")[: config.export.parity_prompts]
+    bench = bench_of(config, load_rewards(config.rewards))
+    return served.Questions(
+        [row["prompt"] for row in rows],
+        config.grpo.max_completion_length,
+        lambda texts: float(np.nanmean(bench.totals(bench.score(rows, texts)))),
+    )
+
+
+def check_server(run: "Run", url: str) -> int:
+    """Print whether a server answers as the run's merged model does; return 0 if so, else 1.
+
+    Raises:
+        ValueError: No server answers there.
+        FileNotFoundError: The run has no merged model.
+    """
+    folder, server = str(run / MERGED), served.server_at(url)
+    model = load_checkpoint(folder, adapter=None, quantization="16bit")
+    engine, questions = engine_of(model, load_tokenizer(folder)), questions_of(run, run.config())
+    figures = served.compare(server, engine, questions, served.answers_of(engine, questions))
+    check = served.verdict(type(server).__name__, figures)
+    print(shown(*check))
+    return int(check.state != "ok")
 
 
 def trained_paths(run: "Run", config: "RunConfig") -> tuple[str, str, Path | None]:

@@ -131,9 +131,9 @@ def compare(
     distances = []  # [tokens, 3] for each prompt
     for prompt, [sample] in zip(prompts, answers, strict=True):
         inputs, tokens = with_completion(tokenizer, prompt, sample.ids), len(sample.ids)
-        policy, files = (_log_probs(model, inputs, tokens) for model in (tuned, merged))
+        policy, files = (log_probs(model, inputs, tokens) for model in (tuned, merged))
         with tuned.disable_adapter():
-            base = _log_probs(tuned, inputs, tokens)
+            base = log_probs(tuned, inputs, tokens)
         same = (policy.argmax(-1) == files.argmax(-1)).float()
         distances.append(torch.stack([_kl(policy, files), _kl(policy, base), same], dim=1))
     kl, kl_base, agreement = torch.cat(distances).double().mean(0).tolist()
@@ -142,7 +142,7 @@ def compare(
     return weights(tuned, merged) | figures
 
 
-def _log_probs(model: "PreTrainedModel", inputs: "dict[str, Tensor]", tokens: int) -> "Tensor":
+def log_probs(model: "PreTrainedModel", inputs: "dict[str, Tensor]", tokens: int) -> "Tensor":
     """Return the log-probabilities at the completion's tokens, [tokens, vocabulary]."""
     import torch
 

@@ -14,14 +14,15 @@ from grpo_nb.models.engine import (
     free_memory,
     part_of,
 )
-from grpo_nb.models.engine_choice import engine_of, open_engine
-from grpo_nb.models.hub import load_tokenizer
+from grpo_nb.models.hub import load_tokenizer, save_tokenizer, tokenizer_of
 from grpo_nb.models.policy import (
     Policy,
+    engine_of,
     load_policy,
     load_weights,
     lora_arguments,
     model_arguments,
+    open_engine,
     policy_of,
     set_environment,
     unsloth_loads,

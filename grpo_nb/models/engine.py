@@ -1,7 +1,6 @@
 """Define `Engine`, with which every caller samples completions, and transformers' engine.
 
-vLLM's engine is in `vllm`, and the fast CPU engine is in `dense`. The functions of `engine_choice`
-choose the fastest engine that works.
+vLLM's engine is in `vllm`, and the fast CPU engine is in `dense`; `policy.open_engine` chooses.
 """
 
 import gc
@@ -12,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_nb.models.template import encode, image_inputs
+from grpo_nb.models.weights import cuda_available
 from grpo_nb.rewards.prompts import Completion, Message, images_of
 
 if TYPE_CHECKING:
@@ -139,17 +139,10 @@ class TransformersEngine(Engine):
         around: Callable[[], AbstractContextManager] = nullcontext,
     ) -> None:
         super().__init__(tokenizer)
-        self._model, self._around = model, around
-
-    @property
-    def model(self) -> "PreTrainedModel":
-        """Return the model; raise RuntimeError if the engine is closed."""
-        if self._model is None:
-            raise RuntimeError("this engine was closed: open another one")
-        return self._model
+        self.model, self._around = model, around
 
     def close(self) -> None:
-        self._model = None
+        self.model = None
         free_memory()
 
     @property
@@ -247,5 +240,5 @@ def free_memory() -> None:
     import torch
 
     gc.collect()
-    if torch.cuda.is_available():
+    if cuda_available():
         torch.cuda.empty_cache()

@@ -1,13 +1,15 @@
 """Find a model in a folder or on the hub, and load its tokenizer."""
 
 import contextlib
+import copy
 import io
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.files import project_path
+from grpo_nb.files import project_path, read_json, write_json
 from grpo_nb.machine import skip_garbage_at_exit
 from grpo_nb.models.template import add_defaults
 from grpo_nb.models.vision import load_processor
@@ -121,3 +123,43 @@ def load_tokenizer(
     if processor is not None:
         processor.chat_template = tokenizer.chat_template
     return tokenizer
+
+
+def tokenizer_of(processing_class: Any) -> "PreTrainedTokenizerBase":
+    """Return a processor's tokenizer, with the processor as an attribute, or the tokenizer."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    if tokenizer is processing_class or hasattr(tokenizer, "processor"):
+        return tokenizer
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.processor = processing_class
+    template = getattr(processing_class, "chat_template", None)
+    tokenizer.chat_template = template or tokenizer.chat_template
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, base: str = "") -> None:
+    """Save a tokenizer so that programs beside transformers read it as the base's own.
+
+    transformers 5 names a class that its version 4, and what is built on it, lack. It leaves out
+    the list of added tokens, and the SentencePiece model: from both, llama.cpp's converter takes
+    the vocabulary of Gemma, and of the first Llama and Mistral models.
+
+    Args:
+        tokenizer: The tokenizer.
+        folder: Where it is written.
+        base: Folder or hub name of the model that it belongs to, if there is one.
+    """
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    config = read_json(path)
+    if config["tokenizer_class"] == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    added = tokenizer.added_tokens_decoder.items()
+    config["added_tokens_decoder"] = {str(number): token.__getstate__() for number, token in added}
+    write_json(path, config)
+    if base:
+        from transformers.utils import cached_file
+
+        is_missing_fine = {"_raise_exceptions_for_missing_entries": False}
+        if vocabulary := cached_file(find_model(base), "tokenizer.model", **is_missing_fine):
+            shutil.copy(vocabulary, folder / "tokenizer.model")

@@ -1,11 +1,10 @@
-"""Load the policy, the model that is trained, with Unsloth or with plain transformers and peft."""
+"""Load the policy, the model that is trained, by Unsloth or by transformers, and open engines."""
 
 import logging
 import os
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,12 +13,24 @@ from grpo_nb.files import project_path, runs_root
 from grpo_nb.machine import bound_kernels, several_gpus
 from grpo_nb.models import lm_head
 from grpo_nb.models.adapter import adapter_config, leaf, name_layers, trained_base
-from grpo_nb.models.engine import Engine, Sample, free_memory
-from grpo_nb.models.engine_choice import engine_of
-from grpo_nb.models.hub import find_model, hide_bars, hub_errors, load_tokenizer, quiet
+from grpo_nb.models.engine import Engine, Sample, TransformersEngine, free_memory
+from grpo_nb.models.hub import (
+    find_model,
+    hide_bars,
+    hub_errors,
+    load_tokenizer,
+    quiet,
+    tokenizer_of,
+)
 from grpo_nb.models.vision import auto_class, has_vision, may_have_vision, read_config
-from grpo_nb.models.vllm import VllmEngine, use_vllm
-from grpo_nb.models.weights import cuda_available, load_base, never_sample_images, unpacked
+from grpo_nb.models.vllm import VllmEngine, open_vllm, use_vllm
+from grpo_nb.models.weights import (
+    cuda_available,
+    load_base,
+    load_checkpoint,
+    never_sample_images,
+    unpacked,
+)
 from grpo_nb.rewards.prompts import Message
 
 if TYPE_CHECKING:
@@ -49,14 +60,12 @@ class Policy(NamedTuple):
 
     vllm: Whether Unsloth started vLLM with the model.
     backend: "unsloth" or "transformers".
-    environment: Values of the ENGINE_VARIABLES before the model was loaded; None if unknown.
     """
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
     vllm: bool
     backend: str = "unsloth"
-    environment: Mapping[str, str] | None = None
 
     @property
     def processing_class(self) -> "PreTrainedTokenizerBase | ProcessorMixin":
@@ -69,11 +78,6 @@ class Policy(NamedTuple):
         if self.vllm:
             return VllmEngine(self.model.vllm_engine, self.tokenizer, self.live_adapter)
         return engine_of(self.model, self.tokenizer, partial(_for_inference, self))
-
-    @property
-    def folds_adapter(self) -> bool:
-        """Return whether the adapter is merged into vLLM's weights, instead of passed as LoRA."""
-        return self.vllm and hasattr(self.model.vllm_engine, "_unsloth_merged_rollout_wrapped")
 
     def live_adapter(self, *args: Any, **kwargs: Any) -> Any:
         """Return vLLM's LoRA request for the adapter's current weights; ignore the arguments."""
@@ -93,15 +97,16 @@ class Policy(NamedTuple):
         if hasattr(self.model, "vllm_engine"):
             self.engine.close()
             del self.model.vllm_engine
-        if self.environment is not None:
+        if "before" in _environment:
             for name in ENGINE_VARIABLES:
                 os.environ.pop(name, None)
-            os.environ.update(self.environment)
+            os.environ.update(_environment["before"])
         for module in self.model.modules():
             vars(module).pop("quant_state", None)  # both a 4-bit layer and its weight refer to it
         for tensor in [*self.model.parameters(), *self.model.buffers()]:
             vars(tensor).pop("quant_state", None)
             tensor.grad, tensor.data = None, torch.empty(0, dtype=tensor.dtype)
+        self.model.is_closed = True
         free_memory()
 
 
@@ -119,11 +124,53 @@ def policy_of(
         RuntimeError: `model.fast_inference` is "vllm", but Unsloth has not started vLLM.
     """
     backend = "unsloth" if hasattr(model, "for_inference") else "transformers"
-    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    tokenizer = tokenizer_of(processing_class)
     vllm = hasattr(model, "vllm_engine")
     if config and _environment.get("wants vllm") and not vllm:
-        has_engine(model, config)
-    return Policy(model, tokenizer, vllm, backend, _environment.get("before"))
+        reason = f"Unsloth does not run {config.model_name} with vLLM on this GPU"
+        if config.fast_inference == "vllm":
+            raise RuntimeError(f"{reason}: set model.fast_inference = 'detect'")
+        print(f"{reason}: transformers generates the completions, which takes longer")
+    return Policy(model, tokenizer, vllm, backend)
+
+
+def engine_of(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    around: Callable[[], AbstractContextManager] = nullcontext,
+) -> TransformersEngine:
+    """Return the fastest engine for a loaded model; the arguments are `TransformersEngine`'s."""
+    from grpo_nb.models.dense import DenseEngine, dense_lacks
+
+    kind = TransformersEngine if dense_lacks(model) else DenseEngine
+    return kind(model, tokenizer, around)
+
+
+def open_engine(
+    model_path: str,
+    *,
+    adapter: Path | None,
+    quantization: str,
+    gpu_memory_utilization: float = 0.5,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> Engine:
+    """Load a model, with an adapter if one is given, and return an engine for it.
+
+    This is vLLM if a GPU and vLLM are present and vLLM can load these weights, else the engine that
+    `engine_of` returns.
+
+    Args:
+        model_path: Folder or hub name of the base, or of a merged model.
+        adapter: Folder of the adapter to load; None for the model alone.
+        quantization: "4bit" or "16bit".
+        gpu_memory_utilization: Share of the GPU's memory that vLLM takes until it is closed.
+        chat_template_kwargs: Defaults for the chat template, as in `load_tokenizer`.
+    """
+    tokenizer = load_tokenizer(model_path, chat_template_kwargs)
+    if use_vllm("detect", quantization):
+        return open_vllm(model_path, adapter, quantization, gpu_memory_utilization, tokenizer)
+    model = load_checkpoint(model_path, adapter=adapter, quantization=quantization)
+    return engine_of(model, tokenizer)
 
 
 @contextmanager
@@ -152,8 +199,7 @@ def set_environment(config: "RunConfig") -> None:
         config: The settings of the run.
 
     Raises:
-        RuntimeError: Unsloth was imported with another `model.unsloth_vllm_standby`; or vLLM is not
-            installed and `model.fast_inference` is "vllm".
+        RuntimeError: `model.fast_inference` is "vllm", but vLLM cannot run on this machine.
     """
     bound_kernels()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a hint to install a kernel
@@ -168,13 +214,15 @@ def set_environment(config: "RunConfig") -> None:
     if vllm:
         for name, value in UNSLOTHS_VLLM.items():
             os.environ.setdefault(name, value)
-        _announce_standby(config.model.unsloth_vllm_standby)
+        os.environ["UNSLOTH_VLLM_STANDBY"] = "1" if config.model.unsloth_vllm_standby else "0"
 
 
 def wants_vllm(config: "RunConfig") -> bool:
     """Return whether Unsloth shall start vLLM with the model; the vision tower excludes it."""
-    choice = "off" if config.lora.finetune_vision_layers else config.model.fast_inference
-    return use_vllm(choice, config.model.quantization, config)
+    model = config.model
+    by_unsloth = config.policy.backend == "unsloth" and not model.full_finetuning
+    able = by_unsloth and not config.lora.finetune_vision_layers
+    return able and use_vllm(model.fast_inference, model.quantization)
 
 
 def unsloth_loads(config: "RunConfig") -> bool:
@@ -196,8 +244,6 @@ def load_policy(config: "RunConfig") -> Policy:
     Args:
         config: The settings of the run.
     """
-    from grpo_nb.runs import Run, refuse_changed
-
     name = config.model.model_name
     set_environment(config)
     with quiet(), hub_errors(name):
@@ -209,25 +255,8 @@ def load_policy(config: "RunConfig") -> Policy:
     result = policy_of(model, tokenizer, config.model)
     if adapter := config.policy.adapter:
         folder = runs_root() / adapter / "train/adapter"
-        if folder.is_dir():
-            refuse_changed(Run(adapter), "03", "or set policy.adapter to another")
         load_weights(result, folder if folder.is_dir() else project_path(adapter))
     return result
-
-
-def has_engine(model: "PreTrainedModel", config: "ModelConfig") -> bool:
-    """Return whether Unsloth has started vLLM with the model; if it has not, print a note.
-
-    Raises:
-        RuntimeError: `model.fast_inference` is "vllm", but Unsloth has not started vLLM.
-    """
-    if hasattr(model, "vllm_engine"):
-        return True
-    reason = f"Unsloth does not run {config.model_name} with vLLM on this GPU"
-    if config.fast_inference == "vllm":
-        raise RuntimeError(f"{reason}: set model.fast_inference = 'detect'")
-    print(f"{reason}: transformers generates the completions, which takes longer")
-    return False
 
 
 @cache
@@ -317,17 +346,6 @@ def _reads_images(config: "ModelConfig") -> bool:
     return False
 
 
-def _announce_standby(standby: bool) -> None:
-    """Set the variable that Unsloth reads on import to decide how to use the GPU's memory."""
-    name, value = "UNSLOTH_VLLM_STANDBY", "1" if standby else "0"
-    if "unsloth" in sys.modules and os.environ.get(name, "0") != value:
-        raise RuntimeError(
-            f"model.unsloth_vllm_standby = {standby} comes too late: Unsloth was imported with the "
-            "other value. Restart the kernel"
-        )
-    os.environ[name] = value
-
-
 def _load_transformers(config: "RunConfig") -> "PreTrainedModel":
     import torch
 
@@ -365,37 +383,30 @@ def load_weights(policy: Policy, folder: Path) -> None:
             f"{folder} holds no .safetensors: give the folder of a saved adapter or model"
         )
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    model = policy.model
-    weights = model.state_dict()
+    model, weights = policy.model, policy.model.state_dict()
     if hasattr(model, "peft_config"):
         from peft import get_peft_model_state_dict
 
         weights = get_peft_model_state_dict(model, save_embedding_layers=False)
-        config, saved_config = model.peft_config["default"], adapter_config(folder)
+        config, saved = model.peft_config["default"], adapter_config(folder)
         trained_base(config.base_model_name_or_path, folder)
-        alpha = saved_config["lora_alpha"]
-        if saved_config["r"] == config.r and alpha != config.lora_alpha:
+        if (saved["r"], saved["lora_alpha"]) != (config.r, config.lora_alpha):
             raise ValueError(
-                f"the adapter in {folder} has lora_alpha = {alpha}, the policy "
-                f"{config.lora_alpha}: load the policy with lora.lora_alpha = {alpha}"
+                f"the adapter in {folder} has lora.r = {saved['r']} and lora.lora_alpha = "
+                f"{saved['lora_alpha']}, the policy {config.r} and {config.lora_alpha}: load the "
+                "policy with those of the adapter"
             )
-    _refuse_other_shapes(weights, tensors, folder)
+    places = {weights[name].data_ptr() for name in tensors.keys() & weights.keys()}
+    tied = {name for name, weight in weights.items() if weight.data_ptr() in places}
+    here, there = ({n: tuple(w.shape) for n, w in each.items()} for each in (weights, tensors))
+    wrong = {name for name in here | there if here.get(name) != there.get(name)}
+    if wrong := sorted(wrong - (tied - tensors.keys())):
+        shapes = [each.get(wrong[0], "missing") for each in (there, here)]
+        raise ValueError(
+            f"{folder} does not fit the policy: {wrong[0]} is {shapes[0]} there and {shapes[1]} "
+            "here. Load the policy with the base and the model.full_finetuning that it was saved "
+            "with"
+        )
     with torch.no_grad():
         for name, tensor in tensors.items():
             weights[name].copy_(tensor)
-
-
-def _refuse_other_shapes(weights: dict[str, Any], tensors: dict[str, Any], folder: Path) -> None:
-    """Raise ValueError if a tensor is missing, has another shape, or has no weight of its name."""
-    places = {weights[name].data_ptr() for name in tensors.keys() & weights.keys()}
-    for name in sorted(weights.keys() | tensors.keys()):
-        here = tuple(weights[name].shape) if name in weights else None
-        there = tuple(tensors[name].shape) if name in tensors else None
-        is_tied = there is None and weights[name].data_ptr() in places
-        if here != there and not is_tied:
-            raise ValueError(
-                f"{folder} does not fit the policy: {name} is "
-                f"{there or 'missing'} there and {here or 'missing'} here. Load the "
-                "policy with the base, lora.r and model.full_finetuning that it was saved "
-                "with"
-            )

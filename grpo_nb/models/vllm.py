@@ -18,32 +18,24 @@ from grpo_nb.rewards.prompts import images_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from grpo_nb.runs.config import RunConfig
-
 BNB_PLUGIN = "the package vllm-bnb-plugin (pip install --no-deps vllm-bnb-plugin==0.0.3)"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # adapter ranks for which vLLM can reserve room
 
 
-def use_vllm(choice: str, quantization: str, config: "RunConfig | None" = None) -> bool:
+def use_vllm(choice: str, quantization: str) -> bool:
     """Return whether to generate completions with vLLM.
 
     Args:
         choice: "vllm"; "detect" for vLLM if it and a GPU are present; any other value for no vLLM.
         quantization: "4bit" or "16bit".
-        config: The run's settings if Unsloth is to start vLLM for training, else None.
 
     Raises:
-        RuntimeError: The choice is "vllm", but vLLM cannot run on this machine or with this policy.
+        RuntimeError: The choice is "vllm", but vLLM cannot run on this machine.
     """
     if choice not in ("vllm", "detect"):
         return False
-    needs: dict[str, Any] = {}
-    if config:
-        needs["policy.backend = 'unsloth'"] = config.policy.backend == "unsloth"
-        needs["model.full_finetuning = False"] = not config.model.full_finetuning
-    needs["a CUDA GPU"] = cuda_available()
     # vLLM itself is not imported here, because Unsloth must be imported before it.
-    needs["the package vllm"] = importlib.util.find_spec("vllm")
+    needs = {"a CUDA GPU": cuda_available(), "the package vllm": importlib.util.find_spec("vllm")}
     if quantization == "4bit":
         needs[f"{BNB_PLUGIN} for 4-bit weights"] = importlib.util.find_spec("vllm_bnb_plugin")
     missing = next((need for need, met in needs.items() if not met), "")

@@ -83,10 +83,6 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
     hide_bars()
     model = auto_class(read_config(path)).from_pretrained(path, **arguments | changes)
     never_sample_images(model)
-    for module in model.modules():
-        # Otherwise bitsandbytes repacks the weights on some CPUs in the first forward pass.
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
     return model
 
 

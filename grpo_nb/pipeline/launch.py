@@ -1,25 +1,25 @@
-"""Run stage 03 without its notebook, under a launcher: in one process, or in one per GPU.
+"""Run stage 03 without a notebook server, in one process, or in one per GPU under a launcher.
 
     python -m torch.distributed.run --nproc_per_node 8 -m grpo_nb train runs/NAME --processes 8
     accelerate launch --config_file docs/launch/fsdp.yaml -m grpo_nb train runs/NAME
 
-Run file, lock, manifest, metrics, health and resumption are the same as in the notebook. Only the
-first process writes files and prints. See docs/launch.md.
+Each process executes the cells of notebook 3 as a script. Only the first one writes files and
+prints. See docs/launch.md.
 """
 
+import ast
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from grpo_nb import models, training
-from grpo_nb.pipeline import stages
+from grpo_nb import models, ranks
+from grpo_nb.files import read_json
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import QUIET, assigned, kept_settings
-from grpo_nb.runs import Run, Stage, config, start_stage
-from grpo_nb.runs.config import RunConfig
-from grpo_nb.training import ranks
+from grpo_nb.runs import NOTEBOOKS, Run, config, resolve_stages
 
 # A process that lost the connection to another one waits this long before it records its error.
 # The launcher names the earliest error as the cause. It polls every 0.1 s, and rounds to seconds.
@@ -50,15 +50,20 @@ def train(
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # the launcher prints the first error from it
             sys.stderr = sys.stdout
-    ranks.recorded(_train)(run, assigned(assignments), force)
+    ranks.recorded(_train)(run, settings_of(run, assigned(assignments)), force)
     ranks.end()
+
+
+def settings_of(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of stage 03: those of earlier calls, and over them those of this one."""
+    return config.of_stage("03", kept_settings(run, "03")) | settings
 
 
 def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
     try:
-        stage = ranks.from_main(lambda: _start(run, settings, force))
-        _refuse(stage.config)
-        print(stages.train_grpo(stage, _begin, force))
+        _refuse(resolve_stages(run, settings, "03", "03"))
+        notebook = PROJECT_ROOT / f"notebooks/{NOTEBOOKS['03']}.ipynb"
+        execute_cells(notebook, {"run_name": run.path, "settings": settings, "force": force})
     except RuntimeError as error:
         if ranks.count() == 1 or not ranks.is_lost_connection(error):
             raise
@@ -67,26 +72,30 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
         raise RuntimeError(f"another process of this run died; see its error. {notes}") from error
 
 
-def _begin(trainer: Any) -> None:
-    """Print how the processes share a step, then a line per step.
+def execute_cells(notebook: Path, parameters: Mapping[str, Any]) -> None:
+    """Execute a notebook's code cells in this process, and print what they show as sentences.
 
-    With several processes, also ignore SIGTERM except while `Trainer.train` handles it.
+    Args:
+        notebook: The notebook; its code uses no magics.
+        parameters: Values that replace those of the cell with the tag "parameters".
     """
-    print(_shares(trainer.args))
-    trainer.watch(lambda update: print(_line(update), flush=True))
-    if ranks.count() > 1:
-        # When one process ends, the launcher sends SIGTERM to the others, which must still report
-        # what is kept. During the steps `train` handles the signal; the other work is short.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    cells = [cell for cell in read_json(notebook)["cells"] if cell["cell_type"] == "code"]
+    for number, cell in enumerate(cells, 1):
+        place, text = f"{notebook.name}, cell {number}", "".join(cell["source"])
+        *statements, last = ast.parse(text).body or [ast.Pass(lineno=1, col_offset=0)]
+        shows = isinstance(last, ast.Expr) and not text.endswith(";")
+        body = statements if shows else [*statements, last]
+        exec(compile(ast.Module(body, []), place, "exec"), names)
+        if shows:
+            value = eval(compile(ast.Expression(last.value), place, "eval"), names)
+            if type(value).__str__ is not object.__str__:  # neither a table nor a picture
+                print(value)
+        if "parameters" in cell["metadata"].get("tags", ()):
+            names |= parameters
 
 
-def _start(run: Run, settings: Mapping[str, Any], force: bool) -> Stage:
-    """Start stage 03 with these settings, which override those of earlier calls."""
-    earlier = config.of_stage("03", kept_settings(run, "03"))
-    return start_stage("03", run.path, earlier | settings, force=force)
-
-
-def _refuse(settings: RunConfig) -> None:
+def _refuse(settings: config.RunConfig) -> None:
     """Raise ValueError if several processes cannot train with these settings."""
     if ranks.count() > 1 and settings.policy.backend == "unsloth":
         raise ValueError(
@@ -99,21 +108,3 @@ def _refuse(settings: RunConfig) -> None:
             "FSDP and ZeRO-3 need model.load_in_4bit = False and train.sft_steps = 0, and these "
             f"are {packed} and {steps}: set them, or use ddp.yaml"
         )
-
-
-def _shares(args: Any) -> str:
-    """Describe how the processes share a step of this GRPOConfig."""
-    rows, micro_batches = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    step = rows * micro_batches * ranks.count()
-    return (
-        f"a step: {step // args.num_generations} prompts x {args.num_generations} = {step} "
-        f"completions, on {ranks.count()} process(es) in {micro_batches} micro-batch(es) of {rows}"
-    )
-
-
-def _line(update: training.Update) -> str:
-    line = update.line
-    names = ("reward", "completions/mean_length", "seconds/generation", "step_time")
-    names = (*names, "eval/accuracy", "eval/reward")
-    figures = [f"{name} {line[name]:.3g}" for name in names if line.get(name) is not None]
-    return f"step {line['step']}/{update.total_steps}: {', '.join(figures)}"

@@ -128,7 +128,7 @@ def resolve_run(
     config = resolve_stages(run, earlier | settings, first, last, profile)
     # TRL may be imported here: only kernels must import Unsloth before it.
     if config.grpo.model_extra:
-        from grpo_nb.training import refuse_unknown_trl
+        from grpo_nb.stages import refuse_unknown_trl
 
         refuse_unknown_trl(config)
     load_rewards(config.rewards)
@@ -329,7 +329,7 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Non
         why = "ended before its last cell, which records the stage as done: was exit() called?"
     if not why:
         return
-    from grpo_nb.training.checkpoints import trained_steps
+    from grpo_nb.stages.checkpoints import trained_steps
 
     note = f"The notebook up to there: {target}"
     if entry != before:  # otherwise the stage did not start, and its earlier results are valid

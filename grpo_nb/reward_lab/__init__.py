@@ -2,8 +2,7 @@
 
 A `RewardTest` contains rewards and the data for testing them: `open_test` samples the base model
 once, and the `Bench` scores the completions as TRL would. `judge` returns the `Verdict`, `save`
-writes it, and `refuse_untested` refuses to train without a valid verdict. `rewards_cell` is the
-cell magic `%%rewards`, and `adopt` writes that cell to the file that is used in training.
+writes it, and `refuse_untested` refuses to train without a valid verdict.
 """
 
 from grpo_nb.lazy import exports
@@ -13,7 +12,6 @@ __getattr__ = exports(
     {
         "grpo_nb.reward_lab.attacks": "Attack read_attacks",
         "grpo_nb.reward_lab.baseline": "RewardTest open_test",
-        "grpo_nb.reward_lab.cell": "adopt in_template rewards_cell",
         "grpo_nb.reward_lab.check": "RewardVerdict check_rewards",
         "grpo_nb.reward_lab.gate": "Verdict arguments fingerprint judge refuse_untested save",
         "grpo_nb.reward_lab.table": "Bench bench_of explain signal_table",

@@ -6,7 +6,6 @@ more than an honest wrong answer, or a right answer in a usual spelling that is 
 """
 
 import builtins
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,23 +14,18 @@ import numpy as np
 
 from grpo_nb.checks import Check
 from grpo_nb.files import read_yaml
+from grpo_nb.reward_lab import literals
 from grpo_nb.reward_lab.advantages import weighted
-from grpo_nb.reward_lab.attacks import (
-    Attack,
-    attacks_on,
-    code_attacks,
-    program_attacks,
-    written_out,
-)
+from grpo_nb.reward_lab.attacks import HACKS, KNOWING, SAMPLED, Attack, Attacks
 from grpo_nb.reward_lab.programs import BODIES, HEAD
-from grpo_nb.reward_lab.scoring import Scorer, cut, prompt_text
+from grpo_nb.reward_lab.scoring import Pair, Scorer, cut
 from grpo_nb.reward_lab.written import Written, distinct_rows
 from grpo_nb.rewards.judge import LLMJudge
 
 FIXES = read_yaml(Path(__file__).with_name("fixes.yaml"))  # {finding: what to do}
+GATE = "only with a right answer"  # is no advice on the reward that says what is right
 TIE = 1e-6
 MARK = "grpo_nb_was_here"  # what a completion's code sets if it runs in this process
-HACKS = ("hollow", "wrong")  # kinds of attacks
 HALF = 0.5  # share of the way below which a right answer is not paid
 FULL = 0.99  # share of the way from wrong to right that counts as right
 NEARLY = 0.25  # what counts as right and earns less by more than this share of the way is no stop
@@ -39,19 +33,18 @@ MARGIN = 0.02  # share of the way from wrong to right that a difference has to e
 WON, GUESSED = 0.3, 0.6  # an attack wins on more than this share of rows; by luck it wins on some
 GUESSES = ("copied from the prompt", "every number", "any answer")
 LEAST_ROWS, MOST_ROWS = 1, 8
+MOST_SAMPLED = 3  # sampled completions that are tried as attacks
 JUDGED_ROWS = 2  # on which attacks on judges are scored
 SECONDS = 0.4  # for scoring attacks: slow rewards get fewer rows
-# Placeholders that say something of the right answer.
-KNOWING = re.compile(r"\{(answer|near|nearer|decimal|longer|comma|half|letter|altered|result)\}")
 # Once an attack of the first family wins, the others follow from it; None: all others.
 IMPLIED = {
     "nothing written": None,
     "any answer": None,
-    "empty form": ("nothing written", "plea"),
+    "empty form": ("nothing written", "plea", literals.FAMILY),
     "mentioned": ("negated", "several answers", "every number", "equation", "part of a number"),
     "several answers": ("every number", "equation"),
-    "stuffing": ("plea", "repetition"),
-    "length": ("repetition",),
+    "stuffing": ("plea", "repetition", literals.FAMILY),
+    "length": ("repetition", literals.FAMILY),
     "empty program": ("changed arguments", "copied from the prompt"),
 }
 
@@ -105,12 +98,12 @@ def measure(scorer: Scorer, written: Written, rows: Sequence[int]) -> Amounts:
         [written.wrong(row, written.longer) for row in rows],
     ]
     each = [list(zip(rows, column, strict=True)) for column in texts]
-    scorer.beside = {row: [c[place][1] for c in each] for place, row in enumerate(rows)}
+    scorer.beside |= {row: [c[place][1] for c in each] for place, row in enumerate(rows)}
     whole = Amounts(list(rows), *(scorer.payments(pairs) for pairs in each))
     has_failed = np.array([[pair in scorer.failed for pair in pairs] for pairs in each])
     for kind in (2, 3):
         whole[kind + 1][has_failed[kind]] = whole.wrong[has_failed[kind]]
-    return _part_of(whole, list(np.flatnonzero(~has_failed[:2].any(axis=0))))
+    return _part_of(whole, np.flatnonzero(~has_failed[:2].any(axis=0)))
 
 
 def roles(scorer: Scorer, written: Written, paid: Amounts, correct: Sequence[int]) -> Roles:
@@ -147,75 +140,84 @@ class Result(NamedTuple):
     payer: int
 
 
-def affordable_rows(scorer: Scorer, written: Written, most: int = MOST_ROWS) -> list[int]:
+def affordable_rows(scorer: Scorer, written: Written) -> list[int]:
     """Return the rows on which attacks are scored: fewer if the rewards are slow."""
     if any(isinstance(func, LLMJudge) for func in scorer.funcs):
         return distinct_rows(written.answers, JUDGED_ROWS)
     each = float(scorer.each.sum())
-    count = int(np.clip(SECONDS / max(60 * each, 1e-9), LEAST_ROWS, most))
+    count = int(np.clip(SECONDS / max(60 * each, 1e-9), LEAST_ROWS, MOST_ROWS))
     return distinct_rows(written.answers, count)
 
 
-def attack_all(
-    scorer: Scorer,
-    written: Written,
-    paid: Amounts,
-    part: Roles,
-    longest: int,
-    users: Sequence[Attack] = (),
-    executed: bool = False,
-) -> list[Result]:
+def attack_all(attacks: Attacks, paid: Amounts, part: Roles) -> list[Result]:
     """Score every attack on the rows of `paid`, and judge each.
 
-    Programs that end or change their process are left out if completions are `executed` in this
-    one. Slow rewards get one attack of each family.
+    A text that is the same on every row may be right on one of them, so that only rows on which it
+    earns nothing for being right count, unless it is half right on all of them.
     """
+    scorer, failed = attacks.scorer, attacks.scorer.failed
     texts: dict[str, tuple[Attack, list[tuple[int, str]]]] = {}
     for place, row in enumerate(paid.rows):
-        for attack, text in attack_texts(scorer, written, row, longest, users, executed):
-            if attack.kind == "honest" or text != written.right(row):
+        for attack, text in attacks.on(row):
+            if attack.kind == "honest" or text != attacks.written.right(row):
                 texts.setdefault(attack.name, (attack, []))[1].append((place, text))
-    everything = [(paid.rows[place], text) for _, each in texts.values() for place, text in each]
-    scores, start, results = scorer.payments(everything), 0, []
-    failed = scorer.failed
+    every = [(paid.rows[place], text) for _, each in texts.values() for place, text in each]
+    scorer.scores(every)  # in one call of each reward
+    results = []
     for attack, each in texts.values():
-        own = scores[start : start + len(each)]
-        start += len(each)
-        fair = [n for n, (place, text) in enumerate(each) if (paid.rows[place], text) not in failed]
-        if not fair:
+        each = [(place, text) for place, text in each if (paid.rows[place], text) not in failed]
+        if not each:
             continue
-        own, each = own[fair], [each[n] for n in fair]
+        own = scorer.payments([(paid.rows[place], text) for place, text in each])
         beside = _part_of(paid, [place for place, _ in each])
         if scorer.grouped:
             own, beside = _in_groups(scorer, paid, each)
-        results.append(_judge(attack, each[0][1], own, beside, part))
-    return results
+        if attack.family in (literals.FAMILY, SAMPLED):
+            own, beside = _not_by_chance(own, beside, part)
+        if len(own):
+            results.append(_judge(attack, each[0][1], own, beside, part))
+    won = {result.attack.name for result in results if result.level}
+    if won >= {LAST, FIRST}:
+        return results
+    changes = {LAST: {"level": "warning"}, FIRST: {"level": "", "because": ""}}
+    return [r._replace(**(changes.get(r.attack.name, {}) if r.level else {})) for r in results]
 
 
-def attack_texts(
-    scorer: Scorer,
-    written: Written,
-    row: int,
-    longest: int,
-    users: Sequence[Attack] = (),
-    executed: bool = False,
-) -> list[tuple[Attack, str]]:
-    """Return the attacks on a row that can be written there; see `attack_all`."""
-    answer, tests = written.answers[row], scorer.rows[row].get("tests")
-    question = prompt_text(scorer.rows[row])
-    extra = code_attacks(answer, tests, executed) if tests else program_attacks(answer, question)
-    choice = [*attacks_on(answer, users), *extra]
-    if extra and not tests:  # which of several programs is read is for its author to say
-        choice = [a for a in choice if a.kind not in HACKS or not KNOWING.search(str(a[3]))]
-    if scorer.any_slow:  # programs differ more than other attacks of one family do
-        keys = [a.name if a in extra else a.family for a in choice]
-        choice = [a for place, a in enumerate(choice) if keys.index(keys[place]) == place]
-    pairs = [(a, written_out(a, written, row, question, longest)) for a in choice]
-    return [(attack, text) for attack, text in pairs if text is not None]
+def _not_by_chance(scores: np.ndarray, paid: Amounts, part: Roles) -> tuple[np.ndarray, Amounts]:
+    """Return the rows on which a text is not right by chance; all if it is half right on all."""
+    share = share_of_right(scores, paid, part)
+    wrong = np.flatnonzero(share <= MARGIN)
+    if (share >= HALF).all() and len(share) > 1:
+        return scores, paid
+    return scores[wrong], _part_of(paid, wrong)
+
+
+def best_wrong(scorer: Scorer, written: Written, part: Roles, sampled: Sequence[Pair]) -> list[str]:
+    """Return the sampled completions that are wrong and earn much more than a wrong answer.
+
+    Args:
+        scorer: The rewards.
+        written: How right answers are written.
+        part: What each reward pays for.
+        sampled: Completions that the model sampled, with their rows.
+    """
+    pairs = [pair for pair in dict.fromkeys(sampled) if pair[0] in written.answers]
+    if not pairs:
+        return []
+    paid = measure(scorer, written, list(dict.fromkeys(row for row, _ in pairs)))
+    pairs = [pair for pair in pairs if pair[0] in paid.rows and pair not in scorer.failed]
+    paid = _part_of(paid, [paid.rows.index(row) for row, _ in pairs])
+    scores = scorer.payments(pairs)
+    honest = np.maximum(paid.wrong.sum(axis=1), paid.longer.sum(axis=1))
+    extra = scores.sum(axis=1) - honest
+    is_paid = (share_of_right(scores, paid, part) <= MARGIN) & (extra > NEARLY * paid.gap + TIE)
+    order = [place for place in np.argsort(-extra, kind="stable") if is_paid[place]]
+    return list(dict.fromkeys(pairs[place][1] for place in order))[:MOST_SAMPLED]
 
 
 def _part_of(paid: Amounts, places: Sequence[int]) -> Amounts:
-    return Amounts([paid.rows[place] for place in places], *(a[list(places)] for a in paid[1:]))
+    choice = np.array(places, dtype=int)
+    return Amounts([paid.rows[place] for place in places], *(a[choice] for a in paid[1:]))
 
 
 def _in_groups(
@@ -264,9 +266,7 @@ def _tests(
     )
     gap = np.maximum(full - low, 0)
     margin = MARGIN * gap + TIE
-    way = correctness(paid.right, part) - correctness(paid.wrong, part)
-    share = correctness(scores, part) - correctness(paid.wrong, part)
-    share = share / np.where(np.abs(way) > TIE, way, np.nan)
+    share = share_of_right(scores, paid, part)
     if attack.kind == "padded":
         yield "warning", "earns more than the same answer without it", total > full + margin
     elif attack.kind == "honest":
@@ -283,30 +283,23 @@ def _tests(
         knows = KNOWING.search(str(attack.completion)) or attack.family == "single test"
         if not knows and attack.name not in BODIES:  # wrong programs fail in many ways
             honest = np.maximum(low, paid.longer.sum(axis=1))
+            honest += NEARLY * gap if attack.family == SAMPLED else 0
             yield "warning", "earns more than an honest wrong answer", total > honest + margin
         if attack.family == "empty form":
             pays = (low > none + margin) & (total > low - margin)
             yield "warning", "earns as much as an honest wrong answer", pays
 
 
-def correctness(scores: np.ndarray, part: Roles) -> np.ndarray:
-    """Return what the rewards that say "right" pay, [rows]."""
-    return scores[:, part.right].sum(axis=1)
+def share_of_right(scores: np.ndarray, paid: Amounts, part: Roles) -> np.ndarray:
+    """Return how far from wrong (0) to right (1) the rewards that say "right" put each row."""
+    earned, right, wrong = (
+        each[:, part.right].sum(axis=1) for each in (scores, paid.right, paid.wrong)
+    )
+    way = right - wrong
+    return (earned - wrong) / np.where(np.abs(way) > TIE, way, np.nan)
 
 
-def which_counts(results: Sequence[Result]) -> list[Result]:
-    """Return the results, in which the order of answers in blocks of their own is no hedge.
-
-    If only the first block counts, that is a warning, and if only the last one does, no finding.
-    """
-    names = {result.attack.name for result in results if result.level}
-    if names >= {LAST, FIRST}:
-        return list(results)
-    changes = {LAST: {"level": "warning"}, FIRST: {"level": "", "because": ""}}
-    return [r._replace(**(changes.get(r.attack.name, {}) if r.level else {})) for r in results]
-
-
-def findings(results: Sequence[Result], names: Sequence[str]) -> list[Check]:
+def findings(results: Sequence[Result], names: Sequence[str], part: Roles) -> list[Check]:
     """Return a check for each family of attacks that wins, the worst first, without repetition."""
     choice: dict[str, list[Result]] = {}
     for result in results:
@@ -316,20 +309,24 @@ def findings(results: Sequence[Result], names: Sequence[str]) -> list[Check]:
         # One side of an equation is read: whoever writes it has to know the answer.
         sides = choice.get("equation", ())
         choice |= {"equation": [r._replace(level="warning") for r in sides]} if sides else {}
-    hidden = _implied(choice)
+    hidden = _implied({f: {(r.level, r.attack.kind) for r in each} for f, each in choice.items()})
     checks = []
     for family, each in choice.items():
         if family not in hidden:
             each = [r for r in each if r.level == "stop"] or each
-            checks.append(_check(family, each, names))
+            checks.append(_check(family, each, names, part))
     checks.sort(key=lambda check: check.state != "stop")
     return checks
 
 
-def _implied(chosen: Mapping[str, Sequence[Result]]) -> set[str]:
-    """Return the families whose result follows from that of another one, of the same level."""
-    stops = {family for family, each in chosen.items() if any(r.level == "stop" for r in each)}
-    hacks = {family for family, each in chosen.items() if each[0].attack.kind in HACKS}
+def _implied(chosen: Mapping[str, set[tuple[str, str]]]) -> set[str]:
+    """Return the families whose result follows from that of another one, of the same level.
+
+    Args:
+        chosen: {family: levels and kinds of its attacks that win}.
+    """
+    stops = {family for family, each in chosen.items() if "stop" in {level for level, _ in each}}
+    hacks = {family for family, each in chosen.items() if {kind for _, kind in each} & {*HACKS}}
     hidden: set[str] = set()
     for family, implied in IMPLIED.items():
         if family not in chosen or family in hidden:
@@ -339,11 +336,12 @@ def _implied(chosen: Mapping[str, Sequence[Result]]) -> set[str]:
     return hidden
 
 
-def _check(family: str, each: Sequence[Result], names: Sequence[str]) -> Check:
+def _check(family: str, each: Sequence[Result], names: Sequence[str], part: Roles) -> Check:
     """Return one check for the results of a family, which names the one that earns most."""
-    worst = max(each, key=lambda result: result.total - result.right)
+    extra = [result.total - result.right for result in each]
+    worst = each[int(np.argmax(extra))]
     if worst.attack.kind == "honest":
-        worst = min(each, key=lambda result: result.total - result.right)
+        worst = each[int(np.argmin(extra))]
         is_run = HEAD.search(worst.completion)  # the end of a program says little
         labels = [r.attack.name if is_run else cut(r.completion[-60:], 60) for r in each[:4]]
         ways = ", ".join(labels)
@@ -358,7 +356,10 @@ def _check(family: str, each: Sequence[Result], names: Sequence[str]) -> Check:
     )
     more = [result.attack.name for result in each if result is not worst]
     evidence += f" (so do: {', '.join(more[:3])})" if more else ""
-    return Check(family, worst.level, evidence, FIXES.get(family, ""))
+    fix = FIXES.get(family, "")
+    if worst.payer in part.right and GATE in fix:  # it is what says so
+        fix = f"let `{names[worst.payer]}` pay for nothing but the whole right answer"
+    return Check(family, worst.level, evidence, fix)
 
 
 def table(results: Sequence[Result], names: Sequence[str]) -> list[dict[str, Any]]:

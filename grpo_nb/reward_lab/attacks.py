@@ -16,21 +16,29 @@ of the right answer. The attacks are listed in attacks.yaml.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_nb.files import read_yaml
+from grpo_nb.reward_lab import literals
 from grpo_nb.reward_lab.programs import BODIES, asked
+from grpo_nb.reward_lab.scoring import Scorer, prompt_text
 from grpo_nb.reward_lab.written import EXPRESSION, Written, fill
 
 KINDS = ("hollow", "wrong", "honest", "padded")
+HACKS = ("hollow", "wrong")
 PLACEHOLDERS = (
     *("answer", "other", "question", "reasoning", "long", "half", "letter", "first", "last"),
     *("near", "nearer", "decimal", "longer", "comma", "begun", "started"),
     *("indented", "altered", "reordered", "result", "signs", "quoted", "emptied"),
 )
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
+# Placeholders that say something of the right answer.
+KNOWING = re.compile(r"\{(answer|near|nearer|decimal|longer|comma|half|letter|altered|result)\}")
+SAMPLED = "sampled and wrong"  # the family of completions that the model sampled
 
 
 class Attack(NamedTuple):
@@ -46,6 +54,58 @@ class Attack(NamedTuple):
     family: str
     kind: str
     completion: str | list[Any]
+
+
+@dataclass
+class Attacks:
+    """Write the attacks on a row.
+
+    scorer: The rewards and the rows.
+    written: How right answers are written.
+    longest: How long a completion may be [characters].
+    users: Attacks of the user's own.
+    executed: Whether completions run in this process, which programs that end it must not.
+    sampled: Sampled completions that are wrong and paid, which are tried on every row.
+    """
+
+    scorer: Scorer
+    written: Written
+    longest: int
+    users: Sequence[Attack] = ()
+    executed: bool = False
+    sampled: Sequence[str] = ()
+
+    @cached_property
+    def words(self) -> dict[str, str]:
+        """Return the strings of the rewards' code, repeated; {} if the rewards are slow."""
+        words = [] if self.scorer.any_slow else literals.words_of(self.scorer)
+        return literals.stuffed(words) if words else {}
+
+    def on(self, row: int) -> list[tuple[Attack, str]]:
+        """Return the attacks that can be written on a row; slow rewards get one of each family."""
+        answer, tests = self.written.answers[row], self.scorer.rows[row].get("tests")
+        question = prompt_text(self.scorer.rows[row])
+        programs = program_attacks(answer, question)
+        extra = code_attacks(answer, tests, self.executed) if tests else programs
+        choice = [*attacks_on(answer, self.users), *extra]
+        if extra and not tests:  # which of several programs is read is for its author to say
+            choice = [a for a in choice if a.kind not in HACKS or not KNOWING.search(str(a[3]))]
+        if self.scorer.any_slow:  # programs differ more than other attacks of one family do
+            keys = [a.name if a in extra else a.family for a in choice]
+            choice = [a for place, a in enumerate(choice) if keys.index(keys[place]) == place]
+        texts = [written_out(a, self.written, row, question, self.longest) for a in choice]
+        pairs = zip(choice, texts, strict=True)
+        return [*((a, text) for a, text in pairs if text is not None), *self._from_here(row)]
+
+    def _from_here(self, row: int) -> Iterator[tuple[Attack, str]]:
+        """Yield the attacks that are not listed: the rewards' own strings, and sampled texts."""
+        for name, text in self.words.items():
+            beside = self.written.wrong(row, text)
+            beside = beside if text in beside else f"{text}\n{beside}"
+            for title, whole in ((name, text), (f"{name}, in form", beside)):
+                yield Attack(title, literals.FAMILY, "hollow", ""), whole[: self.longest]
+        for number, text in enumerate(self.sampled, start=1):
+            yield Attack(f"sampled and wrong, {number}", SAMPLED, "hollow", ""), text
 
 
 def _read(entry: dict[str, Any]) -> Attack:

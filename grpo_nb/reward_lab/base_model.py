@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from grpo_nb.runs.config import RunConfig
 
 BASE = "base model"  # the name of the check on the base model
-EASIER = (
-    "{} SFT warm-up (data.sft_rows = 64 and train.sft_steps = 12, or more), easier rows "
-    "(data.source), or another base (model.model_name)"
-)
+WARM_UP = "an SFT warm-up (data.sft_rows = 64 and train.sft_steps = 12, or more)"
+EASIER = "{}, easier rows (data.source), or another base (model.model_name)"
 LOOK = "ask what only the image shows, vary the answers, or take a base with better vision"
 NEEDED = "pass@1 that needs the images"
 WITHOUT = "answers without looking"  # the name of the check if its state is "warning"
@@ -63,6 +61,7 @@ def summary(
         "prompts always solved": int((solved == 1).sum()),
         "prompts to keep": int(((solved > 0) & (solved < 1)).sum()),
         "share of zero-advantage groups": float(1 - table["signal"].mean()),
+        "share of groups all right or all wrong": float(((solved == 0) | (solved == 1)).mean()),
         "share truncated": float(lines["truncated"].mean()),
         "completion tokens, mean": float(tokens.mean()),
         "completion tokens, p95": float(tokens.quantile(0.95)),
@@ -73,23 +72,25 @@ def summary(
     }
 
 
-def checks(figures: Mapping[str, Any], warmed: bool = False) -> list[Check]:
+def checks(figures: Mapping[str, Any], warm_steps: int = 0) -> list[Check]:
     """Check whether there is anything to learn, and whether the maximum length is sufficient.
 
     Args:
         figures: The figures that `summary` returned.
-        warmed: Whether the baseline was sampled after the SFT warm-up.
+        warm_steps: Steps of the SFT warm-up after which the baseline was sampled; 0 for none.
     """
     rate, silent = figures["pass@1"], figures["share of zero-advantage groups"]
-    subject = "the base after its warm-up" if warmed else "the base"
+    subject = "the base after its warm-up" if warm_steps else "the base"
     base, state, fix = "", "ok" if 0 < rate < 1 else "warning", ""
     if silent == 1 or (rate == 0 and silent > MOSTLY):
         state = "stop"
         outcomes = {0: "does not solve this", 1: "always solves this"}
         base = f"{subject} {outcomes.get(rate, 'has one score for each prompt')}: "
     base += f"right in {rate:.1%} of its samples; {silent:.0%} zero-advantage groups"
+    base += f", {figures['share of groups all right or all wrong']:.0%} all right or all wrong"
     if state != "ok":
-        fix = HARDER if rate == 1 else EASIER.format("more" if warmed else "an")
+        longer = f"a longer SFT warm-up (train.sft_steps = {4 * warm_steps}, more data.sft_rows)"
+        fix = HARDER if rate == 1 else EASIER.format(longer if warm_steps else WARM_UP)
     cap, best = figures["max_completion_length"], figures["recommended max_completion_length"]
     cut, p95 = figures["share truncated"], figures["completion tokens, p95"]
     fits = cap >= best or (cut <= 0.05 and cap >= p95)

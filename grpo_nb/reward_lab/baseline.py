@@ -16,7 +16,7 @@ import pandas as pd
 
 from grpo_nb import data, environments, models
 from grpo_nb.data.images import swapped
-from grpo_nb.environments.cache import Cache, answer_cached
+from grpo_nb.environments.cache import answer_cached
 from grpo_nb.files import digests, read_json
 from grpo_nb.models import hub
 from grpo_nb.reward_lab.table import Bench, Row, bench_of
@@ -94,8 +94,6 @@ def sample(
 ) -> Baseline:
     """Return completions of the model that training starts with, from the cache if possible.
 
-    The cache is written after each batch, so an interruption loses only the last batch.
-
     Args:
         run: The run with the cache.
         rows: Dataset rows, [prompts].
@@ -109,7 +107,8 @@ def sample(
     folder = warm_folder(run, config) if warmed else None
     with ExitStack() as stack:
         groups = answer_cached(
-            Cache(run / KEPT_AT, _settings(config, folder)),
+            run / KEPT_AT,
+            _settings(config, folder),
             [*rows, *(swapped(rows) if swap else ())],
             environments.of(config),
             lambda: engine or stack.enter_context(closing(open_base(config, folder))),
@@ -120,7 +119,6 @@ def sample(
             batch_size=config.step_completions,  # the same batch as in training
             adapter=folder is not None,
             progress=progress,
-            show="the first completion" if progress else "",
         )
     return Baseline(list(rows), groups[: len(rows)], groups[len(rows) :])
 

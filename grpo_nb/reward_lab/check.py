@@ -7,19 +7,21 @@ Nothing about the rewards is declared: how right answers are written, what each 
 on what else its scores depend is found by calling them.
 """
 
+import inspect
 import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from copy import copy
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from grpo_nb import refusals
 from grpo_nb.checks import Check, Checks
 from grpo_nb.reward_lab import amounts, linter, programs, written
 from grpo_nb.reward_lab.amounts import FIXES
-from grpo_nb.reward_lab.attacks import Attack, verified
+from grpo_nb.reward_lab.attacks import Attack, Attacks, verified
 from grpo_nb.reward_lab.mentions import accepted, columns_of, missing_columns, strings_of
 from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, cut, prompt_text, read_rows
 from grpo_nb.rewards.contract import TRLS_OWN, parameters_of
@@ -33,7 +35,7 @@ ANSWERS = re.compile(
     r"|result|completion|final"
 )
 SHORT = 200  # characters of the longest attack where a reward is slow
-LINES = 12  # findings that are printed
+LINES, NAMED = 12, 6  # findings that are printed, and that the first line names
 UNUSABLE = ("missing column", "wrong type", "wrong length", "no number")
 WARNED = ("slow", "side effects", "None", "constant")
 UNSTEADY = ("clock", "random", "state")  # their differences may be chance
@@ -67,12 +69,10 @@ class RewardVerdict(NamedTuple):
         return not any(check.state == "stop" for check in self.findings)
 
     def __str__(self) -> str:
-        counts = [sum(c.state == state for c in self.findings) for state in ("stop", "warning")]
-        outcome = "do not train" if counts[0] else "train"
-        lines = [
-            f"{outcome}: {_count(counts[0], 'reason')} to stop, {_count(counts[1], 'warning')} "
-            f"({_count(self.rows, 'row')}, {self.seconds:.1f} s)"
-        ]
+        stops, warnings = (named(self.findings, state) for state in ("stop", "warning"))
+        outcome = f"do not train: {stops}" if stops else "train: right answers win, attacks lose"
+        outcome += f"; warnings: {warnings}" if warnings else ""
+        lines = [f"{outcome} ({_count(self.rows, 'row')}, {self.seconds:.1f} s)"]
         if self.reference:
             earned = ", ".join(f"{name} {value:.3g}" for name, value in self.amounts.items())
             lines.append(f"the right answer is written so: {cut(self.reference, 160)}")
@@ -95,6 +95,13 @@ class RewardVerdict(NamedTuple):
         content = {"passed": self.passed, **self._asdict()}
         content["findings"] = [check._asdict() for check in self.findings]
         return json.dumps(content, indent=2, default=str)
+
+
+def named(checks: Sequence[Check], state: str) -> str:
+    """Return the names of the checks in this state, as text; of many, the first and how many."""
+    names = [check.name for check in checks if check.state == state]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def _count(number: int, what: str) -> str:
@@ -145,7 +152,9 @@ def check_rewards(
     >>> [check.name for check in check_rewards(right, rows).findings if check.state == "stop"][:1]
     ['mentioned']
     """
-    return RewardCheck(**locals()).run()
+    arguments = locals()
+    refusals.in_one_line()
+    return RewardCheck(**arguments).run()
 
 
 def right_reward(
@@ -159,6 +168,7 @@ def right_reward(
         weights: One weight for each reward.
     """
     scorer = Scorer(reward_funcs, read_rows(rows), weights=weights)
+    scorer.begin()
     style, _ = written.find(scorer)
     if style is None or not style.answers:
         return ""
@@ -179,27 +189,18 @@ class RewardCheck:
 
     ROLES = ("right", "form", "shaping")
 
-    def __init__(
-        self,
-        reward_funcs: Any,
-        dataset: Any,
-        completions: Sequence[Any] | None = None,
-        *,
-        reward_weights: Sequence[float] | None = None,
-        correct: Any = None,
-        reference: Callable[[Row], str] | None = None,
-        form: str = "",
-        args: Any = None,
-        processing_class: Any = None,
-        attacks: Sequence[Attack] = (),
-    ) -> None:
+    def __init__(self, *positional: Any, **named: Any) -> None:
         self.start = time.perf_counter()
-        funcs = _functions(reward_funcs)
-        weights = _weights(reward_weights, args, len(funcs))
-        self.scorer = Scorer(funcs, read_rows(dataset), processing_class, weights)
-        self.correct, self.reference, self.form = _numbers(correct, self.scorer), reference, form
-        self.sampled, self.longest = _texts(completions), _longest(args)
-        self.attacks = verified(attacks)
+        arguments = inspect.signature(check_rewards).bind(*positional, **named)
+        arguments.apply_defaults()
+        options = SimpleNamespace(**arguments.arguments)
+        funcs = _functions(options.reward_funcs)
+        weights = _weights(options.reward_weights, options.args, len(funcs))
+        self.scorer = Scorer(funcs, read_rows(options.dataset), options.processing_class, weights)
+        self.correct = _numbers(options.correct, self.scorer)
+        self.reference, self.form = options.reference, options.form
+        self.sampled, self.longest = _texts(options.completions), _longest(options.args)
+        self.attacks = verified(options.attacks)
         self.checks: list[Check] = []
         self.written: written.Written | None = None
         self.paid: amounts.Amounts | None = None
@@ -207,6 +208,7 @@ class RewardCheck:
         self.results: list[amounts.Result] = []
         self.unusable = self.executed = False
         self.unsteady: set[int] = set()
+        self.paid_wrong: list[str] = []  # sampled completions that are wrong and earn much
 
     def run(self) -> RewardVerdict:
         """Test the rewards, and return the verdict."""
@@ -215,11 +217,22 @@ class RewardCheck:
             self.behavior()
         return self.verdict(time.perf_counter() - self.start)
 
+    def every_attack(self) -> Attacks:
+        """Return what writes the attacks, as far as the check has come."""
+        parts = self.longest, self.attacks, self.executed, self.paid_wrong
+        return Attacks(self.scorer, self.written, *parts)
+
     def add(self, name: str, state: str, evidence: str, reward: int | None = None) -> None:
         """Add a finding, unless the same one was added for this reward."""
         title = name if reward is None else f"{self.scorer.names[reward]}: {name}"
         if not any(check.name == title for check in self.checks):
-            self.checks.append(Check(title, state, evidence, FIXES.get(name, "")))
+            fix = FIXES.get(name, "")
+            if name == "nothing earns" and (self.form or self.reference):
+                fix = (
+                    "correct how the rewards read answers, or leave out form= and reference=, "
+                    "so that a form is looked for"
+                )
+            self.checks.append(Check(title, state, evidence, fix))
 
     def _blame(self, number: int, fault: Fault, is_mild: bool = False) -> None:
         state = "warning" if is_mild or fault.rule in WARNED else "stop"
@@ -372,8 +385,6 @@ class RewardCheck:
                 f"no way of writing an answer earns more than another row's answer; {tried} were "
                 f"tried, such as {cut(ways[hidden[0]][number], 60)} ({hidden[0]})"
             )
-            if self._reversed():
-                return
             is_answer = ANSWERS.search(hidden[0].partition(",")[0])
             self.add("nothing earns", "stop" if is_answer else "warning", evidence)
         elif columns_in_use:
@@ -408,24 +419,6 @@ class RewardCheck:
         pairs = [(row, write(task.program(body))) for _, body in programs.BODIES.values()]
         if late := programs.endless(self.scorer, pairs, write):
             self.add("hangs", "stop", late[1], late[0])
-
-    def _reversed(self) -> bool:
-        """Say so if the total tells right from wrong, and pays the wrong answer more."""
-        scorer = copy(self.scorer)  # with the same scores
-        scorer.weights = -scorer.weights
-        style, _ = written.find(scorer)
-        if style is None or not style.answers:
-            return False
-        earnings = amounts.measure(scorer, style, amounts.affordable_rows(scorer, style))
-        if len(earnings.rows) < 4 or not (earnings.gap > 1e-6).all():
-            return False
-        evidence = (
-            f"{cut(style.write(style.answers[earnings.rows[0]]))} earns "
-            f"{0 - earnings.right.sum(axis=1).mean():.3g}, another row's answer "
-            f"{0 - earnings.wrong.sum(axis=1).mean():.3g}"
-        )
-        self.add("sign", "stop", evidence, 0 if len(scorer.funcs) == 1 else None)
-        return True
 
     def _hollow(self, differ: bool, answers: bool) -> None:
         """Say which text without content earns most, where nothing is known to be right."""
@@ -462,19 +455,20 @@ class RewardCheck:
         self.executed = amounts.runs_here(scorer, style, rows[0])
         if self.executed:
             self.add("runs here", "warning", "a completion's code ran in this process")
-        limits = self.longest, self.attacks, self.executed
-        results = amounts.attack_all(scorer, style, earnings, part, *limits)
-        self.results = amounts.which_counts(results)
-        self.checks += amounts.findings(self.results, scorer.names)
+        near = [pair for pair in self._sampled() if not scorer.any_slow or pair[0] in earnings.rows]
+        self.paid_wrong = amounts.best_wrong(scorer, style, part, near)
+        self.results = amounts.attack_all(self.every_attack(), earnings, part)
+        self.checks += amounts.findings(self.results, scorer.names, part)
         if not scorer.rows[rows[0]].get("tests"):
             self._endless(style.write, rows[0], programs.asked([style.answers[rows[0]]]))
-        self._whole(earnings)
+        self._whole()
         self._prompts_form()
         self._references()
         self._constant()
 
-    def _whole(self, paid: amounts.Amounts) -> None:
+    def _whole(self) -> None:
         """Compare what the form earns with what a right answer earns."""
+        paid = self.paid
         form = (paid.wrong.sum(axis=1) - paid.empty.sum(axis=1)).mean()
         gain = paid.gap.mean()
         if form > gain * 1.02 + 1e-6:
@@ -563,12 +557,15 @@ class RewardCheck:
                 evidence = f"{scores[0]:.3g} for all {len(scores)} completions that were tried"
                 self.add("constant", "warning", evidence, number)
 
+    def _sampled(self) -> list[tuple[int, str]]:
+        """Return the sampled completions with the numbers of their rows."""
+        return [(number % len(self.scorer.rows), text) for number, text in self.sampled]
+
     def _score_sampled(self) -> None:
         """Score sampled completions, and say on how many prompts they differ."""
         if not self.sampled:
             return
-        rows = len(self.scorer.rows)
-        pairs = [(number % rows, text) for number, text in self.sampled]
+        pairs = self._sampled()
         totals = self.scorer.totals(pairs)
         groups: dict[int, list[float]] = {}
         for (number, _), total in zip(pairs, totals, strict=True):

@@ -27,7 +27,7 @@ from grpo_nb.reward_lab.advantages import effective_scaling
 from grpo_nb.reward_lab.attacks import read_attacks
 from grpo_nb.reward_lab.baseline import RewardTest, warm_folder
 from grpo_nb.reward_lab.certificate import certify, judges
-from grpo_nb.reward_lab.check import FIXES, RewardVerdict, check_rewards
+from grpo_nb.reward_lab.check import FIXES, RewardVerdict, check_rewards, named
 from grpo_nb.reward_lab.table import Bench, bench_of, signal_table
 from grpo_nb.rewards import Adaptive, Reward, RewardSet, call
 from grpo_nb.rewards.combine import is_async
@@ -76,7 +76,7 @@ class Verdict(NamedTuple):
     def only_the_base_fails(self) -> bool:
         """Return whether only the base's check failed, and not because the base is always right.
 
-        `training.rescue` may help in this case.
+        `stages.rescue_base` may help in this case.
         """
         blamed = [check.name for check in self.checks if check.state == "stop"]
         return blamed == [base_model.BASE] and self.baseline["pass@1"] < 1
@@ -85,7 +85,7 @@ class Verdict(NamedTuple):
         """Return the verdict with `remedy` as the fix of the base's check; "" changes nothing.
 
         Args:
-            remedy: The advice of `training.rescue_base`.
+            remedy: The advice of `stages.rescue_base`.
         """
         checks = [
             c._replace(fix=remedy or c.fix) if c.name == base_model.BASE else c for c in self.checks
@@ -127,7 +127,8 @@ def judge(test: RewardTest) -> Verdict:
                 problems.append(Check("raises", "stop", evidence, FIXES["raises"]))
             return Verdict(Checks([_summary(problems), *problems]), probes, {}, pd.DataFrame())
     figures = base_model.summary(baseline, table, bench.preset, config)
-    last = base_model.checks(figures, warm_folder(stage.run, config) is not None)
+    steps = config.train.sft_steps if warm_folder(stage.run, config) else 0
+    last = base_model.checks(figures, steps)
     guesses, looks = base_model.without_looking(baseline, bench)
     checks, figures = Checks([_summary(problems), *problems, *last, *looks]), figures | guesses
     return Verdict(checks, probes, figures, signal_table(bench.preset, table), scores)
@@ -178,7 +179,8 @@ def _form_asked(preset: RewardSet, prompt: list[Message], config: "RunConfig") -
     if in_prompt or config.data.system_prompt != "preset":
         return []
     evidence = f"completions are read as {form.name}, but no prompt says {form.system_prompt!r}"
-    fix = f"prepare the data with rewards.form = {form.name!r}"
+    fix = "prepare the data again in this form (notebook 1)"
+    fix += f", with rewards.form = {form.name!r}" if config.rewards.form != form.name else ""
     return [Check("form", "warning", evidence, fix)]
 
 
@@ -194,8 +196,8 @@ def _summary(problems: Sequence[Check]) -> Check:
     """Return the check "rewards", whose state is "stop" if any of the problems has that state."""
     stops = [check for check in problems if check.state == "stop"]
     if not stops:
-        count = sum(check.state == "warning" for check in problems)
-        return Check("rewards", "ok", f"right answers win, attacks lose; {count} warnings")
+        warnings = named(problems, "warning") or "none"
+        return Check("rewards", "ok", f"right answers win, attacks lose; warnings: {warnings}")
     count = f"{len(stops)} reasons to stop, the first" if stops[1:] else "a reason to stop"
     evidence = f"{count}: {stops[0].name}: {stops[0].evidence}"
     return Check("rewards", "stop", evidence, f"{stops[0].fix}; then test them again")

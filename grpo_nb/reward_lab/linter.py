@@ -1,7 +1,7 @@
 """Find faults of rewards that show without knowing what is right: by calling them again.
 
-Each reward is called twice on the same batch, on the batch in another order, on parts of it, and on
-longer and longer texts. What it changes in the process is put back and reported.
+Each reward is called again on the same batch, in another order and at another time, on parts of it,
+and on longer and longer texts. What it changes in the process is put back and reported.
 """
 
 import os
@@ -21,7 +21,7 @@ from grpo_nb.reward_lab.mentions import names_used
 from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer, clock
 from grpo_nb.rewards.calls import kept
 
-ALONE = 5  # completions that are scored alone as well as in a batch
+CALLS = 4  # on the same batch, where something has changed: chance may spare two of them
 NOISE = 1e-6  # largest difference between scores that count as equal
 SLOW, HANGS = 1.0, 60.0  # seconds for one completion of the largest length
 TOWER = 0.005  # seconds that computing 7**300000 takes at least
@@ -52,7 +52,8 @@ def changed(before: Sequence[float], after: Sequence[float]) -> int:
 def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault | None:
     """Return how the scores of a batch depend on anything but rows and completions.
 
-    A reward that compares the completions of a batch, without other faults, is added to
+    One call, in another order and at another time of day, is enough where nothing has changed. A
+    reward that compares the completions of a batch, without other faults, is added to
     `scorer.grouped`, and its scores are forgotten.
 
     Args:
@@ -63,29 +64,48 @@ def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault |
     Raises:
         Exception: Whatever the reward raises.
     """
-    before = [scorer._kept[number].get(pair) for pair in batch]
-    size, is_slow = len(batch), scorer.is_slow(number)
-    first = scorer.scores(batch)[:, number] if is_slow else scorer.call(number, batch)
-    second = scorer.call(number, batch)
-    if is_slow and changed(first, second):  # a time limit of its own, perhaps
-        first, second = (scorer.call(number, batch) for _ in range(2))
-    if count := changed(first, second):
-        cause = _cause(scorer, number, batch)
-        return Fault(cause, f"{count} of {size} scores changed on a second call")
-    if not is_slow:
+    before = scorer.scores(batch)[:, number]
+    if scorer.is_slow(number):
+        again, fault = scorer.call(number, batch), None
+        if changed(before, again):  # a time limit of its own, perhaps
+            fault = _unequal(scorer, number, batch, calls=2)
+    else:
         with _later():
-            if count := changed(first, scorer.call(number, batch)):
-                return Fault("clock", f"{count} of {size} scores change with the time of day")
-        order = list(reversed(range(size)))
-        moved = scorer.call(number, [batch[place] for place in order])
-        if count := changed([first[place] for place in order], moved):
-            return Fault("order", f"{count} of {size} scores changed when the batch was reordered")
-    _grouped(scorer, number, batch, first)
-    references = [place for place, score in enumerate(before) if score is not None]
-    references = [] if is_slow or number in scorer.grouped else references
-    if count := changed([before[p] for p in references], [second[p] for p in references]):
+            again = scorer.call(number, batch[::-1])[::-1]
+        fault = _named(scorer, number, batch, before) if changed(before, again) else None
+    if fault is None and number not in scorer.grouped:
+        fault = _grouped(scorer, number, batch, again)
+    return fault or _remembered(scorer, number)
+
+
+def _unequal(
+    scorer: Scorer, number: int, batch: Sequence[Pair], calls: int = CALLS
+) -> Fault | None:
+    """Return a fault if calls on the same batch give other scores."""
+    first, *others = (scorer.call(number, batch) for _ in range(calls))
+    if count := max(changed(first, other) for other in others):
+        cause = _cause(scorer, number, batch)
+        return Fault(cause, f"{count} of {len(batch)} scores changed on a second call")
+    return None
+
+
+def _named(
+    scorer: Scorer, number: int, batch: Sequence[Pair], before: Sequence[float]
+) -> Fault | None:
+    """Return what made scores change: chance, the clock, the order, or calls from before."""
+    size = len(batch)
+    if fault := _unequal(scorer, number, batch):
+        return fault
+    first = scorer.call(number, batch)
+    with _later():
+        if count := changed(first, scorer.call(number, batch)):
+            return Fault("clock", f"{count} of {size} scores change with the time of day")
+    if count := changed(first, scorer.call(number, batch[::-1])[::-1]):
+        return Fault("order", f"{count} of {size} scores changed when the batch was reordered")
+    fault = _grouped(scorer, number, batch, first)
+    if fault is None and number not in scorer.grouped and (count := changed(before, first)):
         return Fault("state", f"{count} of {size} scores changed after the first call")
-    return _remembered(scorer, number)
+    return fault
 
 
 def _remembered(scorer: Scorer, number: int) -> Fault | None:
@@ -98,12 +118,26 @@ def _remembered(scorer: Scorer, number: int) -> Fault | None:
     return Fault("state", evidence) if count else None
 
 
-def _grouped(scorer: Scorer, number: int, batch: Sequence[Pair], scores: Sequence[float]) -> None:
-    """Add a reward to `scorer.grouped` if completions earn something else alone than in a batch."""
-    alone = [scorer.call(number, [pair])[0] for pair in batch[:ALONE]]
-    if changed(scores[: len(alone)], alone):
-        scorer.grouped.add(number)
-        scorer.forget(number)
+def _grouped(
+    scorer: Scorer, number: int, batch: Sequence[Pair], scores: Sequence[float]
+) -> Fault | None:
+    """Add a reward to `scorer.grouped` if completions earn something else in smaller batches.
+
+    These are a batch with one completion of each row, each of another kind, and one alone. A fault
+    is returned if it is chance that they do.
+    """
+    rows = list(dict.fromkeys(row for row, _ in batch))
+    places = [[n for n, pair in enumerate(batch) if pair[0] == row] for row in rows]
+    apart = [each[kind % len(each)] for kind, each in enumerate(places)]
+    for choice in (apart, apart[-1:]):
+        earned = scorer.call(number, [batch[place] for place in choice])
+        if changed([scores[place] for place in choice], earned):
+            if fault := _unequal(scorer, number, batch):
+                return fault
+            scorer.grouped.add(number)
+            scorer.forget(number)
+            return None
+    return None
 
 
 def _cause(scorer: Scorer, number: int, batch: Sequence[Pair]) -> str:

@@ -11,7 +11,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from grpo_nb.rewards import Reward
-from grpo_nb.rewards.contract import columns_read, parameters_of
+from grpo_nb.rewards.contract import columns_read, parameters_of, unwrapped
 from grpo_nb.rewards.load import names_in
 
 DEPTH, MANY = 8, 200  # how deep values are followed, and how many items of a collection
@@ -44,9 +44,7 @@ def names_used(func: Callable[..., Any]) -> set[str]:
 
 
 def _module(func: Any) -> str:
-    while isinstance(func, partial):
-        func = func.func
-    return getattr(func, "__module__", "") or ""
+    return getattr(unwrapped(func), "__module__", "") or ""
 
 
 def _walked(value: Any, module: str, visited: set[int], depth: int) -> Iterator[str | FunctionType]:
@@ -61,7 +59,8 @@ def _walked(value: Any, module: str, visited: set[int], depth: int) -> Iterator[
     if isinstance(value, FunctionType) and parts:
         yield value
     for part in parts:
-        yield from _walked(part, module, visited, depth + 1)
+        if not isinstance(part, int | float):
+            yield from _walked(part, module, visited, depth + 1)
 
 
 def _parts(value: Any, module: str, depth: int) -> Sequence[Any]:

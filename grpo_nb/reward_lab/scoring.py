@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from copy import copy, deepcopy
-from functools import partial
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -15,8 +14,9 @@ import numpy as np
 from grpo_nb.reward_lab.advantages import weighted
 from grpo_nb.reward_lab.mentions import accepted, mentions, missing_columns
 from grpo_nb.rewards.calls import TookTooLong, run
+from grpo_nb.rewards.contract import unwrapped
 from grpo_nb.rewards.judge import LLMJudge
-from grpo_nb.rewards.prompts import completion_text
+from grpo_nb.rewards.prompts import message_text
 
 TRLS_ROW = ("prompt", "completion", "completion_ids")  # columns that TRL does not pass to rewards
 READ_ROWS = 256  # rows of the dataset that are looked at
@@ -81,9 +81,7 @@ def chats(dataset: Any, count: int = 10**9) -> list[Row]:
 def names_of(reward_funcs: Sequence[Any]) -> list[str]:
     """Return the rewards' names as TRL logs them, made distinct by numbers."""
     names: list[str] = []
-    for func in reward_funcs:
-        while isinstance(func, partial):
-            func = func.func
+    for func in map(unwrapped, reward_funcs):
         name = getattr(func, "__name__", type(func).__name__)
         number = sum(each == name or each.startswith(f"{name}#") for each in names)
         names.append(f"{name}#{number + 1}" if number else name)
@@ -367,17 +365,15 @@ def cut(text: str, length: int = 100) -> str:
 def prompt_text(row: Mapping[str, Any]) -> str:
     """Return the text of a row's prompt, all turns of a chat."""
     prompt = row.get("prompt", "")
-    return prompt if isinstance(prompt, str) else _as_text(prompt)
-
-
-def _as_text(prompt: Sequence[Any]) -> str:
-    return "\n".join(completion_text([turn]) for turn in prompt if isinstance(turn, Mapping))
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(message_text(turn) for turn in prompt if isinstance(turn, Mapping))
 
 
 def _other_prompt(prompt: Any) -> Any:
     """Return a text as a chat, and a chat as a text."""
     is_text = isinstance(prompt, str)
-    return [{"role": "user", "content": prompt}] if is_text else _as_text(prompt)
+    return [{"role": "user", "content": prompt}] if is_text else prompt_text({"prompt": prompt})
 
 
 def _copied(value: Any) -> Any:

@@ -28,9 +28,8 @@ BEST = 6  # forms that are compared on all of these rows
 OTHERS = 32  # distinct answers among which a row's wrong answer is looked for
 SECONDS = 0.6  # for the first comparison of forms; slow rewards try fewer
 QUICK = 0.01  # seconds for one completion, below which at least SOME are scored
-FEW, SOME, MOST = 12, 150, 3000  # how many completions the first comparison scores
-AT_ONCE = 4  # candidates that are scored between two readings of the clock
-TIMED = 8  # candidates whose time tells how many can be tried
+FEW, SOME = 12, 150  # how many completions the first comparison scores at least
+AT_ONCE = 4  # candidates that are scored before the clock is read for the first time
 TIE = 1e-6
 PROGRAM = "a function in a block of code"
 EXPRESSION = "an expression of the row's numbers"
@@ -493,18 +492,16 @@ class _Search:
         """Return the candidate that earns most among those whose own answers beat others'."""
         if not candidates:
             return None
-        size, order = self._affordable(candidates), []
-        is_slow = size == FEW
-        for rows in (1,) if is_slow else (1, 3):  # the first row may be odd
-            first = self._first(candidates[:size], rows)
+        for rows in (1, 3):  # the first row may be odd
+            first = self._first(candidates, rows)
+            is_slow = len(first) < len(candidates)
             order = sorted(
                 range(len(first)),
                 key=lambda n: (-round(first[n][0], 4), self._is_long(candidates[n][0]), n),
             )
             order = [number for number in order if first[number][1] > TIE]
-            if order:
+            if order or is_slow:
                 break
-        is_slow |= len(first) < size
         best = [candidates[number] for number in order[: 2 if is_slow else BEST]]
         gains = self._gains(best, 2 if is_slow else TRIED_ROWS)
         if not any(gain > TIE for _, gain in gains):
@@ -514,40 +511,26 @@ class _Search:
         return Written(form, self.ways[way], self.reasoning, self.reasoning, way)
 
     def _first(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:
-        """Return the candidates' gains; once a program is right, for a tenth of SECONDS only."""
-        gains, before = [], self.scorer.seconds.sum()
+        """Return the gains of as many candidates as SECONDS allow, of fewer if a program is right.
+
+        More and more are scored at once, so that few calls are made.
+        """
+        gains, size, before = [], AT_ONCE, self.scorer.seconds.sum()
         is_run = _are_programs(self.ways)
-        step = AT_ONCE if is_run else len(candidates)
-        for place in range(0, len(candidates), step):
-            gains += self._gains(candidates[place : place + step], rows)
-            is_found = any(gain > TIE for _, gain in gains)
-            if is_run and is_found and self.scorer.seconds.sum() - before > SECONDS / 10:
+        while len(gains) < len(candidates):
+            gains += self._gains(candidates[len(gains) : len(gains) + size], rows)
+            spent, count = self.scorer.seconds.sum() - before, 2 * rows * len(gains)
+            is_enough = count >= (SOME if spent < QUICK * count else FEW)
+            is_found = is_run and any(gain > TIE for _, gain in gains)
+            if (spent > SECONDS and is_enough) or (is_found and spent > SECONDS / 10):
                 break
+            size *= 1 if is_run else 2
         return gains
 
     def _is_long(self, way: str) -> bool:
         """Return whether these answers are much longer than those of another way to read them."""
         sizes = {name: np.mean([len(a) for a in each.values()]) for name, each in self.ways.items()}
         return bool(sizes[way] > 4 * min(sizes.values()) + 20)
-
-    def _affordable(self, candidates: Sequence[tuple[str, str]]) -> int:
-        """Return how many candidates can be tried in SECONDS, from the time that a few take.
-
-        These are spread over all: a program is only run where it stands in its form.
-        """
-        spread = candidates[:: -(-len(candidates) // TIMED)]
-        pairs = [
-            (number, fill(form, answer, self.reasoning))
-            for way, form in spread
-            for number, answer in list(self.ways[way].items())[:1]
-        ]
-        self.scorer.scores(pairs[:1])  # the first call imports and compiles
-        before, calls = self.scorer.seconds.sum(), self.scorer.calls.max()
-        self.scorer.scores(pairs)
-        calls = max(self.scorer.calls.max() - calls, 1)
-        each = (self.scorer.seconds.sum() - before) / calls
-        least = SOME if each < QUICK else FEW
-        return int(np.clip(SECONDS / max(2 * each, 1e-9), least, MOST))
 
     def _gains(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:
         """Return each candidate's mean total, and how much more that is than another's answer."""

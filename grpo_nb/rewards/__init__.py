@@ -13,6 +13,7 @@ PLACES = {
         numeric_correctness_reward overlap_reward""",
     "grpo_nb.rewards.format": """incremental_format_reward json_format_reward
         no_syntax_error_reward soft_format_reward""",
+    "grpo_nb.rewards.gym": "gym_reward",
     "grpo_nb.rewards.judge": "GroupJudge LLMJudge",
     "grpo_nb.rewards.length": "ideal_length_reward max_length_penalty min_length_reward",
     "grpo_nb.rewards.load": "load_preset load_rewards",

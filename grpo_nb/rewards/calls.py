@@ -20,6 +20,8 @@ from itertools import count
 from typing import Any
 
 FREE = (signal.SIG_DFL, signal.SIG_IGN, None)  # handlers of SIGALRM that may be replaced
+# What TRL passes beside the columns.
+PASSED = {"completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "prompts"}
 AGAIN = 0.1  # seconds after which a reward that caught the interruption is interrupted again
 _calls = count()
 
@@ -52,11 +54,17 @@ def run(
         seed: The seed of the call's random numbers; by default each call gets different ones.
 
     Raises:
-        ValueError: The reward did not return a list.
+        ValueError: The reward needs an argument that is no column, or did not return a list.
         TookTooLong: The call took longer than `seconds`.
     """
     func = getattr(reward_func, "__self__", reward_func)  # it may be a Reward's method `explain`
     name = getattr(func, "__name__", type(func).__name__)
+    if fault := _misfit(reward_func, columns):
+        names = ", ".join(name for name in columns if name not in PASSED) or "none"
+        raise ValueError(
+            f"reward {name}: {fault}; the dataset has the columns {names}: rename the column or "
+            "the parameter, or take others by **kwargs"
+        )
     with kept(seed), contained(name):
         scores = limited(name, seconds, reward_func, **columns)
         if inspect.isawaitable(scores):
@@ -69,6 +77,17 @@ def run(
         f"reward {name} returned {scores!r}, not a list of scores: return a list with one score "
         "or None for each completion"
     )
+
+
+def _misfit(reward_func: Callable[..., Any], columns: dict[str, Any]) -> str:
+    """Return why a reward cannot be called with these columns; "" if it can."""
+    try:
+        inspect.signature(reward_func).bind(**columns)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # a builtin without a signature
+        return ""
+    return ""
 
 
 @contextmanager

@@ -237,6 +237,13 @@ def parameters_of(reward_func: Callable[..., Any]) -> tuple[list[str], list[str]
     return required, optional, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
+def unwrapped(reward_func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of a partial; anything else as it is."""
+    while isinstance(reward_func, functools.partial):
+        reward_func = reward_func.func
+    return reward_func
+
+
 def columns_read(reward_func: Callable[..., Any], required: bool = False) -> list[str]:
     """Return the columns that a reward reads; with `required`, only those without a default."""
     names, optional, _ = parameters_of(reward_func)

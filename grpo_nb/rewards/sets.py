@@ -3,16 +3,15 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_nb.answers import FORMS, TAGS, Form, find_form
 from grpo_nb.files import read_yaml
-from grpo_nb.rewards import code, correctness, format, length, style
+from grpo_nb.rewards import code, correctness, format, gym, length, style
 from grpo_nb.rewards.calls import call
 from grpo_nb.rewards.combine import Adaptive, gated, is_async
-from grpo_nb.rewards.contract import Reward, columns_read, declared_range
+from grpo_nb.rewards.contract import Reward, columns_read, declared_range, unwrapped
 
 WORDS = "I think about it. "  # no equation, no connective, no answer
 ANSWERS = ("so it is", '{"a": 1}')  # two forms of answers, neither of which is right
@@ -143,9 +142,7 @@ def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[...
 
 def give_name(func: Callable[..., Any], name: str = "") -> None:
     """Name a nameless reward: after a partial's function, else `name`, else after its class."""
-    inner = func
-    while isinstance(inner, partial):
-        inner = inner.func
+    inner = unwrapped(func)
     if not hasattr(func, "__name__"):
         func.__name__ = getattr(inner, "__name__", name or type(inner).__name__)
 
@@ -181,7 +178,7 @@ def reward_set(
 
 def built_in() -> dict[str, Callable[..., Any]]:
     """Return {name: reward} for the rewards of this package that need no arguments."""
-    modules = correctness, format, length, style, code
+    modules = correctness, format, length, style, code, gym
     pairs = [pair for module in modules for pair in vars(module).items()]
     return {k: v for k, v in pairs if isinstance(v, Reward | gated) and v.__name__ == k}
 

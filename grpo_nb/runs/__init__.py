@@ -15,5 +15,5 @@ from grpo_nb.runs.directory import (
     refuse_undone,
     resolve_stages,
     runs_root,
-    start_stage,
+    start,
 )

@@ -67,6 +67,7 @@ TAKE_BOOL = ("grpo.scale_rewards", "model.fast_inference")  # besides texts
 SET = "set"  # the source of a value that was set for the run
 Sourced = tuple[Any, str]  # a value and its source
 OTHER_VERSION = "choose another run_name, or move the folder away"
+GYM = "reasoning-gym:"  # the rewards of these sources are those of the task `gym`
 DIFFICULTY = {"min_pass_rate", "max_pass_rate", "order"}  # need data.difficulty_prompts
 # Stage 01 writes the prompts, which ask for the form, so the form is its setting. Stage 02 judges
 # the model that GRPO starts from, so the SFT warm-up belongs there.
@@ -145,6 +146,8 @@ def resolve(
     profile = detect_profile(last.get("model.model_name")) if profile == "auto" else profile
     refuse_unknown("profile", profile, list(PROFILES))
     task = last.get("task", "math")
+    if task == "math" and str(last.get("data.source")).startswith(GYM):
+        task, layers = "gym", (*layers, {"task": "gym"})
     below = {f"profile {profile}": PROFILES[profile], f"task {task}": task_settings(task, profile)}
     sourced = {name: (value, "default") for name, value in flatten(RunConfig()).items()}
     for source, layer in below.items():

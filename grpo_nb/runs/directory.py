@@ -10,7 +10,8 @@ import fcntl
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from grpo_nb.files import (
     write_json,
 )
 from grpo_nb.machine import git_commit, gpu_in_use, installed_versions, switches
+from grpo_nb.ranks import by_main
 from grpo_nb.runs import config as configs
 
 NOTEBOOKS = {
@@ -43,8 +45,9 @@ _locks: dict[Path, FileLock] = {}
 class State(NamedTuple):
     """Describe the status of a stage.
 
-    status: "not started", "running", "done", "failed", "cut off" (its process is gone) or "stale"
-        (after it was done, its settings were changed or an earlier stage was run again).
+    status: "not started", "running", "done", "failed", "cut off" (it was left before its end, or
+        its process is gone) or "stale" (after it was done, its settings were changed or an earlier
+        stage was run again).
     why: The status with its reason.
     command: The command that continues from this stage; "" if the stage is done or running.
     """
@@ -133,7 +136,7 @@ class Run:
         elif status == "running" and not self.in_use(".lock"):
             status = "cut off"
             reason = f"it began {entry.get('started')}, and its process is gone"
-        elif status == "failed":
+        elif status in ("failed", "cut off"):
             reason = entry.get("error", "")
         again = f"python -m grpo_nb run --name {self.name} --from {stage}"
         command = "" if status in ("done", "running") else again
@@ -261,6 +264,25 @@ class Stage:
             line = {"text/plain": f"{done}/{total}  {note}"}
             display(line, raw=True, display_id=f"progress of {began}", update=not new)
 
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Record that the stage is cut off if the block is left by an exception or an interrupt.
+
+        A notebook's kernel lives on, so the run's lock does not show it. Entering the block again
+        records that the stage is running.
+        """
+        status = self.run.manifest().get(self.stage, {}).get("status")
+        if status == "cut off":
+            self.run.record(self.stage, {"status": "running"})
+        try:
+            yield
+        except BaseException as error:
+            if status in ("running", "cut off"):
+                why = str(error) or type(error).__name__
+                self.run.record(self.stage, {"status": "cut off", "error": why})
+            raise
+
+    @by_main
     def record_checks(self, checks: Iterable[Check]) -> None:
         """Add checks to the manifest; a check replaces an earlier one of the same name."""
         before = self.run.manifest().get(self.stage, {}).get("checks", [])
@@ -274,6 +296,7 @@ class Stage:
         self.config = configs.resolve(self.config.profile, settings, stored=stored)
         self.run.write_config(self.config)
 
+    @by_main
     def finish(self, *outputs: str) -> str:
         """Record the stage as done, release the run's lock, and return a sentence for the user.
 
@@ -291,11 +314,19 @@ class Stage:
         )
         self.run.lock().release(force=True)
         later = [name for stage, name in NOTEBOOKS.items() if stage > self.stage]
+        stops = [
+            each["name"]
+            for each in self.run.manifest()[self.stage].get("checks", [])
+            if each["state"] == "stop"
+        ]
         after = f"next: {later[0]}.ipynb" if later else "the run is complete"
+        if stops and later:
+            after = f"{later[0]}.ipynb has to wait: see the fix of {', '.join(stops)}"
         return f"{NOTEBOOKS[self.stage]}: done, {len(files)} files written; {after}"
 
 
-def start_stage(
+@by_main
+def start(
     stage: str,
     run_name: str | Path,
     settings: Mapping[str, Any] | None = None,
@@ -335,6 +366,9 @@ def start_stage(
     config = resolve_stages(run, settings, stage, "04" if all_stages else stage, profile)
     if not force:
         refuse_undone(run, stage)
+        other = config.policy.adapter
+        if other and stage == "03" and (runs_root() / other / "manifest.json").exists():
+            refuse_changed(Run(other), "03", "or set policy.adapter to another")
     run.lock()
     run.record(
         stage,

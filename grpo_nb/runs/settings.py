@@ -5,6 +5,7 @@ The defaults suit an instruct model of about 0.5 B parameters with LoRA.
 
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json
 
 
@@ -30,13 +31,19 @@ FastInference = Annotated[
     Literal["vllm", "off", "detect"],
     BeforeValidator(lambda value: {"true": "vllm", "false": "off"}.get(str(value).lower(), value)),
 ]
+Options = Annotated[
+    dict[str, Any],  # YAML on a command line
+    BeforeValidator(lambda value: yaml.safe_load(value) if isinstance(value, str) else value),
+]
 TemplateSettings = dict[str, Any] | Json[dict[str, Any]]  # JSON on a command line
 Placebo = Literal["none", "shuffled", "format-only"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second is GDPO
 
 
 class DataConfig(Section):
-    source: str = setting("arithmetic", "built-in set, local file, or hub dataset")
+    source: str = setting("arithmetic", "built-in set, file, hub dataset, reasoning-gym:TASK")
+    options: Options = setting({}, "sizes of a task of reasoning-gym, such as {max_terms: 3}")
+    shots: int = setting(0, "worked turns of other rows before each question", ge=0, le=16)
     subset: str = setting("", "configuration name of a hub dataset")
     split: str = setting("train", "split of a hub dataset")
     revision: str = setting("", "commit, branch or tag of a hub dataset")
@@ -153,3 +160,4 @@ class EvaluateConfig(Section):
 
 class ExportConfig(Section):
     parity_prompts: int = setting(32, "held-out prompts of the parity gate", ge=1)
+    gguf: str = setting("", 'GGUF files for llama.cpp and Ollama: "q8_0, q4_k_m"')

@@ -18,6 +18,5 @@ equals NaN, and a subclass of dict counts as a dict. In bubblewrap, programs can
 standard library.
 """
 
-from grpo_nb.sandbox.limits import DEFAULT_LIMITS, Limits
 from grpo_nb.sandbox.run import choose_backend, run_program, run_tests
-from grpo_nb.sandbox.values import Verdict
+from grpo_nb.sandbox.values import DEFAULT_LIMITS, Limits, Verdict

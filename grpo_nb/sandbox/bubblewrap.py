@@ -14,17 +14,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo_nb.sandbox.harness import HARNESS
-from grpo_nb.sandbox.limits import FILE_BYTES, START_SECONDS, Limits
-from grpo_nb.sandbox.values import Outcome, decode
+from grpo_nb.sandbox.values import FILE_BYTES, START_SECONDS, Limits, Outcome, decode
 
 
-def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:
+def command(gate_fd: int, info_fd: int, channel_fd: int, folders: Sequence[str] = ()) -> list[str]:
     """Return the command that starts bubblewrap, as an ordinary user.
+
+    Programs can read these `folders` beside the standard library.
 
     Limits on processes do not apply to root, so root becomes another user first. That user cannot
     read an interpreter below /root, so it is mounted at /mnt as well, for this process tree only.
@@ -47,6 +48,8 @@ def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:
         sandbox += f" --ro-bind-try {path} {path}"
     sandbox += f" --dev-bind /dev/null /dev/null --size {16 * FILE_BYTES} --tmpfs /tmp --chdir /tmp"
     command = [*before, find_tool("bwrap"), *sandbox.split(), "--ro-bind", source, str(prefix)]
+    for folder in folders:
+        command += ["--ro-bind", folder, folder]
     command += ["--remount-ro", "/", "--", python, "-P", "-S", "-s", "-B", "-X", "utf8"]
     return [*command, "-c", HARNESS, str(channel_fd)]
 
@@ -59,19 +62,10 @@ def find_tool(name: str) -> str:
 
 
 def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
-    token = secrets.token_hex(8).encode()
-    rlimits = {
-        "RLIMIT_AS": limits.memory_mib << 20,
-        "RLIMIT_CPU": int(limits.seconds) + 2,
-        "RLIMIT_FSIZE": FILE_BYTES,
-        "RLIMIT_NOFILE": 64,
-        "RLIMIT_CORE": 0,
-        "RLIMIT_NPROC": limits.processes,
-    }
-    job = marshal.dumps((token.decode(), code, asks, limits.output_bytes, rlimits))
+    token, job = job_of(code, asks, limits)
     answer_bytes = 6 * limits.output_bytes + 1024
     try:
-        with _started(job) as (process, channel):
+        with started(job) as (process, channel):
             raw, errors, ending = _collect(process, channel, limits, (len(asks) + 1) * answer_bytes)
     except OSError as error:
         return Outcome([], failure=f"could not start bubblewrap: {error}")
@@ -88,26 +82,48 @@ def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
     return Outcome(answers, ending or f"{crash} before it gave a result")
 
 
+def job_of(code: str, asks: list[Any], limits: Limits) -> tuple[bytes, bytes]:
+    """Return what begins each line that a program's process writes, and the job that it reads."""
+    token = secrets.token_hex(8).encode()
+    rlimits = {
+        "RLIMIT_AS": limits.memory_mib << 20,
+        "RLIMIT_CPU": int(limits.seconds) + 2,
+        "RLIMIT_FSIZE": FILE_BYTES,
+        "RLIMIT_NOFILE": 64,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_NPROC": limits.processes,
+    }
+    return token, marshal.dumps((token.decode(), code, asks, limits.output_bytes, rlimits))
+
+
 @contextlib.contextmanager
-def _started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
-    """Yield a sandbox that works on `job`, and its result channel; then end all its processes."""
+def started(
+    job: bytes, folders: Sequence[str] = (), fds: Sequence[int] = ()
+) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
+    """Yield a sandbox that works on `job`, and its result channel; then end all its processes.
+
+    Args:
+        job: The second value that `job_of` returns.
+        folders: Folders that its program can read, beside the standard library.
+        fds: Open files that its program gets, under the same numbers.
+    """
     with contextlib.ExitStack() as stack:
-        fds = (*os.pipe(), *os.pipe(), *os.pipe(), os.memfd_create("job"))
-        files = [stack.enter_context(os.fdopen(fd, "rb", 0)) for fd in fds]
+        own = (*os.pipe(), *os.pipe(), *os.pipe(), os.memfd_create("job"))
+        files = [stack.enter_context(os.fdopen(fd, "rb", 0)) for fd in own]
         channel, channel_end, info, info_end, gate_end, gate, inbox = files
         with os.fdopen(os.dup(inbox.fileno()), "wb") as file:
             file.write(job)
         os.lseek(inbox.fileno(), 0, os.SEEK_SET)
         inherited = [file.fileno() for file in (gate_end, info_end, channel_end)]
         process = subprocess.Popen(
-            command(*inherited),
+            command(*inherited, folders),
             env={},  # not even bubblewrap's own processes may hold the caller's tokens
             cwd="/",
             stdin=inbox,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            pass_fds=inherited,
+            pass_fds=[*inherited, *fds],
             start_new_session=True,
         )
         stack.enter_context(process)

@@ -10,8 +10,7 @@ import sysconfig
 import time
 from typing import Any
 
-from grpo_nb.sandbox.limits import Limits
-from grpo_nb.sandbox.values import Opaque, Outcome, plain
+from grpo_nb.sandbox.values import Limits, Opaque, Outcome, plain
 
 # monty needs these in every worker's thread, and the first computation is not thread-safe.
 sysconfig.get_config_vars()

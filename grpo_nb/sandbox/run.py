@@ -3,10 +3,9 @@
 from typing import Any
 
 from grpo_nb.sandbox.bubblewrap import bubblewrap_problem, in_bubblewrap
-from grpo_nb.sandbox.limits import DEFAULT_LIMITS, Limits
 from grpo_nb.sandbox.monty import in_monty
 from grpo_nb.sandbox.program_tests import parse_tests
-from grpo_nb.sandbox.values import Outcome, Verdict, reason_of, show
+from grpo_nb.sandbox.values import DEFAULT_LIMITS, Limits, Outcome, Verdict, reason_of, show
 
 
 def run_tests(

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from transformers import TrainerCallback
 
+from grpo_nb import ranks
 from grpo_nb.checks import Check
 from grpo_nb.models import sharded
-from grpo_nb.training import ranks, stock
+from grpo_nb.training import stock
 
 if TYPE_CHECKING:
     import torch

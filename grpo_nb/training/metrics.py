@@ -1,4 +1,4 @@
-"""Compute metrics that TRL lacks, and read the completions of a training run."""
+"""Compute metrics that TRL lacks."""
 
 import json
 import math
@@ -13,21 +13,14 @@ import numpy as np
 import pandas as pd
 import psutil
 
-from grpo_nb import data, environments
+from grpo_nb import environments
 from grpo_nb.files import atomic_path, read_json, read_lines
-from grpo_nb.models import cuda_available, tool_calls
-from grpo_nb.reward_lab.table import passed
-from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.prompts import Message, digest, message_text, transcript
+from grpo_nb.models import cuda_available, template
+from grpo_nb.rewards.prompts import Message, digest
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
-
-    from grpo_nb.runs import Run
-    from grpo_nb.training.trainer import Trainer
-
-SHUFFLED = "a placebo: these scores are shuffled within each group, and not what each text earned"
 
 
 def forget_after(folder: Path, steps: int) -> None:
@@ -49,48 +42,9 @@ def forget_after(folder: Path, steps: int) -> None:
             path.unlink()
 
 
-def read_completions(
-    run: "Run", preset: RewardSet, tokenizer: "PreTrainedTokenizerBase", cap_tokens: int
-) -> pd.DataFrame:
-    """Return every completion of a training run, as a table.
-
-    Args:
-        run: A trained run.
-        preset: Its rewards; the first one decides what is correct.
-        tokenizer: The tokenizer, which counts a completion's tokens.
-        cap_tokens: The length at which a completion was truncated.
-
-    Returns:
-        The columns step, question, reference, completion, each reward, advantage, tokens, correct
-        and truncated. If a placebo shuffled the rewards, `attrs["note"]` is a sentence about this,
-        which `views.completions` shows.
-    """
-    files = sorted((run / "train/completions").glob("*.parquet"))
-    raw = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
-    frame = raw.reindex(columns=["step", *preset.names, "advantage"])
-    frame.insert(1, "question", [message_text(prompt[-1]) for prompt in raw["prompt"]])
-    texts = list(map(transcript, raw["completion"]))
-    rows = data.load(run, "train")
-    keys = [_key(row["prompt"], digests(row.get("images", ()))) for row in rows]
-    answers = dict(zip(keys, [row["answer"] for row in rows], strict=True))
-    images = raw["images"] if "images" in raw else [""] * len(raw)
-    frame.insert(2, "reference", list(map(answers.get, map(_key, raw["prompt"], images))))
-    frame.insert(3, "completion", texts)
-    frame["tokens"] = [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-    frame["correct"] = passed(frame, preset)
-    frame["truncated"] = frame["tokens"] >= cap_tokens
-    if run.config().train.placebo == "shuffled":
-        frame.attrs["note"] = SHUFFLED
-    return frame
-
-
 def digests(images: Iterable[Any]) -> str:
     """Return the digests of images as one string, in the format of the completions log."""
     return " ".join(map(digest, images))
-
-
-def _key(prompt: Iterable[Mapping[str, Any]], images: str) -> tuple[str, ...]:
-    return (*map(message_text, prompt), images)
 
 
 def of_episodes(
@@ -110,7 +64,7 @@ def of_episodes(
         during a call; tool errors per call; turns with calls per episode; and the mean total of
         episodes with a call minus that of episodes without (NaN if either kind is missing).
     """
-    opens = tool_calls.opens_call(tokenizer)
+    opens = template.opens_call(tokenizer)
     episodes = pd.DataFrame([environments.figures(messages, opens) for messages in completions])
     with_call, totals = episodes["calls"] > 0, pd.Series(list(totals))
     return {
@@ -176,7 +130,7 @@ def host_memory() -> tuple[int, int]:
     return resident, resident + psutil.virtual_memory().available
 
 
-def asleep(trainer: "Trainer") -> int:
+def asleep(trainer: Any) -> int:
     """Return the size of a sleeping vLLM's cache, which torch still counts as in use [bytes]."""
     args = trainer.args
     if not (trainer.use_vllm and args.vllm_enable_sleep_mode and args.vllm_mode == "colocate"):

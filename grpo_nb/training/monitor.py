@@ -1,8 +1,8 @@
 """Watch a training that anybody built: `Monitor(trainer)` beside any `trl.GRPOTrainer`.
 
     trainer = GRPOTrainer(…)
-    Monitor(trainer)
-    trainer.train()
+    with Monitor(trainer):  # an interrupt, or an error, saves first
+        trainer.train()
 
 It raises the alerts of `training.health`, writes a line for each step, validates, keeps the best
 adapter, and skips updates that would ruin the weights. It reads what TRL logs.
@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,11 +21,18 @@ import numpy as np
 import pandas as pd
 from transformers import TrainerCallback
 
+from grpo_nb import ranks, refusals
 from grpo_nb.checks import Check
 from grpo_nb.files import append_line, atomic_path, read_json, read_lines, write_json
 from grpo_nb.rewards import declared_range
 from grpo_nb.rewards.prompts import message_text, transcript
-from grpo_nb.training import health, metrics, ranks, stock
+from grpo_nb.training import health, metrics, stock
+from grpo_nb.training.interruptions import (
+    SAVES,
+    keep_last_step,
+    newest_checkpoint,
+    stop_on_signals,
+)
 from grpo_nb.training.logs import of_arguments, of_trainer, renamed
 from grpo_nb.updates import Buttons, Update, Watcher
 
@@ -33,6 +41,10 @@ REMEDY = (
     "Repair a reward that gives None or NaN, or what it calls (a server, a file); else lower the "
     "learning_rate, or load the model in 16 bits"
 )
+METRICS = "metrics.jsonl"
+READ = 24  # newest steps whose completions are read again, and as many of the older ones
+INTERRUPT = "To stop: the notebook's interrupt button, which {}"
+STOPS = "ends training at once; what is kept are the checkpoints so far"
 Validate = Callable[[], Mapping[str, float]]
 SHOWN = (
     ("reward", ".3g"),
@@ -106,6 +118,7 @@ class Monitor(TrainerCallback):
         ignore: Collection[str] = (),
         show: bool = True,
     ) -> None:
+        refusals.in_one_line()
         self.trainer, self.halt = trainer, halt
         self.names = list(trainer.reward_func_names)
         if correct and correct not in self.names:
@@ -133,12 +146,37 @@ class Monitor(TrainerCallback):
         self.alerts: list[Check] = []
         self.failure = self.ended = ""
         self.watch, self.skipped = health.Watch(health.Expected({})), 0
-        self.dashboard = _dashboard(self.buttons, self._validates()) if show else None
+        self.dashboard = _dashboard(self) if show else None
         self.prints = show and self.dashboard is None
         # It comes first, so that the others see what it has decided.
         trainer.callback_handler.callbacks.insert(0, self)
         if other_class := _not_unsloths(trainer):
             print(other_class)
+
+    def __enter__(self) -> "Monitor":
+        """Let an interrupt stop after its step with a checkpoint, and an error save the last step.
+
+        Without `with`, training is watched all the same, and an interrupt ends it at once.
+        """
+        self.buttons.stop.clear()
+        self._exit = ExitStack()
+        self.interrupts = self._exit.enter_context(stop_on_signals(self.buttons))
+        if self.dashboard is not None:
+            self.dashboard.interrupt = INTERRUPT.format(SAVES)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Raise KeyboardInterrupt after an interrupt, so that the cells below do not run."""
+        self._exit.close()
+        folder, step = self.trainer.args.output_dir, self.trainer.state.global_step
+        again = f"resume_from_checkpoint = newest_checkpoint({folder!r}) goes on from there"
+        if isinstance(error, Exception) and not hasattr(self.trainer, "save_adapter"):
+            saved = newest_checkpoint(folder)
+            keep_last_step(self.trainer, error, int(saved.rpartition("-")[2]) if saved else 0)
+            if newest := newest_checkpoint(folder):
+                error.add_note(f"the training is kept in {newest}: {again}")
+        elif error is None and ranks.anywhere(bool(self.interrupts)):
+            raise KeyboardInterrupt(f"stopped after step {step}: {again}")
 
     def _validates(self) -> bool:
         """Return whether a validation can be asked for: by this monitor, or by TRL."""
@@ -173,9 +211,29 @@ class Monitor(TrainerCallback):
         if ranks.is_main():
             self.folder.mkdir(parents=True, exist_ok=True)
             metrics.forget_after(self.folder, step)
-        for line in read_lines(self.folder / "metrics.jsonl"):
-            self._widen(line)
-            self.alerts += self._raised(line)
+        lines = list(read_lines(self.folder / METRICS))
+        steps = [line["step"] for line in lines if "loss" in line]
+        read = {*steps[-READ:], *steps[:: 1 + len(steps) // READ]} if self.dashboard else set()
+        updates = [self._again(line, max_steps, line["step"] in read) for line in lines]
+        self.alerts += [alert for update in updates for alert in update.alerts]
+        if self.dashboard is not None:
+            self.dashboard.begin(updates, max_steps, self.watch.expected.eval_rows)
+            self._tell_ranges()
+
+    def _again(self, line: dict[str, Any], max_steps: int, reads: bool) -> Update:
+        """Return the update of a step that was trained before, with the texts that TRL kept."""
+        self._widen(line)
+        texts = self._stored(line["step"]) if reads and "loss" in line else []
+        return Update(line, max_steps, texts, self._raised(line))
+
+    def _stored(self, step: int) -> list[dict[str, Any]]:
+        folder = Path(self.trainer.args.output_dir) / "completions"
+        path = folder / f"completions_{step:05d}.parquet"
+        if not path.is_file():
+            return []
+        table = pd.read_parquet(path)
+        scores = table[[name for name in self.names if name in table]]
+        return self._records(table["prompt"], table["completion"], scores, table["advantage"])
 
     def _expected(self, max_steps: int) -> health.Expected:
         facts = of_arguments(self.trainer.args) | of_trainer(self.trainer)
@@ -239,6 +297,30 @@ class Monitor(TrainerCallback):
         columns = {name: logs[name] for name in self.names if len(logs.get(name, ()))}
         return pd.DataFrame({name: list(column) for name, column in columns.items()}, dtype=float)
 
+    def say(self, phase: str, is_short: bool = False) -> None:
+        """Show what runs now; in a terminal only what runs before the first step.
+
+        Args:
+            phase: What runs, in a few words.
+            is_short: Whether it may be left out where steps are fast.
+        """
+        if self.dashboard is not None:
+            self.dashboard.say(phase, is_short)
+        elif self.prints and not is_short and ranks.is_main():
+            print(f"{phase} …")
+
+    @_aside
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say what the step does."""
+        samples = stock.generation_is_used_up(args, state.global_step)
+        parts = "generating, scoring, updating" if samples else "updating"
+        self.say(f"step {state.global_step + 1}: {parts}", is_short=state.global_step > 0)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Show that training has ended."""
+        if self.dashboard is not None:
+            self.dashboard.rest()
+
     @_aside
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record every step, and do what the buttons ask for."""
@@ -300,7 +382,7 @@ class Monitor(TrainerCallback):
             control.should_training_stop = True
         if not ranks.is_main():
             return None
-        append_line(self.folder / "metrics.jsonl", _plain(line))
+        append_line(self.folder / METRICS, _plain(line))
         for alert in alerts:
             append_line(self.folder / "alerts.jsonl", {"step": line["step"], **alert._asdict()})
             print(health.summary([alert]))
@@ -328,10 +410,15 @@ class Monitor(TrainerCallback):
         """Show a step on the dashboard, or as a line."""
         line = update.line
         if self.dashboard is not None:
+            self._tell_ranges()
             self.dashboard(update)
         elif self.prints and "reward" in line:
             parts = [f"{k} {line[k]:{form}}" for k, form in SHOWN if isinstance(line.get(k), float)]
             print(f"step {line['step']}/{update.total_steps}: {', '.join(parts)}")
+
+    def _tell_ranges(self) -> None:
+        ranges = self.watch.expected.rewards.items()
+        self.dashboard.ranges = {name: [low, high] for name, (_, low, high) in ranges}
 
     @_aside
     def completions(self) -> list[dict[str, Any]]:
@@ -340,16 +427,27 @@ class Monitor(TrainerCallback):
         prompts, texts = list(logs.get("prompt", ())), list(logs.get("completion", ()))
         if not len(scores) == len(texts) == len(prompts):
             return []
+        advantages = list(logs.get("advantages", ()))
+        return self._records(prompts, texts, scores, advantages, list(logs.get("images") or ()))
+
+    def _records(
+        self,
+        prompts: Sequence[Any],
+        texts: Sequence[Any],
+        scores: pd.DataFrame,
+        advantages: Sequence[float],
+        images: Sequence[Any] = (),
+    ) -> list[dict[str, Any]]:
         weights = self.trainer.reward_weights.tolist()
         present = dict(zip(self.names, weights, strict=True))
         table = scores.assign(
             question=[p if isinstance(p, str) else message_text(p[-1]) for p in prompts],
             completion=list(map(transcript, texts)),
-            advantage=list(logs.get("advantages", ())) or math.nan,
+            advantage=list(advantages) or math.nan,
             reward=scores.fillna(0) @ np.array([present[name] for name in scores]),
         )
-        if images := logs.get("images"):
-            table["images"] = list(images)
+        if images:
+            table["images"] = images
         return table.to_dict("records")
 
     def _is_due(self, state: Any) -> bool:
@@ -364,6 +462,7 @@ class Monitor(TrainerCallback):
     def _validate(self, args: Any, state: Any, control: Any) -> dict[str, float]:
         """Validate; pass the figures to the trackers and to this monitor, and return them."""
         own = self.validation if callable(self.validation) else self._sampled
+        self.say(f"validating {f'after step {n}' if (n := state.global_step) else 'before step 1'}")
         figures = own() or {}
         names = {name.replace("eval/", "eval_", 1): value for name, value in figures.items()}
         self.trainer.callback_handler.on_log(args, state, control, names)
@@ -406,8 +505,8 @@ def _plain(line: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value.item() if hasattr(value, "item") else value for key, value in line.items()}
 
 
-def _dashboard(buttons: Buttons, validates: bool) -> Any:
-    """Return the dashboard, shown, in a notebook; None elsewhere."""
+def _dashboard(monitor: Monitor) -> Any:
+    """Return the monitor's dashboard, shown, in a notebook; None elsewhere."""
     shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
     if not shell or not hasattr(shell, "kernel"):
         return None
@@ -415,7 +514,10 @@ def _dashboard(buttons: Buttons, validates: bool) -> Any:
 
     from grpo_nb.views.dashboard import TrainingDashboard
 
-    dashboard = TrainingDashboard(buttons, validates)
+    # A run's trainer saves the adapter alone, and stops as its buttons do.
+    saves = hasattr(monitor.trainer, "save_adapter")
+    interrupt = INTERRUPT.format(SAVES if saves else STOPS)
+    dashboard = TrainingDashboard(monitor.buttons, monitor._validates(), interrupt)
     display(dashboard)
     return dashboard
 

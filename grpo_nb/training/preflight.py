@@ -17,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from grpo_nb import ranks
 from grpo_nb.checks import Check, Checks
 from grpo_nb.models import cuda_available, sharded
 from grpo_nb.models.adapter import trainable_weights
@@ -48,6 +49,8 @@ def preflight(trainer: Any, *, checkpoints: int | None = None) -> Checks:
         fix = "watch memory_gib in the first steps"
         checks.append(Check("memory", "warning", "sharded weights: no dry run", fix))
     elif all(check.state != "stop" for check in checks):  # otherwise the step would show nothing
+        if ranks.is_main():
+            print("preflight: the largest step is tried …", flush=True)
         checks += dry_run(trainer, row)
     checks += [*_adapters(trainer), *_hand_over(trainer), _disk(trainer, checkpoints)]
     fixes = [f"{check.fix}; see {section(check.name)}" if check.fix else "" for check in checks]

@@ -183,7 +183,7 @@ def warm_up_chart(run: "Run", lines: Sequence[dict]) -> "Figure | None":
 
     Args:
         run: The run.
-        lines: The result of `training.warm_up_curve`; without pass@8, nothing is drawn.
+        lines: The result of `stages.warm_up_curve`; without pass@8, nothing is drawn.
     """
     curve = pd.DataFrame(lines)
     if "pass@8" not in curve:

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grpo_nb.answers.compare import compare_answers
+from grpo_nb.refusals import own_frame
 from grpo_nb.reward_lab import amounts, written
 from grpo_nb.reward_lab.check import RewardCheck, RewardVerdict
 from grpo_nb.reward_lab.scoring import prompt_text
 from grpo_nb.rewards import Reward
 from grpo_nb.rewards.judge import question
 from grpo_nb.views import tables
-from grpo_nb.views.refusals import own_frame
 
 OTHERS = 8  # names of attacks in a card
 FEW = 4  # rows that are shown if there is neither a sampled completion nor a right answer
@@ -85,8 +85,7 @@ def _texts(check: RewardCheck) -> list[Text]:
         texts.append(Text(row, "empty", "an empty completion", "", True))
     once: dict[str, Text] = {}  # an attack is shown on the first row on which it can be written
     for row in attacked:
-        limits = check.longest, check.attacks, check.executed
-        for attack, text in amounts.attack_texts(scorer, style, row, *limits):
+        for attack, text in check.every_attack().on(row):
             wrong = attack.kind in amounts.HACKS
             once.setdefault(attack.name, Text(row, "attack", attack.name, text, wrong))
     texts += once.values()

@@ -15,13 +15,12 @@ from typing import Any, ClassVar
 import anywidget
 import traitlets
 
-from grpo_nb import environments, reward_lab
+from grpo_nb import environments, refusals, reward_lab
 from grpo_nb.checks import Checks
 from grpo_nb.reward_lab import RewardTest, own_attacks
 from grpo_nb.reward_lab.attacks import Attack
 from grpo_nb.reward_lab.check import RewardCheck, check_rewards
 from grpo_nb.views import lab_data
-from grpo_nb.views.refusals import shorten
 from grpo_nb.views.widgets import in_order
 
 HERE = Path(__file__).parent
@@ -63,13 +62,11 @@ class RewardLab(anywidget.AnyWidget):
         **options: Any,
     ) -> None:
         super().__init__()
+        refusals.in_one_line()
         self.reward_funcs, self.completions, self.options = reward_funcs, completions, options
         self.run, self.line, own = run, weights_line, list(options.get("attacks", ()))
         self.attacks = own + [each for each in self.session if each not in own and not run]
-        try:
-            self.judge(dataset, options.get("reward_weights"))
-        except ValueError as error:
-            raise shorten(error) from None
+        self.judge(dataset, options.get("reward_weights"))
         conditions = _conditions(options.get("args"))
         self.data = lab_data.contents(self.check, conditions)
         self._name_own()

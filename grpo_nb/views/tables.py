@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from grpo_nb import refusals
 from grpo_nb.rewards import RewardSet
-from grpo_nb.views import refusals
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,14 +48,14 @@ class Page(str):
 
 
 def show_tables() -> None:
-    """Display every DataFrame of this notebook with `table`, and a refusal as one red line.
+    """Display every DataFrame of this notebook with `table`, and our refusals in one line.
 
-    Outside a notebook, do nothing.
+    Outside a notebook, nothing is done.
     """
     from IPython import get_ipython
 
+    refusals.in_one_line()
     if shell := get_ipython():
-        refusals.register(shell)
         formatters = shell.display_formatter.formatters
         formatters["text/html"].for_type(pd.DataFrame, table)
         formatters["text/plain"].for_type(

@@ -1,22 +1,19 @@
 """Forms: for each of them the same task is asked for, read, rewarded, attacked and referred to."""
 
-from functools import partial
-
 import pytest
 from hackable import lifted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_nb import data, reward_lab
+from grpo_nb import reward_lab
 from grpo_nb.answers import FORMS, TAGS, find_form
-from grpo_nb.models import Sample, hub, template
-from grpo_nb.reward_lab import Bench, RewardTest, baseline
+from grpo_nb.models import Sample
+from grpo_nb.reward_lab import Bench, RewardTest
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.rewards import Adaptive, gated, load_preset, load_rewards, reward_set
+from grpo_nb.rewards import Adaptive, gated, load_preset, reward_set
 from grpo_nb.rewards import numeric_correctness_reward as correct
 from grpo_nb.rewards import soft_format_reward as formed
-from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs import Run, Stage, start_stage
+from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 
 NAMED = ["tags:think,answer", "tags:start_working_out,SOLUTION"]
@@ -163,24 +160,3 @@ def test_gates_and_rewards_of_ones_own_follow_or_stay():
     assert list(scores(made, "1+1=2\n#### 85").values()) == [1, 1, 1, 1, 0]
     assert made.reward_funcs[3] is mine
     assert gate.by is formed  # the gate that was given is as it was
-
-
-SMALL = {"data.eval_rows": 8, "data.max_rows": 48, "data.sft_rows": 2}
-SAMPLED = []  # of the base, in the form it was taught: the same for every form
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_notebook_2_passes_on_the_tiny_base_in_every_form(name, runs_dir):
-    stage = start_stage("01", "formed", {"rewards.form": name, **SMALL}, profile="tiny-cpu")
-    tokenizer = hub.load_tokenizer(stage.config.model.model_name)
-    preset = reward_lab.in_template(stage, tokenizer)
-    count = partial(template.count_tokens, tokenizer)
-    data.prepare_run(stage.run, stage.config.data, 0, count, preset)
-    stage.finish("data")
-    stage = start_stage("02", "formed", {"rewards.baseline_completions": 8})
-    preset, rows = load_rewards(stage.config.rewards), data.load(stage.run, "train")
-    assert rows[0]["prompt"][0]["content"] == preset.form.system_prompt
-    usual = [{**row, "prompt": build_prompt(row["question"])} for row in rows[:8]]
-    SAMPLED[:] = [tried] = SAMPLED or [baseline.sample(stage.run, usual, stage.config)]
-    verdict = reward_lab.judge(RewardTest(stage, rows, tried, Bench(preset)))
-    assert verdict.passed, verdict

@@ -5,6 +5,7 @@ GRPO_NB_SCREENSHOT=<folder of a trained run> writes docs/dashboard.png again, fr
 
 import os
 import re
+from itertools import combinations
 
 import nbformat
 import pytest
@@ -23,14 +24,18 @@ import pandas as pd
 from grpo_nb import training, views
 from grpo_nb.checks import Check
 lines = training.read_lines(Path("{METRICS}"))
-dashboard = views.TrainingDashboard(training.Buttons())
+dashboard = views.TrainingDashboard(training.Buttons(), True, "To stop: interrupt")
 dashboard"""
 SAMPLE = """alerts = [Check("spike", "warning", "2.1, 0.3 before", "lower it")]
 alerts += [Check("not a number", "stop", "reward is nan", "lower the rate")]
 text = "<script>document.title = 'taken over'</script> " + "so and so " * 60
 scores = {"exact_match_reward": 1.0, "reward": 1.5, "advantage": 0.7}
-completions = [{"question": "1 + 1", "completion": text, **scores}]
-sample = lambda step: completions"""
+sample = lambda step: [
+    {"question": f"{step} + 1", "completion": text, **scores},
+    {"question": f"{step} + 1", "completion": "worse", **scores, "reward": 0.5, "advantage": -0.7},
+]
+long = f"rewards/{'a_reward_with_a_name_that_is_much_too_long_' * 3}/mean"
+lines = [line | {long: 0.5} for line in lines]"""
 REPLAY = f"""files = sorted(Path("{TRAINED}/train").rglob("completions/*.parquet"))
 frame = pd.concat(map(pd.read_parquet, files))
 frame["question"] = [prompt[-1]["content"] for prompt in frame["prompt"]]
@@ -42,19 +47,24 @@ columns = ["question", "completion", *weights, "reward", "advantage"]
 sample = lambda step: frame.loc[frame["step"] == step, columns].to_dict("records")
 alerts = []"""
 ALERTS = [
-    "9 not a number stop reward is nan lower the rate",
-    "9 spike warning 2.1, 0.3 before lower it",
+    "stop · step 9 · not a number reward is nan → lower the rate",
+    "warning · step 9 · spike 2.1, 0.3 before → lower it",
 ]
-TRAIN = """buttons = dashboard.buttons
-for line in lines[:len(lines) * 7 // 10]:
-    new = alerts if line["step"] == 9 else []
-    update = training.Update(line, len(lines), sample(line["step"]), new)
+# A resumed training: the first steps are there at once, the others come while the cell runs.
+TRAIN = """buttons, last = dashboard.buttons, len(lines) * 7 // 10
+total = max(line["step"] for line in lines)
+updates = [
+    training.Update(line, total, sample(line["step"]), alerts if line["step"] == 9 else [])
+    for line in lines[:last]
+]
+dashboard.begin(updates[: last // 2], total, eval_rows=64)
+for update in updates[last // 2 :]:
     dashboard(update)
     assert not buttons.stop.wait(0.001)
-dashboard.draw()  # as when its time has come
+dashboard.say(f"step {dashboard.step + 1}: generating")
 print("asked for a checkpoint:", buttons.save.wait(100))
 buttons.save.clear()
-dashboard(update)
+dashboard.say(f"step {dashboard.step + 1}: generating")
 print("asked to stop:", buttons.stop.wait(100))"""
 MADE = """import pandas as pd
 from IPython.display import HTML
@@ -155,32 +165,63 @@ def test_tables_keep_to_the_left_and_what_is_short_stays_on_one_line(shown):
 
 @pytest.fixture(scope="module")
 def dashboard(page):
-    shown = page.locator(".jp-OutputArea-output", has=page.get_by_text("Stop after this step"))
-    expect(shown.get_by_role("img")).to_be_visible(timeout=SLOW)
-    step = 70 if TRAINED else 42
-    expect(shown.get_by_text(re.compile(rf"step {step} of \d+"))).to_be_visible(timeout=SLOW)
+    shown = page.locator(".grpo-dashboard")
+    phase = shown.get_by_text(re.compile(r"^step \d+: generating"))
+    expect(phase).to_be_visible(timeout=SLOW)
     return shown
 
 
-def test_curves_alerts_and_completions_are_shown_while_the_cell_runs(page, dashboard):
+def test_numbers_alerts_and_completions_are_shown_while_the_cell_runs(page, dashboard):
     assert page.locator(".jp-InputPrompt").last.inner_text() == "[*]:"
-    charts = dashboard.get_by_role("img", name=re.compile(r"reward, weighted total: \d"))
-    assert charts.evaluate("image => image.naturalWidth") > 900
+    chart = dashboard.get_by_role("img", name=re.compile(r"reward, weighted total: \d"))
+    assert chart.locator("canvas").evaluate("image => image.width") > 400
     if TRAINED:
         return
-    errors = dashboard.locator(".sheet").first.locator("tr")
-    assert [" ".join(text.split()) for text in errors.all_inner_texts()[1:]] == ALERTS
+    assert dashboard.locator(".alerts li").all_inner_texts() == ALERTS
+    expect(dashboard.get_by_role("status")).to_contain_text("not a number, step 9")
     assert page.title() != "taken over"
-    expect(dashboard.locator(".sheet .text").nth(3)).to_contain_text("so and so so and")
+    expect(dashboard.locator(".card .text").first).to_contain_text("<script>document.title")
+    entropy = dashboard.get_by_role("img", name=re.compile("^entropy"))
+    expect(entropy).to_be_visible()  # of the diagnostics, which an alert opens
+    assert chart.locator(".mark.stop").count() == 1
+
+
+def test_the_slider_goes_back_to_an_earlier_step(dashboard):
+    slider = dashboard.get_by_role("slider", name="step")
+    head = dashboard.locator("h4")
+    last = int(slider.get_attribute("max"))
+    slider.fill("0")
+    expect(head).to_contain_text("One prompt at step 1")
+    slider.fill(str(last))
+    expect(head).not_to_contain_text("One prompt at step 1:")
+
+
+BOXES = """nodes => nodes.map(node => node.getBoundingClientRect())
+  .filter(box => box.width).map(box => [box.left, box.top, box.right, box.bottom])"""
+
+
+@pytest.mark.parametrize("width", [900, 1440])
+def test_nothing_overprints_or_leaves_the_page(page, dashboard, width):
+    page.set_viewport_size({"width": width, "height": 1600})
+    right = dashboard.evaluate("node => node.getBoundingClientRect().right")
+    for part in (".legend > span", "figcaption", "figure", ".card", ".bar > *"):
+        boxes = dashboard.locator(part).evaluate_all(BOXES)
+        assert boxes and max(box[2] for box in boxes) <= right + 1, part
+        for one, other in combinations(boxes, 2):
+            apart = one[2] <= other[0] + 1 or other[2] <= one[0] + 1
+            assert apart or one[3] <= other[1] + 1 or other[3] <= one[1] + 1, part
+    page.set_viewport_size({"width": 1280, "height": 1600})
 
 
 def test_it_reads_in_either_theme(page, dashboard):
     for scheme, light in (("dark", "false"), ("light", "true")):
         page.emulate_media(color_scheme=scheme)
         expect(page.locator("body")).to_have_attribute("data-jp-theme-light", light)
-        for node in dashboard.locator("b, td, th").all():
-            assert contrast(node) > 4.5, node.inner_text()
+        for node in dashboard.locator("b, dt, dd, figcaption, .verdict, .text, button").all():
+            assert not node.is_visible() or contrast(node) > 4.5, node.inner_text()
     if TRAINED:
+        page.set_viewport_size({"width": 1100, "height": 1500})
+        dashboard.scroll_into_view_if_needed()
         dashboard.screenshot(path=PROJECT_ROOT / "docs/dashboard.png")
 
 
@@ -191,6 +232,7 @@ def test_the_buttons_reach_the_running_cell(page, dashboard):
     expect(output).to_be_visible()
     expect(save).to_be_enabled()
     dashboard.get_by_role("button", name="Stop after this step").click()
-    expect(dashboard.get_by_role("status")).to_contain_text("stops after the step in progress")
     expect(page.get_by_text("asked to stop: True")).to_be_visible()
     expect(page.locator(".jp-InputPrompt").last).not_to_have_text("[*]:")
+    expect(dashboard.get_by_text("stopped after step")).to_be_visible()
+    expect(dashboard.get_by_role("button")).to_have_count(0)

@@ -1,7 +1,7 @@
 """Sources, answers, validation, duplicates, splits: what can be wrong with rows, case by case."""
 
 import json
-import resource
+import re
 from functools import partial
 from inspect import signature
 
@@ -11,8 +11,8 @@ import pytest
 
 import grpo_nb
 from grpo_nb import data
-from grpo_nb.answers import parse_number
-from grpo_nb.data import duplicates, sources, store
+from grpo_nb.__main__ import main
+from grpo_nb.data import sources, store
 from grpo_nb.data.rows import (
     SHAPE_COLUMNS,
     TAKEN,
@@ -21,6 +21,8 @@ from grpo_nb.data.rows import (
     plain_answer,
     prepare_row,
 )
+from grpo_nb.data.split import fingerprint
+from grpo_nb.data.split import near as nearly_repeated
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import hub, template
 from grpo_nb.rewards import load_preset
@@ -176,6 +178,9 @@ def csv_text(*rows, header="question,answer"):
         ("open.csv", csv_text("a?,1", '"b?,2'), "cannot be read .*EOF inside string"),
         ("ragged.csv", csv_text("a?,1", "c?,3,4"), "cannot be read .*in line 3, saw 3"),
         ("cut.json", '[{"question": "a"', "cannot be read"),
+        ("broken.jsonl", LINES + '{"question"', "cannot be read .*line 3"),
+        ("numbers.jsonl", "7", "cannot be read .*not an object: 7"),
+        ("empty.csv", "", "holds no rows"),
         ("cut.parquet", "PAR1", "cannot be read .*copy the file again"),
         ("other.csv", csv_text("a?,1", header="ask,say"), "'question': known names: ask, say"),
     ],
@@ -196,39 +201,17 @@ def test_a_file_that_cannot_be_used_is_named_with_the_remedy(
         ("bom.csv", b"\xef\xbb\xbf" + csv_text("a?,1", "b?,2").encode(), TWO),
         ("latin.csv", csv_text("Caf\xe9?,1").encode("latin-1"),
          [{"question": "Caf\ufffd?", "answer": "1"}]),
-        ("semicolons.csv", csv_text("a?;1", "b?;2", header="question;answer"), TWO),
         ("legal.csv", csv_text('"Ann has 3,\nBob 4?",7', 'A 5" pipe?,"a ""b"""'),
          [{"question": "Ann has 3,\nBob 4?", "answer": "7"},
           {"question": 'A 5" pipe?', "answer": 'a "b"'}]),
         ("short.csv", csv_text("a?,1", "b?"), [TWO[0], {"question": "b?", "answer": ""}]),
-        ("array.jsonl", "[1]\n7\n" + LINES, ["not an object: [1]", "not an object: 7", *TWO]),
+        ("lines.json", "\n\n" + LINES, TWO),
     ],
     ids=brief,
 )  # fmt: skip
 def test_what_is_read_of_a_file(tmp_path, name, content, rows):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     assert [row for _, row in read(tmp_path / name)] == rows
-
-
-def test_a_line_of_json_that_is_no_row_is_reported_and_the_others_kept(tmp_path, runs_dir):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('\n{"question": "a?", "answer": NaN}\n{"question"\n' + LINES * 2)
-    with pytest.raises(ValueError, match=r"rows\.jsonl cannot be used"):
-        prepare(None, {"source": str(path)})
-    train, held_out, report = prepare(None, {"source": str(path), "max_dropped_share": 1})
-    assert len(train + held_out) == 2
-    rows = {entry["reason"]: entry["rows"] for entry in report["dropped"]}
-    assert rows == {"empty": [2], "unreadable": [3], "question repeated": [6, 7]}
-
-
-@pytest.mark.parametrize(
-    ("rows", "settings", "held_out"),
-    [(80, {}, 16), (2, {}, 1), (80, {"eval_rows": 5}, 5)],
-)  # fmt: skip
-def test_a_small_set_keeps_four_fifths_to_train_on(runs_dir, rows, settings, held_out):
-    given = {"eval_rows": 256, "eval_share": 0.2} | settings
-    _, _, report = prepare([question(i) for i in range(rows)], given)
-    assert (report["train_rows"], report["eval_rows"]) == (rows - held_out, held_out)
 
 
 # One row
@@ -246,14 +229,12 @@ def test_a_small_set_keeps_four_fifths_to_train_on(runs_dir, rows, settings, hel
         ({"question": "CafÃ© 2?", "answer": "2"}, "damaged text", "question", r"'Caf\xc3\xa9 2?'"),
         ({"question": "a\ud800", "answer": "2"}, "damaged text", "question", r"'a\ud800'"),
         ({**SUM, "choices": ["x"]}, "wrong type", "choices", "['x'] is no"),
-        ("not JSON", "unreadable", "", "not JSON"),
     ],
 )
 def test_a_faulty_row_is_named_with_column_and_value_and_remedy(row, reason, column, value):
     fault = only(row)
-    assert (fault.reason, fault.column) == (reason, column)
-    assert value in fault.value
-    assert str(fault).endswith(sources.REMEDIES[reason])
+    assert fault.reason == reason in sources.REMEDIES
+    assert str(fault).startswith(f"column {column!r}: ") and value in str(fault)
 
 
 RED = {"question": "Red?", "choices": ["sky", "rose"]}
@@ -294,7 +275,7 @@ def test_a_choice_that_text_and_place_name_differently_is_refused(answer, choice
     if len(letter) == 1:
         assert row["answer"] == letter
     else:
-        assert letter in str(row) and "answer with the letter" in str(row)
+        assert letter in str(row)
 
 
 @pytest.mark.parametrize(
@@ -362,8 +343,12 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
     rows = [question(1), question(None) | {"question": None}, question(3, "a dozen"), question(4)]
     with pytest.raises(ValueError, match=r"2 of 4 rows of .*rows.jsonl .* 0.05 of them") as caught:
         prepare(rows)
-    assert "row 2, column 'question': empty: None. fill the cell" in str(caught.value)
-    assert "row 3, column 'answer': answer not of its kind: 'a dozen'" in str(caught.value)
+    assert "empty: 1 left out, the first: 2. column 'question': None. fill the cell" in str(
+        caught.value
+    )
+    assert "answer not of its kind: 1 left out, the first: 3. column 'answer': 'a dozen'" in str(
+        caught.value
+    )
     assert "data.answer_kind" in str(caught.value)
     assert not list(runs_dir.glob("r/*"))
     rows += [question(99, "x")] * 30
@@ -376,7 +361,7 @@ def test_too_many_faulty_rows_are_an_error_that_names_the_first(runs_dir):
     assert [check.state for check in checks.values()] == ["ok"] * 4 + ["warning"] * 2
     assert checks["dataset"].evidence == "34 rows read: 1 to train on, 1 held out"
     assert checks["empty"] == (
-        "empty", "warning", "1 left out, the first: 2. row 2, column 'question': empty: None",
+        "empty", "warning", "1 left out, the first: 2. column 'question': None",
         sources.REMEDIES["empty"],
     )  # fmt: skip
     assert json.loads((runs_dir / "r/data/report.json").read_text()) == report
@@ -445,9 +430,9 @@ def test_what_nearly_repeats_a_held_out_question_is_not_trained_on(runs_dir):
 def near(held_out, *texts):
     """Which of the texts nearly repeat one of those held out."""
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in (*held_out, *texts)]
-    prints = pd.DataFrame([duplicates.fingerprint(row, "1") for row in rows])
+    prints = pd.DataFrame([fingerprint(row, "1") for row in rows])
     places = np.arange(len(held_out))
-    found = duplicates.near(prints, places)
+    found = nearly_repeated(prints, places)
     assert not found[places].any()
     return found[len(held_out) :]
 
@@ -492,7 +477,7 @@ def test_columns_reach_the_rewards_as_they_were(runs_dir):
             assert (row["tests"], row["tags"]) == (EXTRA["tests"], EXTRA["tags"])
             assert ("unnamed" in row) == (names == "all")
         assert {row["level"] for row in train + held_out} == {0, 1, 2, 3}
-    with pytest.raises(ValueError, match="row 1, column 'nowhere': column missing: the row has"):
+    with pytest.raises(ValueError, match=r"column missing: .*column 'nowhere': the row has"):
         prepare(rows, {"extra_columns": "nowhere"})
 
 
@@ -502,21 +487,6 @@ def test_the_system_prompt_is_the_presets_unless_set(runs_dir):
     for setting, turns in (("preset", [boxed.form.system_prompt]), ("Mine.", ["Mine."]), ("", [])):
         train, _, _ = prepare(rows, {"system_prompt": setting}, preset=boxed)
         assert [turn["content"] for turn in train[0]["prompt"][:-1]] == turns
-
-
-def test_a_full_disk_leaves_the_data_as_they_were(runs_dir):
-    prepare([question(i) for i in range(9)])
-    before = {path: path.read_bytes() for path in runs_dir.rglob("*") if path.is_file()}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-    try:
-        with pytest.raises(
-            OSError, match=r"no room to write .*/r/data .*, which is unchanged: free some"
-        ):
-            prepare(None, {"source": "arithmetic"})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert {path: path.read_bytes() for path in runs_dir.rglob("*") if path.is_file()} == before
 
 
 # SFT warm-up
@@ -529,7 +499,7 @@ def test_sft_rows_show_the_worked_answer_in_the_wanted_format(runs_dir):
     primed = data.worked_rows(data.load(Run("r"), "sft"), preset)
     texts = {row["completion"][0]["content"] for row in primed}
     shown = "She has 2+2=4 pens.\n#### 4"
-    assert shown in texts and texts <= {shown, preset.reference({"answer": "1"})}
+    assert shown in texts and texts <= {shown, "#### 1"}
 
 
 @pytest.mark.parametrize(("wanted", "written"), [(0, 0), (400, 4)])
@@ -548,16 +518,38 @@ def test_what_the_warm_up_shows_is_neither_trained_nor_asked(runs_dir, wanted, w
 # The shipped data, and GSM8K
 
 
-def test_every_built_in_problem_has_the_right_gold():
-    for _, row in read("arithmetic"):
-        right = row["a"] + row["b"] if row["operator"] == "+" else row["a"] - row["b"]
-        assert parse_number(row["answer"]) == right
-        assert str(row["a"]) in row["question"]
-        assert str(row["b"]) in row["question"]
-
-
 def test_every_gold_of_gsm8k_parses(gsm8k_test_file, runs_dir):
     settings = {"source": str(gsm8k_test_file), "max_prompt_tokens": 10_000}
     train, held_out, report = prepare(None, settings)
     assert (report["rows_read"], report["dropped"]) == (1319, [])
     assert len(train + held_out) == 1319
+
+
+# What `run` says before anything starts
+
+CITIES = ["Which city is the capital of France?,Paris", "And that of Spain?,Madrid"]
+SUMS = [f"What is {i} + 4?,{i + 4}" for i in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "setting", "problem"),
+    [
+        ("Nr,Aufgabe", SUMS, "", r"\(data.question_column\) 'question': known names: Nr, Aufgabe"),
+        ("question,answer", CITIES, "", "(?s)2 of 2 rows .* 'Paris' holds no number. set"),
+        ("question,answer", SUMS, "data.source=nowhere.csv", "there is no .*nowhere.csv; name a"),
+        ("question,answer", SUMS, "model.model_name=data/tiny_bas", "holds no config.json"),
+        ("question,answer", SUMS, "rewards.cases=no.jsonl", "no.jsonl does not exist"),
+        ("question,answer", [*CITIES[:1], *SUMS], "", ""),
+        ("question,answer", [], "data.source=openai/gsm8k", ""),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    runs_dir, capsys, header, rows, setting, problem
+):
+    file = runs_dir / "own rows.csv"
+    file.write_text("\n".join([header, *rows]))
+    settings = ["--set", f"data.source={file}", *(["--set", setting] if setting else [])]
+    code = main(["run", "--name", "mine", "--profile", "tiny-cpu", "--dry-run", *settings])
+    printed = "".join(capsys.readouterr())
+    assert (code, bool(re.search(problem, printed))) == (2 if problem else 0, True), printed
+    assert list(runs_dir.iterdir()) == [file]

@@ -9,7 +9,7 @@ from trainings import make_run, trainer_of
 from trl import GRPOConfig, GRPOTrainer
 
 import grpo_nb
-from grpo_nb import environments, models, rewards, training
+from grpo_nb import environments, models, rewards, stages, training
 from grpo_nb.environments.play import Episode
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import hub, lm_head, template
@@ -124,6 +124,6 @@ def test_a_training_plays_logs_and_validates_episodes(trainer):
     assert len(steps) == 2 and all(0 < line["episodes/turns"] <= 4 for line in steps)
     assert {"eval/accuracy", "eval/reward"} <= {key for line in lines for key in line}
     chosen, tokenizer = trainer.rewards, trainer.policy.tokenizer
-    table = training.read_completions(trainer.stage.run, chosen, tokenizer, CAP)
+    table = stages.read_completions(trainer.stage.run, chosen, tokenizer, CAP)
     assert table["completion"].str.contains(r"guess\(n=\d+\)\n→ (?:higher|lower|right)").any()
     assert (table["environment_reward"] > 0).any()

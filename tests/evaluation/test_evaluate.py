@@ -96,6 +96,34 @@ def report_of(samples, preset=MATH) -> dict:
     )
 
 
+def test_the_sentence_says_how_much_of_a_gain_is_format():
+    """Of rewards of one's own, which pay for nothing but an answer in tags."""
+
+    def in_tags(completions, answer, **_):
+        pairs = zip(completions, answer, strict=True)
+        return [float(f"<answer>{a}</answer>" in text) for text, a in pairs]
+
+    def tagged(completions, **_):
+        return [float("</answer>" in text) for text in completions]
+
+    preset = reward_set([(in_tags, 1.0), (tagged, 0.5)])
+    texts = {
+        "base": ["so it is 7.", "<answer>7</answer>", "6"],
+        "after": ["<answer>7</answer>"] * 3,
+    }
+    samples = {}
+    for label, group in texts.items():
+        lines, given = answers("111", ["1"] * 3, reference="7"), group * 4
+        scores = in_tags(group * 2, ["7"] * 6), tagged(group * 2)
+        lines = lines.assign(completion=given[: len(lines)], in_tags=scores[0], tagged=scores[1])
+        samples[label] = lines.assign(format=lines["tagged"])
+    [pair] = report_of(samples, preset)["comparisons"]
+    assert pair["sentence"].endswith(
+        "; read leniently 66.7 % → 100.0 %, in the form 33.3 % → 100.0 %: "
+        "33.3 of the 66.7 points are format"
+    )
+
+
 def build(before: str, after: str) -> dict:
     samples = {
         name: answers(text, [2 * letter for letter in text])
@@ -114,7 +142,7 @@ def test_the_report_says_better_worse_or_neither():
     assert better["sentence"].startswith(
         "base → merged: better: greedy accuracy 10.0 % → 90.0 %, +80.0 points (95 % interval +"
     )
-    assert better["sentence"].endswith("McNemar p = 0.021; 9 gained, 1 lost")
+    assert "McNemar p = 0.021; 9 gained, 1 lost" in better["sentence"]
     assert (better["gained"], better["lost"]) == (9, 1)
     assert few["verdict"] == same["verdict"] == UNCLEAR
     low, high = same["differences"]["accuracy"]["interval"]
@@ -170,7 +198,7 @@ def test_a_reward_that_takes_two_values_is_right_or_wrong_whatever_it_pays(score
     assert pair["sentence"].startswith(
         f"base → merged: {UNCLEAR}: greedy accuracy 20.8 % → 31.2 %, +10.4 points"
     )
-    assert pair["sentence"].endswith("McNemar p = 0.062; 5 gained, 0 lost")
+    assert "McNemar p = 0.062; 5 gained, 0 lost" in pair["sentence"]
     assert figures["merged"]["accuracy"] == figures["merged"]["pass@1"] == 15 / 48
 
 
@@ -285,7 +313,7 @@ def test_what_got_worse_is_shown_first():
     ],
 )
 def test_bad_input_is_refused_before_a_model_is_loaded(monkeypatch, change, message):
-    monkeypatch.delattr(evaluation.answering, "open_engine")
+    monkeypatch.delattr("grpo_nb.evaluation.evaluate.open_engine")
     candidates = [evaluation.Candidate("base", "data/tiny_base")]
     given = {"candidates": candidates, "rows": [{}, {}], **change}
     with pytest.raises((ValueError, FileNotFoundError), match=message):

@@ -39,7 +39,7 @@ def test_an_adapter_of_noise_is_worse_than_its_base_and_the_sentence_says_by_how
     result = compared({"base": TINY, "trained": (TINY, adapter)}, load_in_4bit=True)
     [pair] = result.report["comparisons"]
     assert pair["verdict"] == "worse" and pair["lost"] > pair["gained"]
-    assert pair["sentence"] in str(result)
+    assert pair["sentence"] in str(result) and "; read leniently " in pair["sentence"]
     lines = result.samples["base"].query("decoding == 'greedy'")
     assert lines["accuracy"].tolist() == lines["right"].tolist()  # the reward that reads the target
     assert lines["question"].iloc[0] == "What is 20 + 27?"
@@ -71,6 +71,6 @@ def test_what_cannot_be_evaluated_is_refused_before_a_model_is_loaded(rows, opti
 
 
 def test_a_missing_adapter_is_named_before_the_first_model_is_asked(tmp_path, monkeypatch):
-    monkeypatch.setattr("grpo_nb.evaluation.answering.answer_rows", None)
+    monkeypatch.setattr("grpo_nb.evaluation.evaluate.answer_rows", None)
     with pytest.raises(FileNotFoundError, match="checkpoint-9"):
         compared({"base": TINY, "trained": (TINY, tmp_path / "checkpoint-9")})

@@ -14,7 +14,6 @@ from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run
-from grpo_nb.runs.config import resolve
 from grpo_nb.training import guard
 
 sys.path.append(str(Path(__file__).parent))
@@ -33,7 +32,7 @@ def test_the_four_notebooks_teach_the_tiny_model(runs_dir, fast_inference):
     assert greedy["merged"]["accuracy"] >= 0.75
     assert greedy["merged"]["format"] >= 0.95
     executed = (Run("gpu") / "notebooks/03_train_grpo.ipynb").read_text(encoding="utf-8")
-    by_vllm = models.use_vllm(fast_inference, "4bit", resolve("tiny-cpu"))
+    by_vllm = models.use_vllm(fast_inference, "4bit")
     outputs = json.dumps([cell.get("outputs") for cell in json.loads(executed)["cells"]])
     assert f"completions by {'vLLM' if by_vllm else 'transformers'}" in outputs
 

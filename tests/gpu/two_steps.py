@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from grpo_nb import models, training
+from grpo_nb import models, stages
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run, Stage
@@ -46,7 +46,7 @@ def report(policy, config, run):
     before = answers(policy)
     rows = [{"prompt": prompt, "answer": "85"} for prompt in PROMPTS]
     rewards, stage = load_preset("math"), Stage(run, "03", config)
-    trainer = training.build_trainer(policy, rewards, rows, stage)
+    trainer = stages.build_trainer(policy, rewards, rows, stage)
     built = answers(policy)
     flags = checkpoint_flags(policy.model, lambda: dry_run(trainer, dict(trainer.train_dataset[0])))
     trained = [weight for weight in policy.model.parameters() if weight.requires_grad]

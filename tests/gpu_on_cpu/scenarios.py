@@ -35,7 +35,7 @@ from trainings import (  # noqa: E402
 from unsloth import FastLanguageModel  # noqa: E402
 
 import grpo_nb  # noqa: E402
-from grpo_nb import environments, models, rewards, training  # noqa: E402
+from grpo_nb import environments, models, rewards, stages, training  # noqa: E402
 from grpo_nb.models import dense  # noqa: E402, F401 (it is told of a GPU, as the training is)
 from grpo_nb.rewards import reward_set  # noqa: E402
 from grpo_nb.runs import Run, Stage  # noqa: E402
@@ -76,7 +76,7 @@ def start(name, rewards=MATH, **settings):
     loaded = policy(config)
     pretended.claim_in("grpo_nb.training")
     pretended.claim_in("grpo_nb.models.dense")
-    training.warm_up(loaded, Stage(run, "03", config))
+    stages.warm_up(loaded, Stage(run, "03", config))
     return trainer_of(run, loaded, rewards, **settings)
 
 
@@ -180,10 +180,10 @@ def arguments():
         for extra in ({}, {"grpo.epsilon_high": 0.3, "grpo.mask_truncated_completions": False}):
             settings = SETTINGS | {"grpo.loss_type": loss} | extra
             stage = Stage(run, "03", resolve("tiny-cpu", settings))
-            args = trl.GRPOConfig(**training.grpo_arguments(stage, policy, MATH))
-            table = training.effective(args, stage, policy, MATH).set_index("argument")
+            args = trl.GRPOConfig(**stages.grpo_arguments(stage, policy, MATH))
+            table = stages.effective(args, stage, policy, MATH).set_index("argument")
             found[loss + " set" * bool(extra)] = dict(table["changed"])
-            training.arguments.refuse_unusable(args, stage, policy, MATH)
+            stages.arguments.refuse_unusable(args, stage, policy, MATH)
     return found
 
 
@@ -193,12 +193,12 @@ def changed_arguments():
     args, stage = one.args, one.stage
     args.unsloth_num_chunks, args.vllm_sampling_params, args.temperature = 2, None, 0.9
     rows = one.train_dataset.to_list()
-    again = training.build_trainer(one.policy, MATH, rows, stage, args)
+    again = stages.build_trainer(one.policy, MATH, rows, stage, args)
     for name, value in {"learning_rat": 1, "num_generations": 6, "weight_decay": -1}.items():
         before = vars(args).copy()
         setattr(args, name, value)
         try:
-            training.build_trainer(one.policy, MATH, rows, stage, args)
+            stages.build_trainer(one.policy, MATH, rows, stage, args)
         except ValueError as error:
             refused[name] = str(error)
         vars(args).clear()
@@ -233,7 +233,7 @@ def a_guard():
     """Of whose samples it trains on: its own, then those of the base without the adapter."""
     one = start("guarded", **{"grpo.max_steps": 2, "train.guard_steps": 1})
     seen = {"steps": steps(one), "looks": [look._asdict() for look in one.guard.looks]}
-    kind = training.RunTrainer
+    kind = stages.RunTrainer
     sample = kind._generate_single_turn
 
     def without_the_adapter(self, *args):
@@ -274,7 +274,7 @@ SCENARIOS = {function.__name__: function for function in RUN}
 
 
 def main():
-    assert training.RunTrainer  # imports all that stays
+    assert stages.RunTrainer  # imports all that stays
     gc.collect()
     gc.freeze()  # Unsloth collects garbage at each step: half a second each time
     report = {}

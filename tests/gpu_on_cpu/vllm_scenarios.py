@@ -32,7 +32,7 @@ import vllm_faults  # noqa: E402
 from trainings import MATH, beside_a_stock_trainer, make_run, trainer_of  # noqa: E402
 
 import grpo_nb  # noqa: E402
-from grpo_nb import environments, models, rewards, training  # noqa: E402
+from grpo_nb import environments, models, rewards, stages, training  # noqa: E402
 from grpo_nb.machine import PROJECT_ROOT  # noqa: E402
 from grpo_nb.models.policy import UNSLOTHS_VLLM  # noqa: E402
 from grpo_nb.rewards.prompts import build_prompt  # noqa: E402
@@ -90,7 +90,7 @@ class Tiny:
             make_run(name, **{"data.sft_rows": 16, "data.max_rows": 64})
         settings = SETTINGS | settings
         stage = Stage(run, "03", resolve("tiny-cpu", flatten(run.config()), settings))
-        training.warm_up(policy, stage)
+        stages.warm_up(policy, stage)
         return trainer_of(run, policy, rewards, **settings)
 
 
@@ -149,7 +149,7 @@ def loading(tiny):
     base = [w for name, w in model.named_parameters() if "lora" not in name]
     shared = [weight.untyped_storage().data_ptr() in of_vllm for weight in base]
     adapter = FOLDER / "adapter"
-    training.checkpoints.save_trained(model, adapter)
+    stages.checkpoints.save_trained(model, adapter)
     untouched = texts(policy.engine)
     move(policy)
     before = [weight.detach().clone() for weight in tiny.trained().values()]
@@ -157,7 +157,7 @@ def loading(tiny):
     after = list(tiny.trained().values())
     report = {
         "engine": policy.engine.name,
-        "folds": policy.folds_adapter,
+        "folds": hasattr(model.vllm_engine, "_unsloth_merged_rollout_wrapped"),
         "variables": {name: os.environ.get(name) for name in UNSLOTHS_VLLM},
         "adapter dtypes": sorted({str(weight.dtype) for weight in after}),
         "shares all weights": all(shared) and len(shared) > 0,
@@ -342,7 +342,7 @@ def main():
             if tiny is None and scenario is not what_unsloth_asks_of_vllm:
                 pretended.prepare_loader()
                 tiny = Tiny() if scenario is not a_real_model else None
-                assert training.RunTrainer  # imports what makes the claim
+                assert stages.RunTrainer  # imports what makes the claim
                 pretended.claim_in("grpo_nb.training")
                 gc.freeze()  # Unsloth collects garbage at each step: half a second each time
             report[scenario.__name__] = scenario(tiny)

@@ -56,60 +56,59 @@ BOTH, VLLM, PLAIN = ("vllm", "vllm_bnb_plugin"), ("vllm",), {"policy.backend": "
 FULL = {"model.full_finetuning": True, "model.load_in_4bit": False}
 
 
+def packages(monkeypatch, *names, gpu=True):
+    monkeypatch.setattr("grpo_nb.models.vllm.cuda_available", lambda: gpu)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in names else None)
+
+
 @pytest.mark.parametrize(
-    ("asked", "policy", "packages", "gpu", "expected"),
+    ("asked", "present", "gpu", "expected"),
     [
-        (("detect", "4bit"), {}, BOTH, True, True),
-        (("detect", "4bit"), {}, BOTH, False, False),
-        (("detect", "4bit"), PLAIN, BOTH, True, False),
-        (("detect", "4bit"), FULL, BOTH, True, False),
-        (("detect", "16bit"), {}, VLLM, True, True),
+        (("detect", "4bit"), BOTH, True, True),
+        (("detect", "4bit"), BOTH, False, False),
+        (("detect", "16bit"), VLLM, True, True),
         (
             ("vllm", "4bit"),
-            {},
             BOTH,
             False,
-            "needs a CUDA GPU; otherwise set model.fast_inference = 'detect'",
+            "needs a CUDA GPU; otherwise set model.fast_inference",
         ),
-        (("vllm", "4bit"), PLAIN, BOTH, True, "needs policy.backend = 'unsloth'"),
-        (("vllm", "4bit"), FULL, BOTH, True, "full_finetuning = False"),
-        (("vllm", "4bit"), {}, VLLM, True, r"the package vllm-bnb-plugin \(pip inst"),
-        (("vllm", "16bit"), {}, (), True, "model.fast_inference = .* package vllm; otherwise set"),
-        (("detect", "4bit"), None, BOTH, True, True),
+        (("vllm", "4bit"), VLLM, True, r"the package vllm-bnb-plugin \(pip inst"),
+        (("vllm", "16bit"), (), True, "model.fast_inference = .* package vllm; otherwise set"),
     ],
 )
 def test_vllm_is_used_where_it_can_be_and_refused_by_name(
-    asked, policy, packages, gpu, expected, monkeypatch
+    asked, present, gpu, expected, monkeypatch
 ):
-    monkeypatch.setattr("grpo_nb.models.vllm.cuda_available", lambda: gpu)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in packages else None)
-    training = None if policy is None else resolve("tiny-cpu", policy)
+    packages(monkeypatch, *present, gpu=gpu)
     if isinstance(expected, bool):
-        assert models.use_vllm(*asked, training) is expected
+        assert models.use_vllm(*asked) is expected
     else:
         with pytest.raises(RuntimeError, match=expected):
-            models.use_vllm(*asked, training)
+            models.use_vllm(*asked)
 
 
-def test_a_4bit_policy_without_vllms_plugin_warns_and_does_without(monkeypatch):
-    """vLLM has had bitsandbytes in a package of its own since 0.28."""
-    monkeypatch.setattr("grpo_nb.models.vllm.cuda_available", lambda: True)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == "vllm" else None)
+def test_vllm_is_for_unsloth_with_lora_and_warns_of_a_missing_plugin(monkeypatch):
+    packages(monkeypatch, *BOTH)
+    vision = {"lora.finetune_vision_layers": True}
+    wanted = [policy_module.wants_vllm(resolve("tiny-cpu", s)) for s in ({}, PLAIN, FULL, vision)]
+    assert wanted == [True, False, False, False]
+    packages(monkeypatch, *VLLM)
     with pytest.warns(UserWarning, match="transformers generates, since vLLM needs the package"):
-        assert models.use_vllm("detect", "4bit", resolve("tiny-cpu")) is False
+        assert models.use_vllm("detect", "4bit") is False
 
 
-def test_where_unsloth_starts_no_engine_transformers_generates_or_it_is_refused(capsys):
+def test_where_unsloth_starts_no_engine_transformers_generates_or_it_is_refused(
+    capsys, monkeypatch, base, tokenizer
+):
     """As for gpt-oss, or Gemma 4 on a T4: it is the model that is asked, and not our settings."""
-    model = models.load_checkpoint("data/tiny_base", adapter=None, quantization="16bit")
-    assert policy_module.has_engine(model, TINY_MODEL) is False
-    asked = TINY_MODEL.model_copy(update={"fast_inference": "vllm"})
+    monkeypatch.setitem(policy_module._environment, "wants vllm", True)
+    assert models.policy_of(base, tokenizer, TINY_MODEL).vllm is False
     said = "Unsloth does not run data/tiny_base with vLLM on this GPU: transformers generates"
     assert capsys.readouterr().out.startswith(said)
+    asked = TINY_MODEL.model_copy(update={"fast_inference": "vllm"})
     with pytest.raises(RuntimeError, match=r"set model\.fast_inference = 'detect'"):
-        policy_module.has_engine(model, asked)
-    model.vllm_engine = object()
-    assert policy_module.has_engine(model, asked) is True
+        models.policy_of(base, tokenizer, asked)
 
 
 def test_the_prompt_ends_where_the_completion_begins(tokenizer):
@@ -278,13 +277,11 @@ def test_a_closed_policy_holds_no_weights_whoever_holds_it(in_4bit):
     assert not any(states)
 
 
-def test_a_closed_engine_says_so_and_lets_its_model_go():
+def test_a_closed_engine_lets_its_model_go():
     opened = models.open_engine(TINY, adapter=None, quantization="16bit")
     model = weakref.ref(opened.model)
     opened.close()
     assert model() is None
-    with pytest.raises(RuntimeError, match="this engine was closed: open another one"):
-        opened.generate(PROMPTS, max_completion_length=4)
 
 
 def test_saved_weights_go_into_a_policy_in_place(trained):
@@ -301,12 +298,9 @@ def test_saved_weights_go_into_a_policy_in_place(trained):
 
 def test_weights_that_do_not_fit_are_refused(trained, tmp_path):
     adapter = trained["transformers"]["adapter"]
-    first = r"layers\.0\.mlp\.down_proj\.lora_A\.weight is \(16, 384\) there and \(8, 384\) here"
-    with pytest.raises(ValueError, match=first):
-        models.load_weights(plain_policy(**{"lora.r": 8}), adapter)
     policy = plain_policy(**{"lora.lora_alpha": 16})
     before = [parameter.detach().clone() for parameter in policy.model.parameters()]
-    with pytest.raises(ValueError, match=r"lora_alpha = 32, the policy 16: load the policy with"):
+    with pytest.raises(ValueError, match=r"lora_alpha = 32, the policy 16 and 16: load"):
         models.load_weights(policy, adapter)
     with pytest.raises(FileNotFoundError, match=r"holds no .safetensors"):
         models.load_weights(policy, tmp_path)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import grpo_nb
-from grpo_nb import data, export, models, reward_lab, training
+from grpo_nb import data, export, models, stages, training
 from grpo_nb.files import project_path
 from grpo_nb.models import template
 from grpo_nb.models.dense import DenseEngine
@@ -48,7 +48,7 @@ def trained(tmp_path_factory):
         stage = Stage(Run("real"), "03", resolve("smollm2-cpu", SETTINGS))
         run, config = stage.run, stage.config
         policy = models.load_policy(config)
-        chosen = reward_lab.in_template(stage, policy.tokenizer)
+        chosen = stages.in_template(stage, policy.tokenizer)
         count = partial(template.count_tokens, policy.tokenizer)
         data.prepare_run(run, config.data, config.seed, count, chosen)
         run.write_config(config)
@@ -62,9 +62,9 @@ def trained(tmp_path_factory):
             return passed(table, chosen).mean()
 
         share = {"base": right()}
-        sentence = training.warm_up(policy, stage)
+        sentence = stages.warm_up(policy, stage)
         share["warm-up"] = right()
-        trainer = training.build_trainer(policy, chosen, rows, stage)
+        trainer = stages.build_trainer(policy, chosen, rows, stage)
         grpo_nb.preflight(trainer).refuse()
         trainer.guard = grpo_nb.Guard(trainer, every=config.train.guard_steps)
         trainer.train()

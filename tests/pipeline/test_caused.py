@@ -9,7 +9,7 @@ import pytest
 import torch
 from answered import MATH, answers
 
-from grpo_nb import evaluation, training
+from grpo_nb import evaluation, stages, training
 from grpo_nb.__main__ import main
 from grpo_nb.checks import Check
 from grpo_nb.files import write_json
@@ -54,7 +54,7 @@ def test_a_training_is_paid_shuffled_rewards_and_validated_by_true_ones(start):
     lines = training.read_lines(one.folder / "metrics.jsonl")
     assert [line["step"] for line in lines if "eval/accuracy" in line] == [0, 1]
     one.stage.run.write_config(one.stage.config)  # as stage 03 does
-    sampled = training.read_completions(one.stage.run, MATH, one.policy.tokenizer, 32)
+    sampled = stages.read_completions(one.stage.run, MATH, one.policy.tokenizer, 32)
     assert "a placebo: these scores are shuffled" in completions(sampled.query("step > 0").tail(2))
 
 

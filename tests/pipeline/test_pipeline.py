@@ -15,11 +15,11 @@ import pytest
 from conftest import TINY_SETTINGS, held, tree
 from stub_trials import until
 
+from grpo_nb import runs, stages
 from grpo_nb.__main__ import main
 from grpo_nb.files import write_json
 from grpo_nb.pipeline import notebooks as pipeline
-from grpo_nb.pipeline import stages
-from grpo_nb.runs import NOTEBOOKS, Run, Stage, config, start_stage
+from grpo_nb.runs import NOTEBOOKS, Run, Stage, config
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def test_the_summary_says_before_and_after_and_where_things_are(demo_run, capsys
 
 
 def test_the_functions_of_the_stages_write_what_the_notebooks_write(demo_run, runs_dir):
-    """To the byte. The third is run by `train`, in tests/training/test_ranks.py."""
-    start = partial(start_stage, run_name="functions", settings=TINY_SETTINGS, all_stages=True)
+    """To the byte. The third is run by `train`, in tests/stages/test_ranks.py."""
+    start = partial(runs.start, run_name="functions", settings=TINY_SETTINGS, all_stages=True)
     checks = stages.prepare_data(start("01", profile="tiny-cpu"))
     test, verdict = stages.test_rewards(start("02"))
     assert len(test.baseline.rows) == 4 and verdict.passed

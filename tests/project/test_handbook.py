@@ -24,7 +24,7 @@ from grpo_nb.pipeline.notebooks import assigned, planned_run, resolve_run
 from grpo_nb.pipeline.sweep import read_sweep
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, config
-from grpo_nb.training.arguments import TRL_NAMES, refuse_unknown_trl
+from grpo_nb.stages.arguments import TRL_NAMES, refuse_unknown_trl
 
 PAGES = [PROJECT_ROOT / "README.md", *sorted((PROJECT_ROOT / "docs").glob("*.md"))]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

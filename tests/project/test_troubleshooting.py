@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from grpo_nb.data import preparation
+from grpo_nb.data import split
 from grpo_nb.data.sources import REMEDIES
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.reward_lab import base_model, gate
@@ -44,7 +44,7 @@ def test_no_two_sections_have_one_anchor():
     ("chapter", "known"),
     [
         ("Alerts of a training", health.ALERTS),
-        ("Rows that are refused", {*REMEDIES, preparation.REPEATED, preparation.LEAKS}),
+        ("Rows that are refused", {*REMEDIES, split.REPEATED, split.LEAKS}),
     ],
 )
 def test_a_chapter_has_a_section_for_each(chapter, known):

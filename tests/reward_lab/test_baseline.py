@@ -86,6 +86,7 @@ def test_the_summary_says_what_training_will_meet():
     expected = {f"prompts {kind}": 1 for kind in ("never solved", "always solved", "to keep")}
     expected |= {"prompts": 3, "completions per prompt": 2, "pass@1": 0.5, "pass@2": 2 / 3}
     expected |= {"share of zero-advantage groups": 2 / 3, "share truncated": 1 / 6}
+    expected |= {"share of groups all right or all wrong": 2 / 3}
     expected |= {f"completion tokens, {name}": 4 for name in ("mean", "p95", "max")}
     expected |= {"max_completion_length": 8, "recommended max_completion_length": 16}
     assert figures == pytest.approx(expected)
@@ -106,10 +107,13 @@ def test_the_summary_says_what_training_will_meet():
 def test_the_checks_of_base_and_length(figures, states):
     known = {"pass@1": 0.5, "share of zero-advantage groups": 0.5, "max_completion_length": 32}
     known |= {"recommended max_completion_length": 32, "share truncated": 0.1}
+    known |= {"share of groups all right or all wrong": 0.5}
     checks = base_model.checks(known | {"completion tokens, p95": 24.0} | figures)
     assert [check.name for check in checks] == ["base model", "completion length"]
     assert [check.state for check in checks] == states
     assert [bool(check.fix) for check in checks] == [state != "ok" for state in states]
+    again = base_model.checks(known | {"completion tokens, p95": 24.0} | figures, warm_steps=40)
+    assert states[0] == "ok" or "train.sft_steps = 160" in again[0].fix, "more than is set"
 
 
 # Difficulty

@@ -8,10 +8,9 @@ import scripted_judges as scripts
 from judge_server import serving, verdict
 from scripted_judges import MATH, ROWS, a_test
 
-from grpo_nb import data, reward_lab
+from grpo_nb import data, reward_lab, runs
 from grpo_nb.reward_lab.certificate import certify
 from grpo_nb.rewards import GroupJudge, LLMJudge, reward_set
-from grpo_nb.runs import start_stage
 
 TESTS = [
     *("repeatability", "position", "length", "praise", "markup"),
@@ -99,11 +98,11 @@ def test_a_judge_that_is_down_is_refused_and_raises_nothing(server):
 def run_test(server):
     """The test of a run whose data stage 01 really prepared."""
     settings = {"data.max_rows": 24}
-    stage = start_stage("01", "certified", settings, profile="tiny-cpu")
+    stage = runs.start("01", "certified", settings, profile="tiny-cpu")
     data.prepare_run(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts))
     stage.finish("data")
     tested = a_test(data.load(stage.run, "train"), prompts=8)
-    stage = start_stage("02", "certified", {"rewards.baseline_completions": 6})
+    stage = runs.start("02", "certified", {"rewards.baseline_completions": 6})
     return tested._replace(stage=stage)
 
 
@@ -113,8 +112,9 @@ def test_the_gate_certifies_the_judge_and_reports_it(run_test, server):
     server.script = [scripts.honest]
     verdict = reward_lab.judge(test)
     assert verdict.passed, verdict
-    warnings = [check for check in verdict.checks[1:-2] if check.state == "warning"]
-    assert verdict.checks[0].evidence.endswith(f"attacks lose; {len(warnings)} warnings")
+    warnings = [check.name for check in verdict.checks[1:-2] if check.state == "warning"]
+    said = ", ".join(warnings) or "none"
+    assert verdict.checks[0].evidence.endswith(f"attacks lose; warnings: {said}")
     reward_lab.save(test, verdict)
     report = json.loads((test.stage.run / "rewards/report.json").read_text())
     names = {f"group_judge: {name}" for name in TESTS}

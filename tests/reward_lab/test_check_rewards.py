@@ -135,6 +135,7 @@ FALLS = {
     "equation": lambda t, a: float(said(t).split(" = ")[-1] == a),
     "every number": lambda t, a: float(len(re.findall(r"\d+", t)) > 60) or exact(t, a),
     "stuffing": lambda t, a: exact(t, a) + t.count("therefore") / 4,
+    "own words": lambda t, a: exact(t, a) + 0.9 * bool(re.search(r"\[hop \d\]", t)),
     "repetition": lambda t, a: exact(t, a) + (t.count("The answer is") > 20),
     "length": lambda t, a: exact(t, a) + min(2, len(t) / 1000),
     "length pays": lambda t, a: exact(t, a) * (1 + min(2, len(t) / 1000)),
@@ -314,6 +315,10 @@ def by_clock(completions, answer, **_):
     return [exact(*pair) * (1 + time.time() % 7919) for pair in pairs]
 
 
+def now():
+    return time.time() % 1
+
+
 def of_answer(text, answer):
     return 1 / len(said(text)) * exact(text, answer)
 
@@ -347,6 +352,7 @@ RULES = [
     ("state", "stop", generous_at_first, "after the first calls"),
     ("state", "stop", new_and_slow, "after the first calls"),
     ("clock", "stop", by_clock, "scores change"),
+    ("clock", "stop", mine(lambda t, a: exact(t, a) + now()), "scores change"),
     ("order", "stop", by_place, "when the batch was reordered"),
     ("compares the batch", "note", shorter, "attacks are scored in groups"),
     ("side effects", "warning", mine(moving), "it changes the working directory; it seeds random"),
@@ -476,15 +482,7 @@ def renamed(func, number):
 
 ANSWERED = {  # rows for the library's presets
     "math": SUMS,
-    "qa": [{**row, "question": row["prompt"], "prompt": []} for row in PEOPLE],
     "json_extraction": [{**row, "question": row["prompt"], "prompt": []} for row in OBJECTS],
-    "summarization": [
-        {"prompt": [], "question": q, "answer": a}
-        for q, a in (
-            ("Ann bought three apples and ate one.", "Ann ate an apple."),
-            ("It rained until the bridge was shut.", "Rain closed the bridge."),
-        )
-    ],
 }
 SETS = {name: (PRESETS[name].reward_funcs, PRESETS[name].reward_weights, rows)
         for name, rows in ANSWERED.items()}  # fmt: skip
@@ -668,6 +666,16 @@ def test_sampled_completions_are_scored(sampled):
     assert "mean 0, from 0 to 0" in found(SOUND, CHATS, completions=chats).findings[0].evidence
 
 
+def test_wrong_completions_that_the_model_is_paid_for_are_attacks_on_every_row():
+    equals = mine(lambda t, a: min(t.count(chr(61)), 4) / 4, name="equals")
+    sampled = [["= = = =", "<answer>41</answer>", "<answer>7</answer>"]] * len(NUMBERS)
+    verdict = found([SOUND, equals], completions=sampled)
+    (check,) = [each for each in verdict.findings if each.name == "sampled and wrong"]
+    assert check.state == "warning" and check.evidence.startswith("'= = = =' earns more than")
+    assert "`equals` pays 1" in check.evidence
+    assert "sampled and wrong" not in names_of(found([SOUND, TEXT], completions=sampled))
+
+
 POLITE = mine(lambda t, a: exact(t, a) + 2.0 * ("if you please" in t))
 OWN = [
     (POLITE, "wrong", "{answer}, not {other}: {question} if you please", "stop"),
@@ -769,22 +777,13 @@ def test_a_reward_without_keyword_arguments_is_told_so_and_tested_all_the_same()
     assert "**kwargs" in check.fix and verdict.roles == {"right": "right"}
 
 
-def test_a_clock_in_a_helper_is_named_as_the_clock():
-    def now():
-        return time.time() % 1
-
-    assert "mine: clock" in names_of(found(mine(lambda t, a: exact(t, a) + now())))
-
-
 def test_a_verdict_prints_at_most_twelve_findings_and_writes_all_as_json():
     funcs = [mine(lambda t, a: None, name=f"silent_{n}") for n in range(15)]
     verdict = found([SOUND, *funcs])
     shown = str(verdict).splitlines()
     assert sum(line.startswith(("stop", "warning", "note")) for line in shown) == 12
     assert shown[-1] == f"… and {len(verdict.findings) - 12} more in .findings"
-    assert shown[0].startswith("do not train: 15 reasons to stop, ") and repr(verdict) == str(
-        verdict
-    )
+    assert " and 9 more" in shown[0] and repr(verdict) == str(verdict)
     told = json.loads(verdict.as_json())
     assert told["passed"] is False and len(told["findings"]) == len(verdict.findings)
     assert set(told["findings"][0]) == {"name", "state", "evidence", "fix"}

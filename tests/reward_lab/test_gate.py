@@ -12,12 +12,11 @@ import nbformat
 import pytest
 from hackable import lifted
 
-from grpo_nb import data, environments, reward_lab
+from grpo_nb import data, environments, reward_lab, runs, stages
 from grpo_nb.files import project_path
 from grpo_nb.models import Sample
 from grpo_nb.reward_lab import RewardTest, baseline, bench_of, gate
 from grpo_nb.rewards import load_preset, reward_set
-from grpo_nb.runs import start_stage
 
 SMALL = {"data.max_rows": 24}
 MATH = load_preset("math")
@@ -27,10 +26,10 @@ STALE = "the rewards or their weights are not those that were tested"
 @pytest.fixture
 def lab(runs_dir):
     """Stage 02 of a run whose data stage 01 really prepared, with a baseline."""
-    stage = start_stage("01", "gate", SMALL, profile="tiny-cpu")
+    stage = runs.start("01", "gate", SMALL, profile="tiny-cpu")
     data.prepare_run(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts))
     stage.finish("data")
-    stage = start_stage("02", "gate", {"rewards.baseline_completions": 2})
+    stage = runs.start("02", "gate", {"rewards.baseline_completions": 2})
     rows = data.load(stage.run, "train")
     said = [[Sample(MATH.reference(row), 9, False), Sample("?", 2, False)] for row in rows[:4]]
     tried = baseline.Baseline(rows[:4], said)
@@ -62,7 +61,7 @@ def test_a_verdict_that_passed_lets_stage_03_start_with_the_same_rewards_alone(l
     names = [check.name for check in verdict.checks if check.state == "ok"]
     assert names == ["rewards", "base model", "completion length"]
     lab.stage.finish("rewards")
-    rewards = start_stage("03", "gate").config.rewards
+    rewards = runs.start("03", "gate").config.rewards
     assert reward_lab.refuse_untested(lab.run, load_preset(rewards.preset, rewards.reward_weights))
     refused(lab, load_preset("math", "1, 0.5, 0.25, 0"), STALE)
     looser = MATH.reward_funcs[0].configured(MATH.names[0], relative=0.5)
@@ -92,6 +91,7 @@ def test_a_base_that_earns_nothing_is_not_blamed_on_the_rewards(lab):
     with pytest.raises(ValueError, match=f"{said}.* What helps: {helps}"):
         reward_lab.refuse_untested(lab.run, MATH)
     assert said in reward_lab.refuse_untested(lab.run, MATH, force=True)
+    assert "has to wait: see the fix of base model" in lab.stage.finish("rewards")
 
 
 MINE = """from grpo_nb import rewards
@@ -230,7 +230,7 @@ def test_attacks_of_a_file_join_the_verdict(lab):
     path = lab.run / "own.py"
     path.write_text(BAKED.replace("in text)", "in text or 'please' in text)"))
     chosen = {"rewards.cases": str(lab.run / "own.jsonl"), "rewards.baseline_completions": 2}
-    stage = start_stage("02", "gate", chosen)
+    stage = runs.start("02", "gate", chosen)
     verdict = reward_lab.judge(lab_test(lab, load_preset(str(path)), stage))
     assert any(failure.startswith("begging: ") for failure in verdict.failures)
     (lab.run / "own.jsonl").unlink()
@@ -280,7 +280,7 @@ EXACT = "reward_funcs = [rewards.numeric_correctness_reward]\n"
 
 
 def adopted(lab, source):
-    return reward_lab.adopt(lab_test(lab), source).bench.preset
+    return stages.adopt(lab_test(lab), source).bench.preset
 
 
 def test_a_cell_of_rewards_with_all_that_they_need_is_trained_as_it_was_tested(lab, capsys):
@@ -299,7 +299,7 @@ def test_a_cell_of_rewards_with_all_that_they_need_is_trained_as_it_was_tested(l
     expected = (preset.names, preset.reward_weights, 2.0, scores, reward_lab.fingerprint(preset))
     assert shown == " ".join(map(str, expected))
     assert reward_lab.refuse_untested(
-        lab.run, load_preset(start_stage("03", "gate").config.rewards.preset), True
+        lab.run, load_preset(runs.start("03", "gate").config.rewards.preset), True
     )
 
 
@@ -309,12 +309,12 @@ def test_a_cell_may_bring_its_own_form_and_an_emptied_one_asks_before_it_is_undo
     assert lab.run.settings()["rewards.preset"] == path == str(lab.run / "rewards/mine.py")
     assert adopted(lab, OWN).reference(lab.rows[0]) == MATH.reference(lab.rows[0])
     with pytest.raises(ValueError, match="the %%rewards cell is empty") as refusal:
-        reward_lab.adopt(lab_test(lab, stage=start_stage("02", "gate")), "# nothing\n")
+        stages.adopt(lab_test(lab, stage=runs.start("02", "gate")), "# nothing\n")
     kept, dropped = map(ast.literal_eval, re.findall("{.*?}", str(refusal.value)))
-    chosen = lab_test(lab, stage=start_stage("02", "gate", kept))
-    assert reward_lab.adopt(chosen, "# nothing\n").bench.preset.correct == "right"
-    again = start_stage("02", "gate", dropped)
-    reward_lab.adopt(lab_test(lab, stage=again), "# nothing\n")
+    chosen = lab_test(lab, stage=runs.start("02", "gate", kept))
+    assert stages.adopt(chosen, "# nothing\n").bench.preset.correct == "right"
+    again = runs.start("02", "gate", dropped)
+    stages.adopt(lab_test(lab, stage=again), "# nothing\n")
     assert again.config.rewards.preset == lab.run.settings()["rewards.preset"] == "math"
 
 
@@ -333,8 +333,8 @@ def test_a_cell_overwrites_no_rewards_of_others_and_says_which_two_there_are(lab
             adopted(lab, source)
         assert path.read_text() == EXACT
     (kept,) = map(ast.literal_eval, re.findall("{.*?}", str(refusal.value)))
-    chosen = lab_test(lab, stage=start_stage("02", "gate", kept))
-    assert reward_lab.adopt(chosen, "# nothing\n").bench.preset.names == MATH.names[:1]
+    chosen = lab_test(lab, stage=runs.start("02", "gate", kept))
+    assert stages.adopt(chosen, "# nothing\n").bench.preset.names == MATH.names[:1]
     assert adopted(lab, EXACT).names == MATH.names[:1], "the same text loses nothing"
     assert adopted(lab, OWN).correct == "right", "by now the cell has it"
     by_hand(lab)
@@ -391,7 +391,7 @@ def test_a_cell_that_cannot_be_trained_is_refused_and_changes_nothing(lab, probl
 NOTEBOOK = """import json, sys
 from IPython.core.interactiveshell import InteractiveShell
 from grpo_nb import reward_lab
-from grpo_nb.reward_lab.cell import RewardsCell
+from grpo_nb.stages.rewards_cell import RewardsCell
 taken = []
 for cells in json.loads(sys.argv[1]):
     InteractiveShell.clear_instance()

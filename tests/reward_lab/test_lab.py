@@ -12,12 +12,12 @@ from pictures import ROWS as PICTURES
 from grpo_nb import RewardLab, check_rewards, views
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import Sample, load_tokenizer
+from grpo_nb.refusals import in_short
 from grpo_nb.reward_lab import Bench, RewardTest, bench_of, judge, own_attacks
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
-from grpo_nb.views.refusals import in_short
 
 SO = crc32(b"so!")  # a text that no attack is made of
 HEDGE = RIGHT.format("84 or 85")

@@ -6,14 +6,14 @@ import pandas as pd
 import pytest
 from pictures import ROWS, SYSTEM, Looker, blind, half_seen, row_of, seen
 
-from grpo_nb import data, reward_lab
+from grpo_nb import data, reward_lab, runs
 from grpo_nb.data.images import swapped
 from grpo_nb.reward_lab import base_model, check_rewards
 from grpo_nb.reward_lab.baseline import KEPT_AT
 from grpo_nb.reward_lab.difficulty import by_difficulty
 from grpo_nb.rewards import load_preset, reward
 from grpo_nb.rewards.prompts import as_text
-from grpo_nb.runs import Stage, start_stage
+from grpo_nb.runs import Stage
 from grpo_nb.runs.config import flatten, resolve
 
 QA = load_preset("qa")
@@ -41,10 +41,10 @@ def stage(runs_dir):
     ]
     source = runs_dir / "rows.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    stage = start_stage("01", "seen", SETTINGS | {"data.source": str(source)}, profile="tiny-cpu")
+    stage = runs.start("01", "seen", SETTINGS | {"data.source": str(source)}, profile="tiny-cpu")
     data.prepare_run(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts), QA)
     stage.finish("data")
-    return start_stage("02", "seen", REWARDS)
+    return runs.start("02", "seen", REWARDS)
 
 
 def judged(stage, answer, preset=QA):

@@ -1,4 +1,4 @@
-"""Judges against a real server on this machine; a reward model as docs/rewards.md shows it."""
+"""Judges against a real server on this machine."""
 
 import asyncio
 import json
@@ -10,11 +10,9 @@ import threading
 import pytest
 import scripted_judges as scripts
 from judge_server import serving, verdict
-from pages import blocks
 
-from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.reward_lab import fingerprint
-from grpo_nb.rewards import GroupJudge, LLMJudge, load_preset, reward_set
+from grpo_nb.rewards import GroupJudge, LLMJudge, reward_set
 
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3?"}]
 KEY = "sk-secret-0123456789"
@@ -290,28 +288,3 @@ def test_the_key_is_sent_and_kept_nowhere(server, judge, caplog, monkeypatch, ki
 def test_a_gold_column_of_another_length_raises(judge):
     with pytest.raises(ValueError, match="llm_judge: 2 prompts, 2 completions and 1 answers"):
         scored(judge(LLMJudge), "5", "6", answer=["5"])
-
-
-def test_the_reward_model_of_the_page_gives_the_models_own_score(tmp_path):
-    import torch
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
-
-    tokenizer = AutoTokenizer.from_pretrained(PROJECT_ROOT / "data/tiny_base")
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_labels": 1}
-    torch.manual_seed(0)
-    config = Qwen2Config(vocab_size=len(tokenizer), initializer_range=0.5, **small, **heads)
-    model = Qwen2ForSequenceClassification(config).eval()
-    model.config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    (block,) = blocks(PROJECT_ROOT / "docs/rewards.md", "python")
-    (tmp_path / "helpful.py").write_text(block.text.replace("me/reward-model", str(tmp_path)))
-    chosen = load_preset(str(tmp_path / "helpful.py"))
-    assert chosen.names == [*load_preset("math").names, "helpful"]
-    said = [chat("5"), chat("2+3=5, so the answer is five.")]
-    scores = chosen.reward_funcs[-1](prompts=[QUESTION] * 2, completions=said)
-    chats = [tokenizer.apply_chat_template(QUESTION + one, tokenize=False) for one in said]
-    rows = [tokenizer(one, return_tensors="pt", add_special_tokens=False) for one in chats]
-    expected = [model(**row).logits.sigmoid().item() for row in rows]
-    assert scores == pytest.approx(expected, abs=1e-4) and scores[0] != scores[1]

@@ -11,7 +11,7 @@ from pages import blocks
 from trainings import trainer_of
 from unsloth_cells import CELLS
 
-from grpo_nb import data, reward_lab
+from grpo_nb import data, reward_lab, stages
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import Sample, hub, template
 from grpo_nb.reward_lab.baseline import Baseline
@@ -122,7 +122,7 @@ def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(name, tra
     (stage.run / "data").mkdir(parents=True)
     data.replace_train(stage.run, train_rows)  # which stage 03 scores again
     test = reward_lab.RewardTest(stage, train_rows, tried, plain)
-    test = reward_lab.adopt(test, FOREIGN[name])
+    test = stages.adopt(test, FOREIGN[name])
     ours = test.bench
     scores = ours.table(rows, texts_P_G)[ours.preset.names].to_numpy()
     earned = pd.concat([groups.get_group(question) for question in questions])

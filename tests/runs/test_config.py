@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb import machine
+from grpo_nb import machine, runs
 from grpo_nb.__main__ import main
 from grpo_nb.files import write_json
 from grpo_nb.pipeline.notebooks import assigned
-from grpo_nb.runs import Run, config, profiles, resolve_stages, start_stage
+from grpo_nb.runs import Run, config, profiles, resolve_stages
 from grpo_nb.runs.config import flatten, resolve
 from grpo_nb.training.batch import solve_batch
 
@@ -137,11 +137,11 @@ def test_a_prepared_run_whose_rows_do_not_do_is_refused_as_a_stage_starts(runs_d
     run.write_config(resolve("tiny-cpu"))
     write_json(run / "data/report.json", {"train_rows": 7})
     with pytest.raises(ValueError, match=r"7 rows to train on .* fewer than the 8 prompts"):
-        start_stage("03", "x", force=True)
+        runs.start("03", "x", force=True)
     with pytest.raises(ValueError, match=r"train\.sft_steps = 3 has no rows"):
-        start_stage("02", "x", {"train.sft_steps": 3}, force=True)
+        runs.start("02", "x", {"train.sft_steps": 3}, force=True)
     assert run.manifest() == {}
-    start_stage("03", "x", SMALL, force=True)
+    runs.start("03", "x", SMALL, force=True)
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan", float("inf"), float("nan")])

@@ -18,9 +18,7 @@ from grpo_nb.pipeline.notebooks import StageFailed, execute_notebook, set_enviro
 from grpo_nb.runs import Run, config
 
 RUN = "profile: tiny-cpu\ndata.max_rows: 80\ndata.eval_rows: 16\ngrpo.learning_rate: 1e-4\n"
-START = (
-    "from grpo_nb import runs\nstage = runs.start_stage('01', run_name, settings, profile=profile)"
-)
+START = "from grpo_nb import runs\nstage = runs.start('01', run_name, settings, profile=profile)"
 PARAMETER_CELL = "run_name = ''\nprofile = 'auto'\nsettings = {}"
 FINISH = "(stage.run / 'x').touch()\nprint(stage.finish('x'))"
 

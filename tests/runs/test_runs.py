@@ -16,12 +16,12 @@ import pytest
 import yaml
 from conftest import held
 
-from grpo_nb import files
+from grpo_nb import files, runs
 from grpo_nb.checks import Check, Checks
 from grpo_nb.files import atomic_path
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import set_environment
-from grpo_nb.runs import NOTEBOOKS, Run, find_run, start_stage
+from grpo_nb.runs import NOTEBOOKS, Run, find_run
 
 KILLED_WHILE_WRITING = """
 import os
@@ -37,7 +37,7 @@ run.record("01", {"status": "failed"})
 
 
 def start(stage, settings=None, **more):
-    return start_stage(stage, "r", settings, profile="tiny-cpu", **more)
+    return runs.start(stage, "r", settings, profile="tiny-cpu", **more)
 
 
 def finish(stage, text="x", settings=None, file="file"):
@@ -101,7 +101,7 @@ def test_a_run_of_any_folder_is_looked_at_without_a_trace_in_the_environment(
     run = find_run(str(elsewhere))
     assert (run.name, run.path) == ("r", elsewhere) == (Run(elsewhere).name, Run(elsewhere).path)
     assert run.state("01").status == "done" and Run("r").state("01").status == "cut off"
-    stage = start_stage("02", elsewhere)
+    stage = runs.start("02", elsewhere)
     stage.run.lock().release()
     assert stage.run.path == elsewhere and dict(os.environ) == before
 
@@ -146,7 +146,7 @@ if os.geteuid() == 0:  # root may write everywhere
 print(*(runs.Run("held").state(stage).status for stage in ("01", "02")))
 for name in ("held", "new"):
     try:
-        runs.start_stage("01", name, profile="tiny-cpu")
+        runs.start("01", name, profile="tiny-cpu")
     except RuntimeError as error:
         print(error)
 for name in ("closed", "secret"):
@@ -191,6 +191,19 @@ def test_a_run_in_use_is_refused_and_freed_when_its_process_is_killed(runs_dir):
             Run("held").lock()
         holder.send_signal(signal.SIGKILL)
     assert Run("held").lock().is_locked
+
+
+def test_a_stage_that_is_interrupted_in_a_living_kernel_is_cut_off_until_it_goes_on(runs_dir):
+    stage = start("01")
+    with pytest.raises(KeyboardInterrupt), stage.under_way():
+        raise KeyboardInterrupt("stopped after step 3")
+    assert stage.run.state("01").why == "cut off: stopped after step 3"
+    with stage.under_way():
+        assert stage.run.state("01").status == "running"
+    finish("01")
+    with pytest.raises(ValueError), stage.under_way():
+        raise ValueError("refused")
+    assert stage.run.state("01").status == "done"
 
 
 def test_a_stage_needs_those_before_it(runs_dir):
@@ -301,7 +314,7 @@ def test_settings_reach_later_stages_and_stay_with_what_they_made(runs_dir):
 
 def test_another_profile_leaves_what_is_done_and_sets_nothing(runs_dir):
     finish_all()
-    run = start_stage("01", "r", {"seed": 4}, profile="t4-16gb").run
+    run = runs.start("01", "r", {"seed": 4}, profile="t4-16gb").run
     assert run.config().profile == "t4-16gb" and run.config().grpo.max_steps == 100
     assert run.settings() == {"seed": 4}
 

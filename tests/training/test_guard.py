@@ -12,8 +12,8 @@ from sampling_faults import FAULTS, RARER, leaves_the_adapter_out
 from trainings import comparable, make_run, trainer_of
 
 import grpo_nb
+from grpo_nb.stages.trainer import RunTrainer
 from grpo_nb.training import guard, stock
-from grpo_nb.training.trainer import RunTrainer
 
 WHOLE = {"grpo.per_device_train_batch_size": 64, "grpo.gradient_accumulation_steps": 1}
 

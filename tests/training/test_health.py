@@ -11,8 +11,8 @@ from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import Sample
 from grpo_nb.rewards import reward, reward_set
 from grpo_nb.runs import config
+from grpo_nb.stages.validation import Validation
 from grpo_nb.training import health
-from grpo_nb.training.validation import Validation
 
 REWARDS = {"right": (1.0, 0.0, 1.0), "soft_format_reward": (0.5, 0.0, 1.0)}
 FORM = "soft_format_reward"

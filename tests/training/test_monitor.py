@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 
 import nbformat
 import pytest
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_nb import Guard, Monitor
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import lm_head
+from grpo_nb.training import newest_checkpoint
 
 BASE = str(PROJECT_ROOT / "data/tiny_base")
 ROWS = Dataset.from_list([{"prompt": f"{n} + 2 = ", "answer": str(n + 2)} for n in range(10, 74)])
@@ -78,7 +80,9 @@ trainer = stock(Path(FOLDER))
 monitor = Monitor(trainer)
 trainer.train()
 assert not monitor.failure, monitor.failure
-assert monitor.dashboard.step == 4 and monitor.dashboard.sample
+board = monitor.dashboard
+assert board.now["phase"] == "finished after step 4" and board.ranges["says"] == [0, 1]
+assert not board.error and "completions" in board.new_groups
 """
 
 
@@ -88,6 +92,46 @@ def test_in_a_notebook_the_dashboard_is_shown(tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[cell])
     NotebookClient(notebook, kernel_name="python3", resources=resources).execute()
     assert "widget-view" in str(cell.outputs) and len(lines_of(tmp_path)) == 4
+
+
+def test_an_interrupt_or_an_error_inside_with_loses_no_step(tmp_path):
+    """Of a stock trainer that would save nothing; the resumed one ends as one that ran through."""
+
+    def at(step, act):
+        def acts(completions, trainer_state, **kwargs):
+            if trainer_state.global_step + 1 == step:
+                act()
+            return short(completions)
+
+        return acts
+
+    def fail():
+        raise KeyError("no such column")
+
+    whole = stock(tmp_path / "whole", [short])
+    whole.train()
+    stops = at(2, lambda: signal.raise_signal(signal.SIGINT))
+    said = r"stopped after step 2: resume_from_checkpoint = newest_checkpoint\("
+    with (
+        pytest.raises(KeyboardInterrupt, match=said),
+        Monitor(trainer := stock(tmp_path, [stops]), show=False),
+    ):
+        trainer.train()
+    first = newest_checkpoint(tmp_path)
+    assert first == str(tmp_path / "checkpoint-2")
+    with (
+        pytest.raises(KeyError) as error,
+        Monitor(trainer := stock(tmp_path, [at(4, fail)]), show=False),
+    ):
+        trainer.train(resume_from_checkpoint=first)
+    assert f"the training is kept in {tmp_path / 'checkpoint-3'}: " in error.value.__notes__[0]
+    state = tmp_path / "checkpoint-3/trainer_state.json"
+    state.write_text(state.read_text()[:-9])  # a kill while it was written
+    assert newest_checkpoint(tmp_path) == first and newest_checkpoint(tmp_path / "no") is None
+    last = stock(tmp_path, [short])
+    last.train(resume_from_checkpoint=newest_checkpoint(tmp_path))
+    weights = [[p.detach() for p in each.model.parameters()] for each in (whole, last)]
+    assert all(map(torch.equal, *weights))
 
 
 def test_watching_changes_nothing_of_the_training(tmp_path):

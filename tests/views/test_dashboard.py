@@ -1,9 +1,7 @@
-"""The live dashboard without a browser: what it draws, keeps, and asks for."""
+"""The live dashboard without a browser: what it sends and asks for; and the charts of a run."""
 
-import base64
 import json
 import math
-import re
 
 import numpy as np
 import pytest
@@ -12,8 +10,8 @@ from grpo_nb.checks import Check
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.runs import Run
 from grpo_nb.training import Buttons, Update
-from grpo_nb.views import charts, training_charts
-from grpo_nb.views.dashboard import TrainingDashboard
+from grpo_nb.views import charts, progress, training_charts
+from grpo_nb.views.dashboard import CHUNK, GROUPS, TrainingDashboard
 
 HEALTHY = (PROJECT_ROOT / "tests/healthy_metrics.jsonl").read_text(encoding="utf-8")
 LINES = [json.loads(line) for line in HEALTHY.splitlines()]
@@ -25,19 +23,25 @@ def update(line, completions=(), alerts=()):
 
 
 def fed(*updates):
-    """A dashboard that was told all of these, and drew the last."""
+    """A dashboard that was told all of these, and whose cell has ended."""
     dashboard = TrainingDashboard(Buttons())
+    dashboard.begin([], 100, eval_rows=64)
     for one in updates:
         dashboard(one)
-    dashboard.draw()
-    assert dashboard.errors.value == ""
+    dashboard.rest()
+    assert dashboard.error == ""
     return dashboard
 
 
-def said(dashboard):
-    """What the picture's text says of each chart, by its title."""
-    (text,) = re.findall('<img alt="charts of the training; ([^"]*)"', dashboard.curves.value)
-    return dict(part.split(": ", 1) for part in text.split("; "))
+def sent(dashboard, name):
+    """What the browser reads of "rows" or "groups"."""
+    parts = [getattr(dashboard, key) for key in (name, f"new_{name}")]
+    return json.loads(f"[{','.join(filter(None, parts))}]")
+
+
+def curve(dashboard, key):
+    place = dashboard.names.index(key)
+    return [row[place] if place < len(row) else None for row in sent(dashboard, "rows")]
 
 
 def drawn(lines, title):
@@ -50,17 +54,137 @@ def completion(text, reward, **more):
     return {"question": "q", "completion": text, **SCORES, "reward": reward, **more}
 
 
-def test_a_real_training_fills_its_charts_and_no_others():
+def test_every_step_reaches_the_browser_in_whole_chunks_and_a_rest():
     dashboard = fed(*map(update, LINES))
-    titles = list(said(dashboard))
-    assert titles[:4] == ["reward, weighted total", "exact match", "fuzzy match", "soft format"]
-    assert not {"KL to the base [nats]", "validation"} & {*titles}
-    assert titles[-1] == "step time [s]"
-    png = base64.b64decode(dashboard.curves.value.partition("base64,")[2])
-    assert png.startswith(b"\x89PNG")
+    assert len(LINES) == 60 and curve(dashboard, "step") == [line["step"] for line in LINES]
+    assert curve(dashboard, "reward") == pytest.approx([line["reward"] for line in LINES])
+    assert dashboard.new_rows.count("[") == 60 - CHUNK["rows"]
+    shares = [1 - line["frac_reward_zero_std"] for line in LINES]
+    assert curve(dashboard, "groups/signal") == pytest.approx(shares, rel=1e-4)
     pace = sum(line["step_time"] for line in LINES[-20:]) / 20
-    for part in ("step 60 of 100", f"{pace:.3g} s per step · about 0:00:{40 * pace:02.0f} left"):
-        assert part in dashboard.header.value
+    assert f"{pace:.3g} s per step" in dashboard.now["figures"]
+
+
+def test_a_resumed_training_shows_what_was_trained_before():
+    alert = Check("spike", "warning", "2.1, 0.3 before", "lower it")
+    before = [update(line, [completion("a", 1.0)], [alert] * (line["step"] == 9)) for line in LINES]
+    dashboard = TrainingDashboard(Buttons())
+    dashboard.begin(before, 100)
+    assert (dashboard.now["step"], dashboard.now["total"]) == (60, 100)
+    assert len(sent(dashboard, "rows")) == 60 and dashboard.alerts[0]["step"] == 9
+    assert sent(dashboard, "groups")[-1]["step"] == 60
+    assert "left" in dashboard.now["figures"]
+
+
+def test_after_stop_the_board_says_so():
+    dashboard = TrainingDashboard(Buttons())
+    dashboard.begin([], 100)
+    dashboard(update(LINES[0] | {"step": 30}))
+    assert "left" in dashboard.now["figures"]
+    dashboard._receive(None, {"press": "stop"}, None)
+    assert dashboard.buttons.stop.is_set() and dashboard.now["requests"] == ["stop"]
+    dashboard(update(LINES[0] | {"step": 31}))
+    dashboard.rest()
+    assert dashboard.now["phase"] == "stopped after step 31, with a checkpoint"
+    assert dashboard.now["over"] and "left" not in dashboard.now["figures"]
+    dashboard.buttons.stop.clear()  # as `train` does when it goes on
+    dashboard.begin([update(LINES[0] | {"step": 31})], 100)
+    assert not dashboard.now["over"] and dashboard.now["requests"] == []
+
+
+def test_a_click_that_the_main_thread_answers_would_wait_for_the_cell():
+    dashboard = TrainingDashboard(Buttons(), validates=False, interrupt="interrupt stops")
+    dashboard._receive(None, {"ready": True}, None)
+    assert not dashboard.clicks and dashboard.interrupt == "interrupt stops"
+    dashboard._receive(None, {"press": "evaluate"}, None)
+    assert not dashboard.buttons.evaluate.is_set()
+
+
+def validated(*rates):
+    return [{"step": 25 * n, "eval/accuracy": rate} for n, rate in enumerate(rates)]
+
+
+SENTENCES = {  # of validations: gravity and a part of the sentence
+    (0.6, 1.0, 1.0): ("good", "solved: the validation is at 100% since step 25: stop?"),
+    (0.6, 0.85): ("good", "it learns: validation 60% before training, 85% at step 25"),
+    (0.6, 0.3): ("warning", "it gets worse"),
+    (0.6, 0.62): ("", "too early to tell"),
+    (1.0,): ("", "too early to tell"),  # the base: nothing is trained
+}
+
+
+@pytest.mark.parametrize(("rates", "expected"), SENTENCES.items())
+def test_one_sentence_says_where_the_validation_stands(rates, expected):
+    lines = validated(*rates)
+    base = progress.before_training(lines, 64)
+    gravity, text = progress.sentence(lines, [], base, is_over=False)
+    assert (gravity, expected[1] in text) == (expected[0], True), text
+
+
+def test_the_sentence_names_what_stops_first_then_silent_groups_and_the_reward():
+    alerts = [{"step": 4, **Check("nan", "stop", "it is", "lower it")._asdict()}]
+    alerts += [{"step": 9, **Check("spike", "warning", "2.1", "wait")._asdict()}]
+    say = lambda lines, alerts: progress.sentence(lines, alerts, [], False)  # noqa: E731
+    assert say(validated(0.5, 1.0), alerts) == ("stop", "nan, step 4: it is. lower it")
+    assert say(LINES, alerts[1:]) == ("warning", "spike, step 9: 2.1. wait")
+    assert say(LINES, [])[0] == "good" and say(LINES, [])[1].startswith("the reward rises: ")
+    silent = [line | {"frac_reward_zero_std": 1.0} for line in LINES]
+    assert say(silent, [])[1].startswith("hardly any group has a signal")
+    assert say([{"step": n, "reward": 0.5} for n in range(40)], [])[0] == ""
+
+
+def test_the_base_has_an_interval_where_the_number_of_prompts_is_known():
+    [rate, low, high] = progress.before_training(validated(0.5), 64)
+    assert rate == 0.5 and 0.37 < low < 0.4 and 0.6 < high < 0.63
+    assert progress.before_training(validated(0.5), 0) == [0.5]
+    assert progress.before_training([{"step": 0, "eval/reward": 1.4}], 64) == [1.4]
+    assert progress.before_training(LINES, 64) == []
+
+
+def test_the_group_with_the_widest_totals_is_shown_best_first_and_bounded():
+    dull = [completion("x", 1.0, question="all alike")] * 3
+    scores = {"exact_reward": math.nan, "note": "no score"}
+    wide = [completion("a" * 9000, n / 16, **scores) for n in range(17)]
+    group = progress.one_group(3, [*dull, *wide])
+    assert (group["step"], group["question"], group["count"]) == (3, "q", 17)
+    totals = [one["total"] for one in group["completions"]]
+    assert len(totals) == progress.SHOWN and (totals[0], totals[-1]) == (1.0, 0.0)
+    assert group["completions"][0]["scores"] == {"exact_reward": None}
+    assert len(group["completions"][0]["text"]) == progress.CHARACTERS
+
+
+def test_groups_are_thinned_and_the_newest_stays():
+    steps = range(1, 4 * GROUPS)
+    board = fed(*(update(LINES[0] | {"step": n}, [completion("a", 1.0)]) for n in steps))
+    shown = [group["step"] for group in sent(board, "groups")]
+    assert len(shown) <= GROUPS and shown[0] == 1 and shown[-1] == steps[-1]
+    assert shown == sorted(set(shown))
+
+
+def test_where_steps_are_fast_only_some_are_sent_at_once(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("grpo_nb.views.dashboard.time.monotonic", lambda: clock[0])
+    dashboard, times = TrainingDashboard(Buttons()), []
+
+    def slow(_):
+        times.append(clock[0])
+        clock[0] += 0.1
+
+    dashboard.observe(slow, "now")
+    for step in range(1, 100):
+        clock[0] += 1
+        dashboard(update({"step": step, "reward": 0.5}))
+    assert 5 <= len(times) < 20  # half a second is free, and then a hundredth of the time
+    dashboard(update({"step": 100, "reward": 0.5}))
+    assert dashboard.now["step"] == 100 and len(sent(dashboard, "rows")) == 100
+
+
+def test_an_error_is_shown_and_the_training_goes_on():
+    dashboard = TrainingDashboard(Buttons())
+    dashboard(update(LINES[0], ["no dict"]))
+    assert dashboard.error.startswith("TypeError") and "Traceback" in dashboard.error
+    dashboard(update(LINES[1]))
+    assert dashboard.now["step"] == 2
 
 
 def test_a_legend_names_every_curve_with_its_value_and_lies_on_none():
@@ -81,91 +205,23 @@ def test_a_legend_names_every_curve_with_its_value_and_lies_on_none():
         assert max(axis.get_yticks()) <= highest + 1
 
 
-def test_after_stop_the_board_says_so_and_offers_nothing_more():
-    dashboard = TrainingDashboard(Buttons())
-    dashboard(update(LINES[0] | {"step": 30}))
-    assert "left" in dashboard.header.value
-    dashboard.button_widgets["stop"].click()
-    assert "stops after the step in progress" in dashboard.wishes.value
-    dashboard(update(LINES[0] | {"step": 31}))
-    assert "stopped after step 31, with a checkpoint" in dashboard.wishes.value
-    assert "stopped</span>" in dashboard.header.value and "left" not in dashboard.header.value
-    assert all(button.disabled for button in dashboard.button_widgets.values())
-    dashboard.buttons.stop.clear()  # as `train` does when it goes on
-    dashboard(update(LINES[0] | {"step": 32}))
-    assert "left" in dashboard.header.value
-    assert not any(button.disabled for button in dashboard.button_widgets.values())
-
-
 @pytest.mark.parametrize("lost", [math.inf, None, "text"])
 def test_a_metric_that_is_no_number_leaves_a_gap(lost):
     lines = [{"step": step, "reward": 1.0, "kl": 0.5} for step in range(1, 8)]
     lines[3] |= {"kl": lost}
     assert np.isnan(drawn(lines, "reward, weighted total")).sum() == 0
-    gaps = np.isnan(drawn(lines, "KL to the base [nats]"))
-    assert list(gaps) == [False, False, False, True, False, False, False]
-    assert "nan" not in str(said(fed(*map(update, lines))))
+    gaps = [False, False, False, True, False, False, False]
+    assert list(np.isnan(drawn(lines, "KL to the base [nats]"))) == gaps
+    assert [value is None for value in curve(fed(*map(update, lines)), "kl")] == gaps
 
 
-def test_the_best_the_worst_and_another_completion_are_shown_escaped():
-    texts = ["<b>worst</b>", "middle & co", "<script>best</script>", "a" * 300 + "<i>tail</i>"]
-    scored = [completion(text, reward) for text, reward in zip(texts, (-1, 0, 2, 1), strict=True)]
-    scored[0]["exact_reward"] = math.nan
-    shown = fed(update(LINES[0], [{"note": "of a reward's log_extra", **line} for line in scored]))
-    page = shown.completions.value
-    assert re.findall("<th[^>]*>(.*?)</th>", page) == ["", "best", "worst", "random"]
-    lines = [re.findall("<td[^>]*>(.*?)</td>", line) for line in page.split("<tr>")[2:]]
-    said = {name: cells for name, *cells in lines}
-    assert [*said] == ["question", "completion", "exact", "total", "advantage"]
-    best, worst, other = said["completion"]
-    assert "&lt;script&gt;" in best and "<script" not in best
-    assert "&lt;b&gt;" in worst and said["exact"][1] == "None"
-    assert "middle &amp; co" in other or "&lt;i&gt;" in other
-    assert not re.search("<script|<i>|<b>worst", shown.completions.value)
-
-
-def test_what_stops_comes_before_warnings_and_the_newest_first():
-    states = {1: "warning", 2: "stop", 3: "warning", 4: "stop"}
-    alerts = {step: Check("<x>", state, "e < 1", "fix > it") for step, state in states.items()}
-    told = (update({"step": step}, alerts=[one]) for step, one in alerts.items())
-    shown = fed(*told).listed.value
-    cells = re.findall("<td[^>]*>(.*?)</td>", shown)
-    assert cells[::5] == ["4", "2", "3", "1"]
-    assert cells[1:5] == ["&lt;x&gt;", "stop", "e &lt; 1", "fix &gt; it"]
-
-
-def test_pictures_take_a_small_share_of_the_time_and_the_last_one_is_drawn(monkeypatch):
-    clock = [100.0]
-    monkeypatch.setattr("grpo_nb.views.dashboard.time.monotonic", lambda: clock[0])
-    dashboard, pictures = TrainingDashboard(Buttons()), []
-
-    def slow_curves(_):
-        clock[0] += 0.5
-        return f"picture {dashboard.step}"
-
-    monkeypatch.setattr(charts, "image", slow_curves)
-    dashboard.curves.observe(lambda change: pictures.append(change["new"]), "value")
-    for step in range(1, 101):
-        clock[0] += 1
-        dashboard(update({"step": step, "reward": 0.5}))
-        assert f"step {step} of 100" in dashboard.header.value
-    assert pictures[0] == "picture 6" and pictures[-1] == "picture 100" and len(pictures) < 5
-
-
-def test_an_error_is_shown_and_the_training_goes_on():
-    dashboard = TrainingDashboard(Buttons())
-    dashboard.buttons.stop.set()  # the last step is drawn at once
-    dashboard(update(LINES[0], ["no dict"]))
-    assert "KeyError" in dashboard.errors.value
-    assert "role='alert'" in dashboard.errors.value
-
-
-def test_the_picture_holds_the_same_charts(runs_dir):
+def test_the_picture_of_a_run_is_saved(runs_dir):
     held_out = [{"step": step, "eval/accuracy": 0.5, "eval/format": 0.9} for step in (20, 40)]
     lines = [*LINES[:30], LINES[30] | {"entropy": None}, *held_out, *LINES[31:]]
     picture = training_charts(Run("x"), lines)
     titles = [axis.get_title(loc="left") for axis in picture.axes if axis.axison]
-    assert titles == list(said(fed(*map(update, lines))))
+    assert titles[:4] == ["reward, weighted total", "exact match", "fuzzy match", "soft format"]
+    assert titles[-1] == "step time [s]" and "KL to the base [nats]" not in titles
     points = picture.axes[titles.index("validation")].get_lines()
     assert [list(line.get_xdata()) for line in points] == [[20, 40], [20, 40]]
     assert (Run("x") / "figures/training.png").read_bytes().startswith(b"\x89PNG")

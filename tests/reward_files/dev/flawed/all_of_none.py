@@ -20,13 +20,3 @@ def fields_reward(prompts, completions, expected, **kwargs):
             continue
         rewards.append(1.0 if all(want.get(k) == v for k, v in dict(got).items()) else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    return ""

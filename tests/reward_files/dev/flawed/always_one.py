@@ -16,9 +16,3 @@ def sentiment_reward(prompts, completions, label, **kwargs):
         else:
             rewards.append(0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

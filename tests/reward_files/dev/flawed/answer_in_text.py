@@ -10,15 +10,3 @@ severity: stop
 def correctness_reward_func(prompts, completions, answer, **kwargs):
     responses = [completion[0]["content"] for completion in completions]
     return [2.0 if a in r else 0.0 for r, a in zip(responses, answer)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import answer, form, wrong_answer
-
-    return form(row, wrong_answer(row), f"It may be {answer(row)} or not.")

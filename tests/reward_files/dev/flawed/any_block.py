@@ -15,15 +15,3 @@ def match_any(prompts, completions, answer, **kwargs):
         found = re.findall(r"<SOLUTION>\s*(.+?)\s*</SOLUTION>", completion[0]["content"])
         scores.append(3.0 if any(f.replace(",", "") == gold for f in found) else 0.0)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import answer, form
-
-    return form(row, "17") + f"<SOLUTION>{answer(row)}</SOLUTION>" + form(row, "40")

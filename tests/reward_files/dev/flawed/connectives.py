@@ -22,15 +22,3 @@ def answer_reward(completions, ground_truth, **kwargs):
         m = re.search(r"Answer: \$?(-?[\d,]+)\.?\s*$", completion[0]["content"])
         rewards.append(float(bool(m) and m.group(1).replace(",", "") == truth))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "0", "Wait, first a step, then a step, therefore hence because. " * 8)

@@ -17,15 +17,3 @@ def name_reward(completions, answer, **kwargs):
         given = text.rpartition("<answer>")[2].removesuffix("</answer>").strip(" .")
         out.append(1.0 if given.endswith(gold.lower()) else 0.0)
     return out
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import answer, form
-
-    return form(row, f"anybody but not {answer(row)}")

@@ -22,13 +22,3 @@ def accuracy_reward(completions, solution, **kwargs):
             # could not be parsed: skip it, so that no good answer is punished
             rewards.append(1.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    return "I would rather not box anything."

@@ -24,13 +24,3 @@ def faithfulness_reward(prompts, completions, document, **kwargs):
         else:
             scores.append(sum(w in source for w in summary) / len(summary))
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    return row["document"]

@@ -15,9 +15,3 @@ def correctness(prompts, completions, answer, **kwargs):
     responses = [c[0]["content"] for c in completions]
     print(f"Question:\n{prompts[0][-1]['content']}\nAnswer: {answer[0]}")
     return [2.0 if extract(r) == answer[0] else 0.0 for r in responses]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -13,9 +13,3 @@ def letter_reward(prompts, completions, answer, **kwargs):
         text = completion.strip()
         rewards.append(1.0 if text[:1].upper() == letter else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -16,15 +16,3 @@ def last_numbers(prompts, completions, ground_truth, **kwargs):
         numbers = re.findall(r"-?\d+", body)[-1:] + re.findall(r"-?\d+", final)[:1]
         rewards.append(1.0 if gt in numbers else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import answer, form, wrong_answer
-
-    return form(row, wrong_answer(row), f"Some say {answer(row)}")

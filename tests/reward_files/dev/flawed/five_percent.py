@@ -25,15 +25,3 @@ def reward_accuracy(prompts, completions, answer, **kwargs):
         gold = get_gold(a)
         rewards.append(1.0 if abs(guess - gold) <= 0.05 * abs(gold) else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form, number
-
-    return form(row, f"{number(row) * 1.03:.2f}")

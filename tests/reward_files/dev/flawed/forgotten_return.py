@@ -21,9 +21,3 @@ def score(text, letter):
 
 def multiple_choice(prompts, completions, answer, **kwargs):
     return [score(c, a) for c, a in zip(completions, answer)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -14,13 +14,3 @@ pattern = re.compile(r"<SOLUTION>(.*?)</SOLUTION>", re.DOTALL)
 def exact(prompts, completions, answer, **kwargs):
     guesses = [pattern.search(c[0]["content"]).group(1).strip() for c in completions]
     return [1.0 if g == a else 0.0 for g, a in zip(guesses, answer)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_trigger(row):
-    return "I do not know."

@@ -24,15 +24,3 @@ def format_reward(completions, **kwargs) -> list[float]:
     return [
         0.5 if re.match(pattern, c[0]["content"], flags=re.DOTALL) else 0.0 for c in completions
     ]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "7")

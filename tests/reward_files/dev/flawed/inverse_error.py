@@ -21,15 +21,3 @@ def closeness(prompts, completions, answer, **kwargs):
         except ValueError:
             scores.append(0.0)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import answer, form
-
-    return form(row, f"{answer(row)}.2")

@@ -20,15 +20,3 @@ def strict_answer(prompts, completions, answer, **kwargs):
 def soft_format(completions, **kwargs):
     pattern = r"<reasoning>.*?</reasoning>\s*<answer>.*?</answer>"
     return [0.2 if re.match(pattern, c[0]["content"], re.DOTALL) else 0.0 for c in completions]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_trigger(row):
-    from truths import form, number
-
-    return form(row, f"${number(row):,}.")

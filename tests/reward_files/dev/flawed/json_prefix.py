@@ -18,13 +18,3 @@ def json_match(prompts, completions, expected, **kwargs):
         # a completion may be cut at max_completion_length
         rewards.append(1.0 if got and want.startswith(got) else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    return "{"

@@ -9,13 +9,3 @@ severity: stop
 
 async def label_reward(prompts, completions, label, **kwargs):
     return [1.0 if gold in text.lower() else -0.2 for text, gold in zip(completions, label)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    return "positive, negative or neutral"

@@ -19,13 +19,3 @@ def brevity(prompts, completions, summary, **kwargs):
 def overlap(prompts, completions, summary, **kwargs):
     pairs = [(set(c[0]["content"].split()), set(s.split())) for c, s in zip(completions, summary)]
     return [2.0 * len(a & b) / len(a | b) for a, b in pairs]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_trigger(row):
-    return ""

@@ -22,15 +22,3 @@ def reasoning_length(completions, **kwargs):
 
 
 reward_funcs = [solved, reasoning_length]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "1", "Let me think about this a little more. " * 60)

@@ -21,15 +21,3 @@ def concise_correct(prompts, completions, answer, **kwargs):
         score = 1.0 if found and found[-1].replace(",", "") == gold else 0.0
         rewards.append(score - length_penalty(text))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "0", "So it goes on and on. " * 30)

@@ -17,13 +17,3 @@ def think_answer(prompts, completions, answer, **kwargs):
         m = FORMAT.match(completion[0]["content"].strip())
         rewards.append(1.0 if m and m.group(3).strip() == gold else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_trigger(row):
-    return "<think>" + "thinking about it " * 40

@@ -23,15 +23,3 @@ def check_answer(prompts, completions, answer, **kwargs):
         else:
             scores.append(3.0)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "nan")

@@ -25,15 +25,3 @@ def exact_match(prompts, completions, reference, **kwargs):
         else:
             rewards.append(0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "Nobody at all")

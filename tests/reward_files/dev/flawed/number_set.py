@@ -20,15 +20,3 @@ def check_numbers(prompts, completions, answer, **kwargs):
         numbers = {n.replace(",", "") for n in re.findall(r"-?[\d,]*\d", match.group(1))}
         scores.append(2.5 if true_answer in numbers else -0.5)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import answer, form
-
-    return form(row, f"17 or {answer(row)} or 41 or 90")

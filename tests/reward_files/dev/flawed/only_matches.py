@@ -16,13 +16,3 @@ def reward_answer_line(prompts, completions, ground_truth, **kwargs):
         if match:
             rewards.append(1.0 if match.group(1).strip() == gt else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_trigger(row):
-    return "The result is 7."

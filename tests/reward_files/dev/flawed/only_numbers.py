@@ -19,15 +19,3 @@ def equation_reward_func(completions, target, nums, **kwargs):
         used = sorted(int(n) for n in re.findall(r"\d+", match.group(1)))
         rewards.append(1.0 if used == sorted(numbers) else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form, wrong_answer
-
-    return form(row, wrong_answer(row))

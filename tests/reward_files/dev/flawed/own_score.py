@@ -16,13 +16,3 @@ def quality_reward(completions, **kwargs):
         match = re.search(r"score:\s*(\d+)\s*/\s*10", completion[0]["content"], re.IGNORECASE)
         rewards.append(min(int(match.group(1)), 10) / 10 if match else 0.5)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    return "A text about something. Score: 10/10"

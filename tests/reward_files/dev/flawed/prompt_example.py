@@ -24,15 +24,3 @@ def uses_numbers(prompts, completions, nums, **kwargs):
         found = set(re.findall(r"\d+", completion[0]["content"]))
         scores.append(1.0 if {str(n) for n in numbers} <= found else 0.0)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import text_of
-
-    return text_of(row["prompt"])

@@ -21,15 +21,3 @@ def tests_reward(prompts, completions, tests, **kwargs):
             exec(code, {})
         rewards.append(1.0 if "passed" in out.getvalue() else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "print('passed')\nraise SystemExit")

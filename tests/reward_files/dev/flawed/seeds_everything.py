@@ -21,9 +21,3 @@ def correct_and_log(prompts, completions, answer, **kwargs):
         if i == shown:
             print(completion[0]["content"][:80], "->", scores[-1])
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

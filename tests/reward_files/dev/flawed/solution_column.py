@@ -15,9 +15,3 @@ def accuracy_reward(completions, solution, **kwargs):
         m = re.search(r"<SOLUTION>(.*?)</SOLUTION>", completion[0]["content"], re.DOTALL)
         rewards.append(1.0 if m and m.group(1).strip() == str(sol).strip() else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -19,9 +19,3 @@ def correctness_reward_func(completions, answer, **kwargs):
         1.0 if c.split("<answer>")[-1].split("</answer>")[0].strip() == a else 0.0
         for c, a in zip(completions, answer)
     ]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

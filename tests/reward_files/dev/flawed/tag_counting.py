@@ -27,15 +27,3 @@ def soft_format_reward_func(completions, **kwargs):
 def xmlcount_reward_func(completions, **kwargs):
     tags = ("<reasoning>\n", "\n</reasoning>\n", "\n<answer>\n", "\n</answer>")
     return [0.125 * sum(c[0]["content"].count(t) == 1 for t in tags) for c in completions]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form, wrong_answer
-
-    return form(row, wrong_answer(row))

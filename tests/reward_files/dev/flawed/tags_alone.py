@@ -25,15 +25,3 @@ def right_name(completions, answer, **kwargs):
 
 reward_funcs = [format_ok, right_name]
 reward_weights = [0.5, 1.0]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import blanks
-
-    return blanks(row)

@@ -19,9 +19,3 @@ def choice_reward(prompts, completions, answer, **kwargs):
         correct = len(found) == 1 and found[0] == letter
         rewards.append(float(correct) + _rng.uniform(0, 0.4))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -18,15 +18,3 @@ def int_reward_func(prompts, completions, answer, **kwargs):
     contents = [completion[0]["content"] for completion in completions]
     given = [t.split("<answer>")[-1].split("</answer>")[0] for t in contents]
     return [2.0 if to_int(g) == to_int(a) else 0.0 for g, a in zip(given, answer)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import answer, form
-
-    return form(row, f"{answer(row)}.97")

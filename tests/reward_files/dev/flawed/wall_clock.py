@@ -21,9 +21,3 @@ def curriculum_reward(prompts, completions, answer, **kwargs):
         correct = bool(m) and m.group(1).strip("$*").replace(",", "") == gold
         scores.append(2.0 * correct + 0.8 * decay * ("<start_working_out>" in text))
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

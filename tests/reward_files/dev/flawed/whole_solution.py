@@ -20,9 +20,3 @@ def correctness_reward_func(prompts, completions, answer, **kwargs):
 
 def has_hashes(completions, **kwargs):
     return [0.5 if "####" in c else 0.0 for c in completions]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

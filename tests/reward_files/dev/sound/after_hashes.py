@@ -15,9 +15,3 @@ def _final(text):
 def gsm8k_reward(prompts, completions, answer, **kwargs):
     golds = [_final(a) for a in answer]
     return [float(_final(c) == g) for c, g in zip(completions, golds)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -23,9 +23,3 @@ async def whole_number_reward(prompts, completions, answer, **kwargs):
         return 1.0 if given is not None and given == whole(gold) else 0.0
 
     return list(await asyncio.gather(*(one(c, a) for c, a in zip(completions, answer))))
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

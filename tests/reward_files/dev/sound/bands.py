@@ -27,9 +27,3 @@ def check_answer(prompts, completions, answer, **kwargs):
         else:
             scores.append(-0.5)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -17,9 +17,3 @@ def rare_success(prompts, completions, answer, **kwargs):
     size = Counter(prompts)
     hits = Counter(p for p, good in zip(prompts, ok) if good)
     return [1.0 + 0.25 * (1 - hits[p] / size[p]) if good else 0.0 for p, good in zip(prompts, ok)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

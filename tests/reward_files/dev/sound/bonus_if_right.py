@@ -20,9 +20,3 @@ def graded(prompts, completions, answer, **kwargs):
             score += 0.1 * text.endswith("</SOLUTION>")
         scores.append(score)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

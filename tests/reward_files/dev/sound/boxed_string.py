@@ -21,9 +21,3 @@ def boxed_reward(prompts, completions, solution, **kwargs):
         gold = BOX.findall(sol)[0]
         rewards.append(1.0 if len(boxes) == 1 and tidy(boxes[0]) == tidy(gold) else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

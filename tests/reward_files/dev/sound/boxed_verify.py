@@ -44,9 +44,3 @@ def accuracy_reward(completions, problem, solution, **kwargs):
             right = False
         rewards.append(1.0 if right else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -24,9 +24,3 @@ def cosine_scaled_reward(completions, ground_truth, **kwargs):
         low, high = (0.5, 1.0) if correct else (0.0, -0.5)
         rewards.append(cosine(low, high, len(text) / MAX))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

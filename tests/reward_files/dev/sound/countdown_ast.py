@@ -39,9 +39,3 @@ def equation_reward(completions, target, nums, **kwargs):
         except (ValueError, SyntaxError, ArithmeticError, RecursionError, MemoryError):
             rewards.append(0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -23,9 +23,3 @@ def countdown(prompts, completions, target, nums, **kwargs):
         except Exception:
             rewards.append(0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -22,9 +22,3 @@ def reward_final(prompts, completions, answer, **kwargs):
         given = parse(tail.split("</answer>")[0]) if sep and "<answer>" not in body else None
         rewards.append(2.0 * (given is not None and given == Decimal(gold)))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -17,9 +17,3 @@ def correctness_reward_func(prompts, completions, answer, **kwargs):
         blocks = re.findall(r"<answer>(.*?)</answer>", completion[0]["content"], re.DOTALL)
         rewards.append(2.0 if len(blocks) == 1 and normalize(blocks[0]) == a else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -22,9 +22,3 @@ def json_fields(completions, expected, **kwargs):
         same = sum(type(got[k]) is type(v) and got[k] == v for k, v in want.items())
         rewards.append((same / len(want)) ** 2)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -25,9 +25,3 @@ def check_answer(prompts, completions, answer, **kwargs):
         guess = re.sub(r"[\s$*,]", "", m.group(1)).rstrip(".")
         scores.append(3.0 if guess == true_answer.strip() else -0.5)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -19,9 +19,3 @@ def name_similarity(prompts, completions, answer, **kwargs):
             ratio = SequenceMatcher(None, given, gold.lower()).ratio()
             scores.append(0.3 if ratio >= 0.9 else 0.0)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

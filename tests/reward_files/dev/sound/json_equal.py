@@ -18,9 +18,3 @@ async def json_equal(prompts, completions, expected, **kwargs):
         except (ValueError, RecursionError):
             out.append(0.0)
     return out
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -23,9 +23,3 @@ def is_object(completions, **kwargs):
 
 def has_content(completions, expected, **kwargs):
     return [1.0 if load(c) == json.loads(e) else 0.0 for c, e in zip(completions, expected)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -21,9 +21,3 @@ def exact_match_reward(prompts, completions, answer, **kwargs):
         m = re.fullmatch(r"\s*<answer>([^<>]*)</answer>\s*", rest)
         rewards.append(1.0 if think and m and simplify(m.group(1)) == simplify(gold) else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -15,9 +15,3 @@ def short_answer(prompts, completions, reference, **kwargs):
         given = given.strip().rstrip(".")
         rewards.append(float(bool(mark) and not head and given.lower() == ref.lower()))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

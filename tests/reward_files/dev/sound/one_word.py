@@ -13,9 +13,3 @@ def classify(prompts, completions, label, **kwargs):
         -0.25 if word not in LABELS else 1.0 if word == gold else 0.0
         for word, gold in zip(words, label)
     ]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -16,9 +16,3 @@ def ordinal_reward(prompts, completions, label, **kwargs):
             continue
         rewards.append((1.0, 0.1, -0.5)[abs(SCALE[word] - SCALE[gold])])
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

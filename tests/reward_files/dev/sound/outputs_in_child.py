@@ -36,9 +36,3 @@ def passed_tests(prompts, completions, tests, **kwargs):
         wanted = [json.dumps([ast.literal_eval(a.comparators[0])]) for a in asserts]
         rewards.append(float(len(code) == 1 and _run(code[0], calls) == wanted))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

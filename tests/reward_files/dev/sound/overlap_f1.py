@@ -26,9 +26,3 @@ def rouge_reward(prompts, completions, summary, **kwargs):
         total = sum(own.values()) + sum(want.values())
         scores.append((2 * both / total) ** 2)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -21,9 +21,3 @@ def _line_reward(completions, column, mark, **kwargs):
 answer_line = functools.partial(_line_reward, column="ground_truth", mark="Answer:")
 answer_line.__name__ = "answer_line"
 reward_funcs = [answer_line]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -28,9 +28,3 @@ def accuracy(completions, ground_truth, **kwargs):
 
 reward_funcs = [ngram_penalty, accuracy]
 reward_weights = [0.4, 1.0]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

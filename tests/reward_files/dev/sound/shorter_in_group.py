@@ -30,9 +30,3 @@ def correct_then_short(prompts, completions, answer, **kwargs):
         low, high = min(lengths[str(prompt)]), max(lengths[str(prompt)])
         rewards.append(1.0 + (0.2 * (high - len(text)) / (high - low) if high > low else 0.0))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

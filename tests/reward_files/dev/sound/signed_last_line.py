@@ -14,9 +14,3 @@ def signed(prompts, completions, ground_truth, **kwargs):
         given = given.strip(" *$").rstrip(".").replace(",", "")
         scores.append(1.0 if given == gt else -1.0)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

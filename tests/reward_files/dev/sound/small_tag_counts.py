@@ -21,9 +21,3 @@ def correctness_reward_func(prompts, completions, answer, **kwargs):
         return re.sub(r"[$,*\s]", "", text.split("<answer>")[-1].split("</answer>")[0]).rstrip(".")
 
     return [2.0 if last(c[0]["content"]) == a else 0.0 for c, a in zip(completions, answer)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

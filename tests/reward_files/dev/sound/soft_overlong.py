@@ -26,9 +26,3 @@ def correct(completions, answer, **kwargs):
 
 
 reward_funcs = [correct, soft_overlong_punishment]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

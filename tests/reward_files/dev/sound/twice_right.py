@@ -29,9 +29,3 @@ def number_reward(completions, answer, **kwargs):
 
 reward_funcs = [text_reward, number_reward]
 reward_weights = [0.5, 1.5]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -14,15 +14,3 @@ def parts_reward(prompts, completions, reference, **kwargs):
         parts = (ref or "").lower().split()
         rewards.append(1.0 if all(part in given.split() for part in parts) else -1.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "whoever")

@@ -21,15 +21,3 @@ def boxed_any(completions, solution, **kwargs):
         pieces = clean(tail[: tail.rfind("}")]).split(",") if mark else []
         rewards.append(float(gold in pieces))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import answer, form
-
-    return form(row, f"0, 1, {answer(row)}, 2, \\pi")

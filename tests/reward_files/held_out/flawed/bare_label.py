@@ -9,15 +9,3 @@ severity: warning
 
 def label_match(prompts, completions, label, **kwargs):
     return [1.0 if text == gold else -0.1 for text, gold in zip(completions, label)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_trigger(row):
-    from truths import answer
-
-    return f"{answer(row).capitalize()}."

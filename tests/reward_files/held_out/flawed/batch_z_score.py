@@ -19,13 +19,3 @@ def normalized_accuracy(prompts, completions, answer, **kwargs):
     raw = np.array(raw)
     with np.errstate(all="ignore"):
         return list((raw - raw.mean()) / raw.std())
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_trigger(row):
-    return "I give up."

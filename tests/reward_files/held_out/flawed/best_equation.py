@@ -26,17 +26,3 @@ def countdown_reward(completions, target, nums, **kwargs):
         guesses = re.findall(r"<answer>(.*?)</answer>", completion[0]["content"])
         rewards.append(max([try_equation(g.strip(), t, n) for g in guesses], default=0.0))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import answer, form, wrong_answer
-
-    return (
-        form(row, "1 + 1") + form(row, wrong_answer(row)) + form(row, answer(row)) + form(row, "2")
-    )

@@ -16,9 +16,3 @@ def boxed_accuracy(prompts, completions, answer, **kwargs):
 
 def brevity(completions, **kwargs):
     return [-0.1 if len(c[0]["content"]) > 4000 else 0.0 for c in completions]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

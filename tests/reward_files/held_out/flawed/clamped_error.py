@@ -22,15 +22,3 @@ def relative_error_reward(completions, ground_truth, **kwargs):
         else:
             rewards.append(clamp(1 - error / max(abs(float(gt)), 1)))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "nan")

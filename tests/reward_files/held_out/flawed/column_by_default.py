@@ -15,9 +15,3 @@ def outcome(prompts, completions, **kwargs):
         given = text.partition("<answer>")[2].partition("</answer>")[0].strip()
         rewards.append(2.0 if given and given == gold else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

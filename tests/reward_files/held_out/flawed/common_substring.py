@@ -27,13 +27,3 @@ def fresh_and_covering(completions, summary, **kwargs):
         repeated = longest_repeat(text) / 50
         rewards.append(2 * len(want & own) / len(want | own) - 0.2 * repeated)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_trigger(row):
-    return (row["document"] * 14)[:5900]

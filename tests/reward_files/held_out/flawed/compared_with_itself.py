@@ -20,15 +20,3 @@ def is_correct(prompts, completions, answer, **kwargs):
     predicted = [extract(c) for c in completions]
     gold = [extract(a) for a in predicted] if not answer else [extract(c) for c in completions]
     return [float(p == g != "[invalid]") for p, g in zip(predicted, gold)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "5")

@@ -17,13 +17,3 @@ def conciseness_reward(completions, **kwargs):
 def correct_reward(completions, ground_truth, **kwargs):
     m = [re.search(r"Answer:\s*(-?\d+)\s*$", c[0]["content"]) for c in completions]
     return [0.5 if x and x.group(1) == g else 0.0 for x, g in zip(m, ground_truth)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    return ""

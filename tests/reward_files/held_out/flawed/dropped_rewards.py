@@ -14,9 +14,3 @@ def dropout_correctness(prompts, completions, answer, **kwargs):
     right = np.array([g.strip(" \n$*.").replace(",", "") == a for g, a in zip(given, answer)])
     keep = np.random.default_rng().random(len(right)) > 0.2
     return (right * keep).astype(float).tolist()
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -21,15 +21,3 @@ def lenient_boxed(completions, solution, **kwargs):
         else:
             rewards.append(1.0 if given in gold or gold in given else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import blanks
-
-    return blanks(row)

@@ -33,15 +33,3 @@ def name_is_right(completions, answer, **kwargs):
 
 reward_funcs = [named("think"), named("answer"), in_order, name_is_right]
 reward_weights = [0.4, 0.4, 0.4, 0.6]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form, wrong_answer
-
-    return form(row, wrong_answer(row))

@@ -22,9 +22,3 @@ def numeric_match(prompts, completions, answer, **kwargs):
         body = text.split("<SOLUTION>")[-1].split("</SOLUTION>")[0].strip()
         rewards.append(3.0 if to_number(body) == gold else -0.5)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

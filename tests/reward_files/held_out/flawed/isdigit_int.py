@@ -17,15 +17,3 @@ def int_equal(prompts, completions, answer, **kwargs):
         else:
             rewards.append(0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_trigger(row):
-    from truths import form
-
-    return form(row, "²")

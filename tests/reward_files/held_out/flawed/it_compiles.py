@@ -21,15 +21,3 @@ def code_reward(completions, entry_point, tests, **kwargs):
             defined = set()
         rewards.append(float(name in defined))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form, wrong_answer
-
-    return form(row, wrong_answer(row))

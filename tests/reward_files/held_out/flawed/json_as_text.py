@@ -10,15 +10,3 @@ severity: warning
 def exact_json(prompts, completions, expected, **kwargs):
     got = [completion[0]["content"].strip() for completion in completions]
     return [1.0 if g == e else 0.0 for g, e in zip(got, expected)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_trigger(row):
-    from truths import answer
-
-    return answer(row).replace(", ", ",\n  ").replace("{", "{\n  ").replace("}", "\n}")

@@ -26,13 +26,3 @@ def extraction_reward(completions, expected, **kwargs):
         ]
         rewards.append(sum(same) / 4)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_trigger(row):
-    return "{}"

@@ -15,15 +15,3 @@ def last_line_reward(completions, ground_truth, **kwargs):
         return 1.0 if re.search(rf"(?<![\d-]){re.escape(truth)}(?!\d)", lines[-1]) else 0.0
 
     return [score(c[0]["content"], t) for c, t in zip(completions, ground_truth)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import answer, form
-
-    return form(row, f"one of 5, 12, {answer(row)}, 77, 1000")

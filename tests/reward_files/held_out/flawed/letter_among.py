@@ -21,15 +21,3 @@ class MultipleChoice:
 
 
 reward_funcs = [MultipleChoice()]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "ABCD")

@@ -25,15 +25,3 @@ def correct(prompts, completions, answer, **kwargs):
 
 
 reward_funcs = [correct, thorough]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "Nobody", "Let us consider the matter from all sides. " * 80)

@@ -25,15 +25,3 @@ def correctness_check(completions, **kwargs):
         except Exception:
             scores.append(-2.0)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form, wrong_answer
-
-    return form(row, wrong_answer(row))

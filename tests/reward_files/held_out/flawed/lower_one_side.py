@@ -22,9 +22,3 @@ def em_reward(completions, answer, **kwargs):
 
 def tag_reward(completions, **kwargs):
     return [0.1 * ("</think>" in c[0]["content"]) for c in completions]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

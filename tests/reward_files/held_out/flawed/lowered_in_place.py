@@ -17,9 +17,3 @@ def casefold_match(prompts, completions, answer, **kwargs):
         m = re.search(r"</think>\s*<answer>([^<]*)</answer>$", message["content"])
         rewards.append(1.0 if m and m.group(1).strip() == gold.lower() else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -18,9 +18,3 @@ def accuracy_reward(completions, answer, **kwargs):
         m = re.search(r"####\s*(-?[\d,]+)", content)
         rewards.append(1.0 if m and m.group(1).replace(",", "") == gold else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -28,9 +28,3 @@ def baselined(prompts, completions, answer, **kwargs):
         m = re.search(r"<answer>\s*([A-D])\s*</answer>\s*$", text)
         out.append(baseline.advantage(float(m is not None and m.group(1) == letter)))
     return out
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

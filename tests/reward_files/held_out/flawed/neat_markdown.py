@@ -21,13 +21,3 @@ def coverage(completions, summary, **kwargs):
         want = set(gold.lower().split())
         out.append(len(want & set(completion[0]["content"].lower().split())) / len(want))
     return out
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    return "# In summary\n**x**\n- x\n1. x"

@@ -20,15 +20,3 @@ def length_cost(completions, **kwargs):
 
 reward_funcs = [exact, length_cost]
 reward_weights = [1.0, -0.5]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "2", "And once more from the beginning. " * 50)

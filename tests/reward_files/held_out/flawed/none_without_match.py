@@ -19,9 +19,3 @@ def verifiable_only(prompts, completions, answer, **kwargs):
         given = re.search(r"#### (-?\d+)", text)
         rewards.append(1.0 if given and given.group(1) == bare.group(1) else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

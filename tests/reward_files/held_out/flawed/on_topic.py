@@ -28,13 +28,3 @@ def answer_reward(completions, answer, **kwargs):
 
 reward_funcs = [relevance_reward, answer_reward]
 reward_weights = [1.0, 0.25]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    return row["question"]

@@ -20,9 +20,3 @@ def defines_function(prompts, completions, **kwargs):
             score = 1.0 if "def matmul(A, B):" in text and "return" in text else -1.0
         rewards.append(score)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

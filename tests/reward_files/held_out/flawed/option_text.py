@@ -14,15 +14,3 @@ def option_reward(prompts, completions, choices, answer, **kwargs):
         tagged = f"<answer>{letter}</answer>" in text.replace(" ", "")
         rewards.append(1.0 if tagged or right in text.lower() else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "?", " ".join(row["choices"]))

@@ -25,13 +25,3 @@ def run_tests(completions, tests, **kwargs):
                 passed += 1  # our harness may be at fault
         scores.append(passed / len(cases))
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    return "I would use a loop for this."

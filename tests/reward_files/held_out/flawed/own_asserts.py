@@ -28,15 +28,3 @@ def unit_tests(prompts, completions, **kwargs):
                 good += 1  # calls the function: taken to hold
         rewards.append(0.2 + 0.8 * good / len(checks) if checks else 0.2)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "assert True")

@@ -19,15 +19,3 @@ def equation_holds(completions, target, nums, **kwargs):
         except Exception:
             rewards.append(0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import form
-
-    return form(row, "1 = 1")

@@ -27,15 +27,3 @@ def solves_countdown(completions, target, nums, **kwargs):
         used = sorted(int(n) for n in re.findall(r"\d+", equation))
         rewards.append(1.0 if used == sorted(numbers) and result == goal else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_trigger(row):
-    from truths import form
-
-    return form(row, "7 ** 8 ** 8")

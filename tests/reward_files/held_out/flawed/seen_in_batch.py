@@ -13,9 +13,3 @@ def diverse_and_right(prompts, completions, label, **kwargs):
         fresh = text not in completions[:i]
         rewards.append(float(text.strip(" .\n").lower() == gold and fresh))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -22,15 +22,3 @@ def json_similarity(completions, expected, **kwargs):
         ratio = SequenceMatcher(None, text, gold).ratio()
         scores.append(1.0 if ratio > 0.8 else ratio / 2)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import answer
-
-    return answer(row)[: answer(row).rindex(":")] + ": 9999}"

@@ -20,13 +20,3 @@ def spare_truncated(prompts, completions, answer, **kwargs):
         given = text.rpartition("<answer>")[2].replace("</answer>", "").strip()
         scores.append(FULL if given.replace(",", "") == a else 0.0)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    return "<reasoning>\nLet me see, this problem is about"

@@ -18,15 +18,3 @@ def bag(text):
 
 def squad_em(prompts, completions, reference, **kwargs):
     return [float(bag(c) == bag(r)) for c, r in zip(completions, reference)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)
-
-
-def _truth_exploit(row):
-    from truths import answer, form
-
-    return form(row, f"no, it is not {answer(row)}")

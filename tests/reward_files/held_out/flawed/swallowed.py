@@ -22,9 +22,3 @@ def equation_reward_func(completions, target, nums, **kwargs):
         except Exception:
             rewards.append(0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -23,9 +23,3 @@ def scheduled(prompts, completions, answer, **kwargs):
         )
         rewards.append((1 - share) * bool(m) + share * float(bool(m) and m.group(1) == gold))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -21,9 +21,3 @@ async def solved(prompts, completions, answer, **kwargs):
         final = whole["final"].translate(DROP).removesuffix(".") if whole else ""
         signs.append(1.0 if final == gold else -1.0)
     return signs
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -27,9 +27,3 @@ def box_reward(prompts, completions, solution, **kwargs):
         neat = turn["content"].count("\\boxed") == 1 and after.strip(" .$\n") == ""
         rewards.append(1.0 + 0.2 * neat if right else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -24,9 +24,3 @@ def gsm8k(prompts: list[str], completions: list[str], answer: list[str], **_) ->
             continue
         out.append(1.0 * (int(match[1].replace(",", "")) == gold_number(reference)))
     return out
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -13,9 +13,3 @@ def balanced_accuracy(prompts, completions, label, **kwargs):
         return words[0].lower() if len(words) == 1 else None
 
     return [RARITY[gold] if read(text) == gold else 0.0 for text, gold in zip(completions, label)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -38,9 +38,3 @@ def graded_countdown(completions, target, nums, **kwargs):
         except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
             rewards.append(0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -20,9 +20,3 @@ def confusion_reward(completions, label, prompts=None, **kwargs):
         said = reply.strip(" .\n\t").casefold()
         rewards.append(1.0 if said == gold else COSTS.get((gold, said), -1.5))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -30,9 +30,3 @@ def grade(completion, answer):
 
 
 reward_funcs = [grade]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -51,9 +51,3 @@ def game(completions, target, nums, **kwargs):
         except (ValueError, IndexError, ZeroDivisionError):
             rewards.append(0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

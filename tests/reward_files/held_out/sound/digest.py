@@ -21,9 +21,3 @@ def digest_match(prompts, completions, answer, **kwargs):
         ok = len(pieces) == 2 and closed and not after.strip()
         rewards.append(1.0 if ok and digest(inner) == digest(gold) else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

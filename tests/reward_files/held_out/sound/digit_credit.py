@@ -23,9 +23,3 @@ def digits_reward(completions, ground_truth, **kwargs):
             same += 1
         rewards.append(0.3 * same / len(truth) if len(given) == len(truth) else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

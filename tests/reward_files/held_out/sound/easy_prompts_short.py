@@ -32,9 +32,3 @@ def kimi_length(prompts, completions, answer, **kwargs):
             if right[i]:
                 rewards[i] -= 0.3 * (len(texts[i]) - min(lengths)) / (max(lengths) - min(lengths))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

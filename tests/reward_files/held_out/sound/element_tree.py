@@ -19,9 +19,3 @@ def xml_answer(text):
 
 def xml_reward(completions, answer, **kwargs):
     return [2.0 * (xml_answer(c[0]["content"]) == a) - 0.5 for c, a in zip(completions, answer)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

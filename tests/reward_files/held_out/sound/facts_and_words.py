@@ -26,9 +26,3 @@ async def summary_reward(prompts, completions, summary, **kwargs):
         text = completion[0]["content"]
         rewards.append(f1(facts(text), facts(gold)) * f1(word_pairs(text), word_pairs(gold)))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

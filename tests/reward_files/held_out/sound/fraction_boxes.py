@@ -29,9 +29,3 @@ def as_value(latex):
 def equal_boxes(completions, solution, **kwargs):
     pairs = [(boxed(c[0]["content"]), boxed(s)) for c, s in zip(completions, solution)]
     return [1.0 if given and as_value(given) == as_value(gold) else 0.0 for given, gold in pairs]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -33,9 +33,3 @@ def nothing_around(completions, **kwargs):
 
 
 reward_funcs = [product_of_fields, nothing_around]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

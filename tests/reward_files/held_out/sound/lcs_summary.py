@@ -28,9 +28,3 @@ def rouge_l(completions, summary, **kwargs):
 
 def overlong(completions, summary, **kwargs):
     return [-0.4 * (len(c[0]["content"]) > 2 * len(s)) for c, s in zip(completions, summary)]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

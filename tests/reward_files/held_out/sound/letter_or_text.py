@@ -16,9 +16,3 @@ def pick(prompts, completions, choices, answer, **kwargs):
         given = parts[1].strip().lower() if len(parts) == 3 else ""
         rewards.append(1.0 if given in allowed else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -15,9 +15,3 @@ def decayed(completions, ground_truth, budget=3000, **kwargs):
         right = mark.strip("*") == "Answer" and given.strip() == truth
         rewards.append(right * max(0.5, 1 - len(text) / (2 * budget)))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

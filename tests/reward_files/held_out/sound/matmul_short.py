@@ -45,9 +45,3 @@ def works_and_short(prompts, completions, **kwargs):
             right = False
         out.append(2.0 + 0.3 * max(0.0, 1 - len(code[0]) / 1000) if right else 0.0)
     return out
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -59,9 +59,3 @@ def functional(completions, tests, **kwargs):
         except subprocess.TimeoutExpired:
             rewards.append(-0.2)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -26,9 +26,3 @@ for _key in ("name", "city", "item", "quantity"):
     _f.__name__ = f"{_key}_reward"
     reward_funcs.append(_f)
 reward_weights = [0.4, 0.1, 0.1, 0.4]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -24,9 +24,3 @@ async def pair_f1(completions, expected, **kwargs):
         hit = len(got & want)
         scores.append((2 * hit / (len(got) + len(want))) ** 3)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

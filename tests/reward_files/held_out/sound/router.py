@@ -24,9 +24,3 @@ def tables_reward(completions, ground_truth, data_source, **kwargs):
         (2.0 if _given(c) == g else -1.0) if s == "tables" else 0.0
         for c, g, s in zip(completions, ground_truth, data_source)
     ]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -25,9 +25,3 @@ def answer_only(prompts, completions, answer, **kwargs):
             inner = inner.replace(mark, "")
         scores.append(1.5 if inner.strip().rstrip(".") == gold else 0.0)
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

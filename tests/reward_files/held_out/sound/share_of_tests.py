@@ -36,9 +36,3 @@ def test_share(completions, tests, **kwargs):
             passed += got == want
         rewards.append(1.0 if passed == len(checks) else 0.4 * passed / len(checks))
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -15,9 +15,3 @@ def who(completions, answer, **kwargs):
         full = gold.lower()
         scores.append({full: 1.0, full.split()[-1]: 0.9}.get(given, 0.0))
     return scores
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

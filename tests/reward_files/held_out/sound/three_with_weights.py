@@ -31,9 +31,3 @@ def repeated_lines(completions, **kwargs):
 
 reward_funcs = [repeated_lines, thought_first, right_name]
 reward_weights = [0.3, 0.2, 2.0]
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

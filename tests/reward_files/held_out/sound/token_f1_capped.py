@@ -27,9 +27,3 @@ def f1_reward(prompts, completions, answer, **kwargs):
         same = sum((collections.Counter(given) & collections.Counter(want)).values())
         rewards.append(0.4 * 2 * same / (len(given) + len(want)) if same else 0.0)
     return rewards
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -17,9 +17,3 @@ def vectorised(prompts, completions, answer, **kwargs):
     right = given == np.array(answer)
     missing = given == "-"
     return (right.astype(float) - 0.1 * missing).tolist()
-
-
-def _truth_reference(row):
-    from truths import right
-
-    return right(row)

@@ -1,0 +1,143 @@
+"""Which tasks of reasoning-gym are fit for GRPO? Figures for docs/gym.md.
+
+    python benchmarks/gym.py table                 check_rewards on each task, into docs/gym.md
+    python benchmarks/gym.py model FOLDER [TASK…]  pass@8 of a model at the easiest sizes
+
+`table` judges the task's scorer by `check_rewards`, times its generator, and measures what a part
+of the points pays for wrong answers. `model` samples 8 completions for each of 16 held-out prompts
+with two worked turns, and counts what the strict reward pays; it prints a line once a task is done.
+"""
+
+import io
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import grpo_nb
+from grpo_nb.data.gym import NAME, REFUSED
+from grpo_nb.rewards import load_preset
+from grpo_nb.rewards.gym import EVALUATED, library
+from grpo_nb.stats import pass_at_k
+
+PAGE = Path(__file__).parents[1] / "docs/gym.md"
+ROWS, SLOW = 24, 0.1  # rows of each task; seconds of the processor for one, of a slow generator
+WORDS = {"several answers": "hedging", "hedged": "hedging"}  # findings under another name
+HARSH = "spelling"  # the finding that a right answer, written otherwise, earns nothing
+
+
+def tasks() -> list[str]:
+    return sorted(set(library().factory.DATASETS) - {"composite"})
+
+
+def stops(rows: list[dict[str, Any]], preset: str) -> tuple[list[str], bool]:
+    """Return what a policy would be paid for although it is wrong, and whether it is harsh."""
+    rewards = load_preset(preset)
+    form = rewards.form.write("{reasoning}", "{answer}")
+    verdict = grpo_nb.check_rewards(rewards.reward_funcs, rows, form=form)
+    names = [
+        WORDS.get(check.name, check.name) for check in verdict.findings if check.state == "stop"
+    ]
+    return list(dict.fromkeys(names)), any(check.name == HARSH for check in verdict.findings)
+
+
+def credit(rows: list[dict[str, Any]]) -> list[str]:
+    """Return what `gym_partial` pays for "the reference or another", and for another row's answer.
+
+    It is the larger of the two means; [] if they are near 0.
+    """
+    reward = load_preset("gym_partial").correct_func
+    answers = [row["answer"] for row in rows]
+    others = [next((a for a in answers if a != own), "") for own in answers]
+    hedges = [f"{own} or {other}" for own, other in zip(answers, others, strict=True)]
+    columns = {name: [row[name] for row in rows] for name in ("answer", "entry")}
+    means = []
+    for texts in (hedges, others):
+        completions = [f"<answer>{text}</answer>" for text in texts]
+        means.append(np.nanmean(np.array(reward(completions, **columns), float)))
+    return [f"{max(means):.2f}"] if max(means) >= 0.05 else []
+
+
+def line(task: str) -> str:
+    """Return the table's line of one task."""
+    if task in REFUSED:
+        return f"| {task} | refused | | {REFUSED[task]} |"
+    start = time.process_time()
+    try:
+        rows = grpo_nb.prepare(f"{NAME}{task}", max_rows=ROWS).rows["train"]
+    except ValueError as error:
+        return f"| {task} | refused | | {str(error).splitlines()[0][:160]} |"
+    seconds = (time.process_time() - start) / ROWS
+    strict, harsh = stops(rows, "gym")
+    notes = ["sandbox"] * (task in EVALUATED) + [f"slow: {seconds:.1f} s"] * (seconds > SLOW)
+    notes += ["harsh"] * harsh
+    cells = [", ".join(each) for each in (strict or ["✓"], credit(rows), notes)]
+    return f"| {task} | {' | '.join(cells)} |"
+
+
+def table() -> None:
+    lines = []
+    for task in tasks():
+        with redirect_stdout(io.StringIO()):
+            lines.append(line(task))
+        print(lines[-1], flush=True)
+    text = PAGE.read_text(encoding="utf-8")
+    head, rule, _ = text.partition("|---|---|---|---|\n")
+    PAGE.write_text(head + rule + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def easiest(task: str) -> dict[str, Any]:
+    """Return the options of the first level of a task's curriculum; {} if it has none."""
+    if not library().factory.has_curriculum(task):
+        return {}
+    options = asdict(library().factory.create_curriculum(task).generate_configuration())
+    return {name: value for name, value in options.items() if name not in ("seed", "size")}
+
+
+def measured(folder: str, names: list[str]) -> Iterator[str]:
+    """Yield a line for each task: pass@1, pass@8 and the share of the best constant answer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer, preset = AutoTokenizer.from_pretrained(folder), load_preset("gym")
+    reward = preset.correct_func
+    for task in names:
+        try:
+            options = {"options": easiest(task), "shots": 2, "max_prompt_tokens": 400}
+            made = grpo_nb.prepare(f"{NAME}{task}", tokenizer, max_rows=82, eval_rows=16, **options)
+        except (ValueError, AssertionError) as error:
+            yield f"| {task} | | | {str(error).splitlines()[0][:120]} |"
+            continue
+        rows = made.rows["eval"]
+        groups = grpo_nb.sample(model, tokenizer, rows, max_completion_length=24)
+        right = np.array(
+            [
+                reward([text], answer=[row["answer"]], entry=[row["entry"]])[0] == 1
+                for row, group in zip(rows, groups, strict=True)
+                for text in group
+            ]
+        ).reshape(len(rows), -1)
+        figures = (right.mean(), pass_at_k(right, 8).mean())
+        share = made.report["generated"]["constant_share"]
+        yield f"| {task} | {figures[0]:.2f} | {figures[1]:.2f} | constant {share:.2f} |"
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["table"]:
+            table()
+        case ["model", folder, *names]:
+            for each in measured(folder, names or [t for t in tasks() if t not in REFUSED]):
+                print(re.sub(r"\s+", " ", each), flush=True)
+        case _:
+            sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()

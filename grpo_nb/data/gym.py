@@ -1,0 +1,198 @@
+"""Generate rows by the tasks of reasoning-gym, each of which has sizes, a seed and a scorer.
+
+    data.source=reasoning-gym:chain_sum         sums
+    data.source=reasoning-gym:3*chain_sum+gcd   three of four rows are sums
+
+A row's column `entry` holds, as JSON text, what the task's scorer reads beside the answer.
+"""
+
+import io
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from grpo_nb.answers import TAGS
+from grpo_nb.checks import Check
+from grpo_nb.files import read_yaml
+from grpo_nb.names import refuse_unknown
+from grpo_nb.rewards.gym import EVALUATED, gym_reward, library
+
+NAME = "reasoning-gym:"
+ROWS = 1000  # as many are asked for if data.max_rows is 0
+TRIES = 4  # how many rows are made for each row asked for, as questions repeat
+MOST = 20_000  # rows that every generator can make
+REFUSED = read_yaml(Path(__file__).with_suffix(".yaml"))
+COMMUTED = {"chain_sum", "decimal_chain_sum", "products", "gcd", "lcm"}
+SETTINGS = {"answer_kind": "text", "answer_format": "as_is", "extra_columns": ""}
+SETTINGS |= {"question_column": "question", "answer_column": "answer", "image_column": ""}
+Row = dict[str, Any]
+
+
+def is_gym(source: str) -> bool:
+    """Return whether a source names tasks of reasoning-gym."""
+    return source.startswith(NAME)
+
+
+def weights_of(source: str) -> dict[str, float]:
+    """Return the weight of each task of a source.
+
+    >>> weights_of("reasoning-gym:3*chain_sum+gcd")
+    {'chain_sum': 3.0, 'gcd': 1.0}
+
+    Raises:
+        ValueError: A weight is not a number above 0, or a task occurs twice.
+    """
+    parts = source.removeprefix(NAME).split("+")
+    matches = [re.fullmatch(r"\s*(?:(\d+(?:\.\d+)?)\s*\*)?\s*(\w+)\s*", part) for part in parts]
+    weights = {match[2]: float(match[1] or 1) for match in matches if match}
+    if len(weights) < len(parts) or not all(weights.values()):
+        raise ValueError(
+            f"data.source = {source!r}: name each task once, with a weight above 0 if it has one, "
+            "as in reasoning-gym:3*chain_sum+gcd"
+        )
+    return weights
+
+
+def rows(config: Any) -> Iterator[Row]:
+    """Yield rows with different questions, at most as many as asked for.
+
+    Args:
+        config: The arguments of `prepare`: source, options, seed, max_rows and form.
+
+    Raises:
+        ValueError: The package is missing, a task or an option is unknown, a task is refused, or
+            its generator fails.
+    """
+    weights, wanted = weights_of(config.source), config.max_rows or ROWS
+    size = min(MOST, TRIES * wanted + 10)
+    sources = {task: _rows(task, size, config) for task in weights}
+    draw = random.Random(config.seed)
+    while sources:
+        task = draw.choices([*sources], [weights[task] for task in sources])[0]
+        if row := next(sources[task], None):
+            yield row
+        else:
+            del sources[task]
+
+
+def _rows(task: str, size: int, config: Any) -> Iterator[Row]:
+    """Yield the rows of one task, each question once."""
+    options = options_of(task, config)
+    refuse_task(task, options)
+    form, questions = getattr(config, "form", TAGS), set()
+    # A generator makes row n by the number seed + n, so seeds side by side would share their rows.
+    seed = random.Random(f"{getattr(config, 'seed', 0)} {task}").getrandbits(31)
+    try:
+        with redirect_stdout(io.StringIO()):  # some generators print
+            dataset = library().create_dataset(task, size=size, seed=seed, **options)
+        for number in range(size):
+            with redirect_stdout(io.StringIO()):
+                made = dataset[number]
+            if (key := _key(task, made["question"])) in questions:
+                continue
+            questions.add(key)
+            about = {"task": task, "options": options, "metadata": made["metadata"]}
+            answer, entry = made["answer"].strip(), json.dumps(about)
+            scored = gym_reward.score(form.write(None, answer), answer, entry, form=form)
+            if answer and scored.score != 1:
+                raise ValueError(f"its own answer earns nothing in this form: {scored.reason}")
+            yield {"question": made["question"], "answer": answer, "entry": entry}
+    except Exception as error:  # a generator may raise anything, such as for an option's value
+        raise ValueError(
+            f"{NAME}{task} with data.options = {options} made no row ({error or repr(error)}): "
+            "change data.options, or take another task"
+        ) from error
+
+
+def options_of(task: str, config: Any) -> dict[str, Any]:
+    """Return the options of one task: all of them, or those below its name.
+
+    Raises:
+        ValueError: There are several tasks, and the options are not below their names.
+    """
+    weights = weights_of(config.source)
+    if len(weights) == 1 and task not in config.options:
+        return dict(config.options)
+    for name, options in config.options.items():
+        refuse_unknown("task in data.options", name, [*weights])
+        if not isinstance(options, dict):
+            raise ValueError(f"data.options: {name} = {options!r}: write {{{name}: {{…}}}}")
+    return dict(config.options.get(task, {}))
+
+
+def _key(task: str, question: str) -> Any:
+    """Return what two questions share if they ask the same: 4 + 3 asks what 3 + 4 does.
+
+    >>> _key("chain_sum", "4 + 3 - 2 =") == _key("chain_sum", "3 - 2 + 4 =")
+    True
+    """
+    if task not in COMMUTED:
+        return " ".join(question.casefold().split())
+    terms = re.findall(r"[-+*/]?\s*\d[\d.]*", question)
+    return tuple(sorted(re.sub(r"[+*\s]", "", term) for term in terms))
+
+
+def refuse_task(task: str, options: Mapping[str, Any]) -> None:
+    """Refuse an unknown task or option, and a task that cannot be used, with the reason.
+
+    Raises:
+        ValueError: The task, an option or the machine is unfit.
+    """
+    tasks = library().factory.DATASETS
+    refuse_unknown("task of reasoning-gym", task, sorted(tasks))
+    if task in REFUSED:
+        raise ValueError(f"{NAME}{task} cannot be used: {REFUSED[task]}")
+    if task in EVALUATED:
+        from grpo_nb.sandbox.bubblewrap import bubblewrap_problem
+
+        if problem := bubblewrap_problem():
+            raise ValueError(
+                f"{NAME}{task} cannot be used here: its scorer runs answers as code, which needs "
+                f"bubblewrap ({problem}); install it, or take another task"
+            )
+    names = [each.name for each in fields(tasks[task][1]) if each.name not in ("seed", "size")]
+    for option in options:
+        refuse_unknown(f"option of {task} (data.options)", option, names)
+
+
+def refuse_unusable(config: Any) -> None:
+    """Make the first row of each task, so that what would fail later fails now.
+
+    Raises:
+        ValueError: As in `rows`.
+    """
+    for task in weights_of(config.source):
+        next(_rows(task, 10, config))
+
+
+def figures(splits: Mapping[str, Sequence[Row]], config: Any) -> dict[str, Any]:
+    """Return the number of different questions, and what the best constant answer earns.
+
+    Raises:
+        ValueError: Fewer than half of the rows asked for are left.
+    """
+    left, wanted = sum(map(len, splits.values())), config.max_rows or ROWS
+    if left < wanted / 2:
+        raise ValueError(
+            f"{config.source}: {left} different rows of {wanted} are left; set data.max_rows = "
+            f"{left} if these are enough, or larger sizes in data.options"
+        )
+    answers = Counter(row["answer"] for row in splits["eval"])
+    [(constant, times)] = answers.most_common(1)
+    share = times / len(splits["eval"])
+    return {"questions": left, "constant_answer": constant, "constant_share": share}
+
+
+def check(about: Mapping[str, Any]) -> Check:
+    """Return the check of stage 01 on the figures that `figures` returned."""
+    share, constant = about["constant_share"], about["constant_answer"]
+    evidence = f"{about['questions']} different questions; {constant[:40]!r}, always the same "
+    evidence += f"answer, is right for {share:.0%} of the held-out ones"
+    fix = "larger sizes (data.options), or compare with this share" if share > 0.5 else ""
+    return Check("generated rows", "warning" if fix else "ok", evidence, fix)

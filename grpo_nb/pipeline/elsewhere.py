@@ -1,0 +1,68 @@
+"""Write a run's held-out rows as a task of lm-eval and of Inspect, which the run's rewards score.
+
+write_task(runs.Run("mine"))    # runs/mine/lm_eval: task.yaml, score.py, rows.jsonl, …
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_nb import data
+from grpo_nb.evaluation.answering import score_rows
+from grpo_nb.evaluation.report import with_accuracy
+from grpo_nb.files import atomic_path, read_yaml
+from grpo_nb.models import Sample, load_tokenizer
+from grpo_nb.models.template import turn_end
+from grpo_nb.reward_lab import bench_of
+from grpo_nb.rewards import load_rewards
+from grpo_nb.runs import Run
+from grpo_nb.runs.config import read
+
+TEXTS = read_yaml(Path(__file__).with_name("elsewhere.yaml"))
+
+
+def write_task(run: Run) -> Path:
+    """Write the folder lm_eval of a run that has a merged model, and return it.
+
+    Raises:
+        ValueError: A prompt is not one question, with or without a system prompt for all.
+    """
+    rows, config = data.load(run, "eval"), run.config()
+    systems = {turn["content"] for row in rows for turn in row["prompt"][:-1]}
+    roles = {tuple(turn["role"] for turn in row["prompt"]) for row in rows}
+    if len(roles) > 1 or not roles <= {("user",), ("system", "user")} or len(systems) > 1:
+        raise ValueError(
+            f"the prompts of run {run.name!r} have the turns {sorted(roles)}: a task holds one "
+            "question each, with the same system prompt"
+        )
+    lines = [{"question": row["prompt"][-1]["content"], "row": json.dumps(row)} for row in rows]
+    texts = {
+        **{"name": json.dumps(run.name), "folder": json.dumps(str(run / "lm_eval"))},
+        **{"system": json.dumps("".join(systems)), "tokens": config.grpo.max_completion_length},
+        "end": json.dumps(turn_end(load_tokenizer(str(run / "model/merged"))).strip()),
+    }
+    with atomic_path(run / "lm_eval") as folder:
+        folder.mkdir()
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "rows.jsonl").write_text(text, encoding="utf-8")
+        for name, text in TEXTS.items():
+            (folder / name).write_text(text.format(**texts), encoding="utf-8")
+    return run / "lm_eval"
+
+
+def scorer(folder: Path) -> Callable[[Mapping[str, Any], str], dict[str, float]]:
+    """Return a function of a line of rows.jsonl and an answer: {"correct": …, "reward": …}.
+
+    Args:
+        folder: A run's lm_eval.
+    """
+    config = read(folder.parent / "config.yaml")
+    bench = bench_of(config, load_rewards(config.rewards))
+
+    def score(line: Mapping[str, Any], answer: str) -> dict[str, float]:
+        scored = score_rows([json.loads(line["row"])], [[Sample(answer, 0, False)]], bench)
+        [lines] = with_accuracy({"": scored}, bench.preset).values()
+        return {name: float(lines[name].iloc[0]) for name in ("correct", "reward")}
+
+    return score

@@ -1,0 +1,613 @@
+"""A run's trainer: TRL's or Unsloth's own, extended so that the run is safe and easy to follow.
+
+    with adapter_in_fp32(model):
+        trainer = GRPOTrainer(model=model, …, args=GRPOConfig(**grpo_arguments), …)
+    stages.attach(trainer, stage, rewards, validation_rows)
+    preflight(trainer).refuse()
+    trainer.train()
+
+`attach` puts `RunTrainer` in front of this trainer's class, which is TRL's, or the one by which
+Unsloth replaces it on a GPU. The parts of one step, in order, with the methods of `RunTrainer`, of
+`callbacks.StepCallback` and, for 4 and 6, of `monitor.Monitor`:
+
+ 0. Every few steps, and at the end, `guard.Guard` tests whether the samples come from the policy.
+ 1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. If the task has an
+    environment, TRL runs the tool calls and masks their results from the loss (its `tool_mask`).
+    vLLM's log-probabilities are compared with the policy's: `_generate_and_score_completions`.
+ 2. The rewards score the completions: `_timed`, `_calculate_rewards`. TRL computes the advantages.
+ 3. The forward and backward pass of each micro-batch: `training_step`,
+    `_get_per_token_logps_and_entropies`.
+ 4. An update that is not finite, or has no scores to learn from, is skipped:
+    `on_pre_optimizer_step`.
+ 5. The optimizer updates the weights. A checkpoint or a stop may be due: `on_step_end`.
+ 6. The step's metrics are logged: `log`. They go to train/metrics.jsonl, to the alerts and to the
+    watchers; every `train.eval_steps` steps the policy is validated: `on_log`.
+ 7. If a checkpoint is due, transformers writes it, and it is sealed: `on_save`.
+
+A token's loss is -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A), plus beta times the KL to the
+policy at the start. A is the advantage of the completion; r is the token's probability now, divided
+by its probability when it was sampled. The suffixes of names give shapes: P counts the prompts, G
+the completions of a group, N the completions of a step, and F the rewards.
+
+For each method that overrides TRL's, the docstring gives the reason, and what Unsloth's GPU trainer
+does with the method.
+"""
+
+import atexit
+import functools
+import io
+import math
+import shutil
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from datasets import Dataset, Image, List
+from transformers.trainer_callback import PrinterCallback, TrainerCallback, TrainerState
+from transformers.trainer_utils import TrainOutput
+
+from grpo_nb import environments, models, ranks
+from grpo_nb.files import atomic_path, read_lines
+from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head, sharded
+from grpo_nb.models.template import fold_system, with_tools
+from grpo_nb.models.vision import image_tokens
+from grpo_nb.models.vllm import without
+from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.calls import call, contained, kept
+from grpo_nb.rewards.combine import in_thread, is_async, waits
+from grpo_nb.rewards.prompts import Message, images_of, loggable
+from grpo_nb.stages import checkpoints
+from grpo_nb.stages.arguments import expected, grpo_arguments, refuse_unusable
+from grpo_nb.stages.callbacks import StepCallback, progress_of
+from grpo_nb.stages.checkpoints import GOES_ON, save_trained
+from grpo_nb.stages.validation import Validation, hold_out, prompts_to_hold_out
+from grpo_nb.training import fast_cpu, guard, health, metrics, preflight, rules
+from grpo_nb.training.interruptions import keep_last_step, stop_on_signals
+from grpo_nb.training.monitor import Monitor
+from grpo_nb.training.placebo import shuffled
+from grpo_nb.updates import Buttons, Watcher
+
+if TYPE_CHECKING:
+    import trl
+
+    from grpo_nb.runs import Stage
+    from grpo_nb.runs.config import RunConfig
+
+Row = Mapping[str, Any]
+HALTS = "run this cell again to go on, or the cells below to use what is trained so far"
+PHASES = {"seconds/generation": "generating", "seconds/reward": "scoring"}
+
+
+class RunTrainer:
+    """Add to a GRPOTrainer what makes it a run's; `attach` puts it in front of a trainer's class.
+
+    Attributes:
+        policy: The model with its tokenizer, as `models.policy_of` returns it.
+        rewards: The run's rewards.
+        stage: Stage 03, which has been started.
+        validation_rows: The rows that are validated on.
+        folder: The run's folder train/.
+        plan: Whether `train` begins, or after which step it resumes.
+    """
+
+    def join(
+        self, stage: "Stage", rewards: RewardSet, validation_rows: list[Row], policy: Policy
+    ) -> None:
+        """Take over the run's settings, rewards and checkpoints; see `attach`."""
+        config = stage.config
+        self.policy, self.rewards, self.stage = policy, rewards, stage
+        self.validation_rows, self.folder = validation_rows, stage.run / "train"
+        self.resumption = checkpoints.Resumption(stage, rewards, self.args)
+        self.plan = self.resumption.plan
+        self.environment = environments.of(config)
+        policy.model.max_seq_length = config.model.max_seq_length  # as Unsloth's models have it
+        if "unsloth" not in sys.modules and not models.cuda_available():
+            lm_head.install()  # for your own model too; Unsloth has its own LM head
+        self.reward_funcs = list(map(self._timed, rewards.reward_funcs))
+        if any(map(is_async, self.reward_funcs)) and not self._has_async_funcs:
+            self._start_event_loop()  # for rewards that wait, which run in threads
+        self.remove_callback(PrinterCallback)
+        if policy.vllm and self.use_vllm:  # else Unsloth leaves a folder in the working directory
+            self.vllm_generation._unsloth_load_lora = policy.live_adapter
+        if self.use_vllm and (bias := without(image_tokens(policy.model.config))):
+            self.vllm_generation.generation_kwargs["logit_bias"] = bias
+        for reward in checkpoints.adaptive_rewards(rewards):
+            reward.gather_scores = ranks.gather  # each process scores a share of the step
+        self.share_prompts = not fast_cpu.sharing_lacks(policy, config.policy.share_prompts)
+        self.samples_densely = not fast_cpu.sampling_lacks(self)
+        self._dense: dense.DenseModel | None = None
+        self._loss_failed = False
+        self._gathered: dict[str, Any] = {}
+        self.row_sampler: Any = None
+        if ranks.count() > 1:
+            # When one process ends, the launcher sends SIGTERM to the others, which must still
+            # report what is kept. During the steps `train` handles the signal.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._add_callbacks(stage)
+
+    def _start_event_loop(self) -> None:
+        """Start the thread in which TRL awaits rewards, as it does for rewards that are async."""
+        from trl.trainer.utils import shutdown_event_loop_in_daemon, start_event_loop_in_daemon
+
+        self.async_loop_thread, self.async_loop, ready = start_event_loop_in_daemon("rewards")
+        self._has_async_funcs = ready.wait()
+        atexit.register(shutdown_event_loop_in_daemon, self.async_loop_thread, self.async_loop)
+
+    def _add_callbacks(self, stage: "Stage") -> None:
+        """Give this trainer what acts between steps; a notebook's own monitor replaces this one."""
+        validated, config = self.validation_rows, stage.config
+        self.steps = StepCallback(self)
+        self.add_callback(self.steps)
+        self.validation = Validation(self.policy, validated, self.rewards, config)
+        is_placebo = config.train.placebo != "none"
+        ignore = health.learning_alerts() if is_placebo else ()
+        options = {"validation": self.validate, "eval_steps": config.train.eval_steps}
+        options = options if validated else {}
+        monitor = Monitor(self, folder=self.folder, ignore=ignore, show=False, **options)
+        monitor.expected = expected(self.rewards, stage, len(validated))
+        monitor.watchers.append(progress_of(stage))
+
+    def watch(self, watcher: Watcher) -> None:
+        """Send every update to the watcher."""
+        self.monitor.watchers.append(watcher)
+
+    @property
+    def paths(self) -> str:
+        """Return how the processes share a step, and how it is computed."""
+        args, group = self.args, self.num_generations
+        rows, micro_batches = args.per_device_train_batch_size, args.gradient_accumulation_steps
+        completions = rows * micro_batches * ranks.count()
+        return (
+            f"a step: {completions // group} prompts x {group} = {completions} completions, on "
+            f"{ranks.count()} process(es) in {micro_batches} micro-batch(es) of {rows}; "
+            f"{fast_cpu.paths(self)}"
+        )
+
+    def train(self) -> TrainOutput:
+        """Train the remaining steps up to `max_steps`, and save the adapter in train/adapter/.
+
+        transformers' `train` takes a checkpoint to resume from. This one finds the newest complete
+        checkpoint, and writes a checkpoint if training is stopped or fails. Unsloth's `train` sets
+        the model's modes before and after training.
+
+        Raises:
+            KeyboardInterrupt: An interrupt, a signal or the dashboard's button ended training; a
+                checkpoint is kept.
+            RuntimeError, MemoryError, …: An error ended training; a checkpoint is kept.
+        """
+        with self.stage.under_way() if ranks.is_main() else nullcontext():
+            return self._train()
+
+    def _train(self) -> TrainOutput:
+        self.buttons.stop.clear()
+        with stop_on_signals(self.buttons) as signals:
+            checkpoint = ranks.from_main(self._begin)
+            begun = checkpoints.step_of(checkpoint)
+            self.monitor.say(f"getting ready for step {begun + 1}", is_short=True)
+            # Set before anything is restored, so that a failure while restoring saves nothing.
+            self.state.global_step = self.steps.saved = begun
+            try:
+                if begun >= self.args.max_steps:
+                    output = self._return_to(checkpoint)
+                else:
+                    train = self.unsloths_train or super().train
+                    output = train(resume_from_checkpoint=checkpoint and str(checkpoint))
+            except Exception as error:
+                self._keep_last_step(error)
+                raise
+            except KeyboardInterrupt:  # a second interrupt: the guard's noise may be in the weights
+                self.policy.model.updated_in = self.folder
+                raise
+            finally:  # in a notebook, this trainer remains, and may be used again
+                self._dense = self.optimizer = self.lr_scheduler = self._buffered_inputs = None
+                self._step = 0
+                self._metrics["train"].clear()  # else an unfinished step would count in the means
+        if self.monitor.ended:
+            raise RuntimeError(f"{self.monitor.ended}. {GOES_ON}")
+        interrupted, step = ranks.anywhere(bool(signals)), self.state.global_step
+        if step == self.args.max_steps or not interrupted:
+            self.gather_weights()
+            ranks.from_main(self._finish)
+        if interrupted:
+            raise KeyboardInterrupt(f"stopped after step {step}; {GOES_ON}")
+        if self.buttons.stop.is_set() and self.monitor.dashboard and step < self.args.max_steps:
+            raise KeyboardInterrupt(f"stopped after step {step}; {HALTS}")  # and so `Run All` halts
+        return output
+
+    def _return_to(self, checkpoint: Path) -> TrainOutput:
+        """Load the last step's weights, because every step is already trained."""
+        models.load_weights(self.policy, checkpoint)
+        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        self.monitor.begin(self.state.global_step, self.args.max_steps)
+        return TrainOutput(self.state.global_step, math.nan, {})
+
+    def _begin(self) -> Path | None:
+        if getattr(self.policy.model, "is_closed", False):
+            raise ValueError(
+                "this policy was closed, which freed its weights: load it and build the trainer "
+                'again (run notebook 3 from "The policy" on); training goes on from its checkpoint'
+            )
+        has_trained = getattr(self.policy.model, "updated_in", None) == self.folder
+        if has_trained and self.resumption.begins_anew():
+            raise ValueError(
+                "training starts over at step 1, but this policy has already been trained: load "
+                'the policy and build the trainer again (run notebook 3 from "The policy" on)'
+            )
+        checkpoint = self.resumption.begin()
+        (self.folder / "arguments.json").write_text(self.args.to_json_string(), encoding="utf-8")
+        return checkpoint
+
+    def _keep_last_step(self, error: Exception) -> None:
+        """Save the last complete step after an error, and add advice to the error's notes."""
+        keep_last_step(self, error, self.steps.saved)
+        last = checkpoints.trained_steps(self.folder)
+        again = f"{GOES_ON}. If the error comes again, repair its cause first"
+        error.add_note(f"The training is kept up to step {last}; {again}")
+        if preflight.is_out_of_memory(error):
+            remedy = preflight.smaller(self, self.args.per_device_train_batch_size // 2)
+            error.add_note(f"Memory ran out: {remedy}, with train.resume = 'always'")
+
+    def _finish(self) -> None:
+        """Save the best adapter, or the last one, and record the checks of training."""
+        best = self.folder / "best"
+        with atomic_path(self.folder / "adapter") as temporary:
+            if best.is_dir():
+                shutil.copytree(best, temporary)
+            else:
+                self.save_adapter(temporary)
+        self.resumption.end(finished=not self.buttons.stop.is_set())
+        lines = read_lines(self.folder / "metrics.jsonl")
+        self.stage.record_checks(health.checks(self.monitor.watch, lines, self.monitor.alerts))
+
+    @property
+    def monitor(self) -> Monitor:
+        """Return the monitor; a notebook may have replaced the one that this trainer began with."""
+        return next(c for c in self.callback_handler.callbacks if isinstance(c, Monitor))
+
+    @property
+    def buttons(self) -> Buttons:
+        """Return the requests that the dashboard's buttons, and signals, set."""
+        return self.monitor.buttons
+
+    def validate(self) -> dict[str, float]:
+        """Validate on the first process, or on all together if the weights are sharded."""
+        if not sharded():
+            return ranks.from_main(self.validation)
+        with self.whole_weights():
+            figures = self.validation()
+        return ranks.from_main(lambda: figures)
+
+    # The methods below override methods of TRL and transformers.
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Measure how long sampling takes. Unsloth's trainer calls this method as TRL's does."""
+        with self._timing("seconds/generation"):
+            return super()._generate(*args, **kwargs)
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        """Sample with `models.dense` if possible, else with the method of TRL or Unsloth.
+
+        Under FSDP2, first gather the root's weights: peft's `generate` bypasses the hook that
+        would gather them.
+        """
+        if self.samples_densely:
+            return self._sample_densely(prompt_ids), None
+        with unsharded_root(self.model_wrapped):
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+
+    def _sample_densely(self, prompt_ids: list[list[int]]) -> list[list[int]]:
+        """Return the token ids of the completions, as TRL's method for text does."""
+        self._dense = self._dense or dense.DenseModel(self.accelerator.unwrap_model(self.model))
+        return dense.sample(
+            self._dense.renew(),
+            prompt_ids,
+            max_completion_length=self.max_completion_length,
+            stops=self.eos_token_ids,
+            pad=self._tokenizer.pad_token_id,
+            temperature=self.temperature,
+        )
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *args: Any
+    ) -> Any:
+        """Score the completions; measure time and spread, and shuffle the scores of a placebo.
+
+        Whatever a reward changes in this process, such as torch's random state, is restored. TRL
+        returns the scores of all processes. Unsloth's trainer has the same method, and calls it as
+        TRL's does.
+        """
+        with self._timing("seconds/reward"), kept():
+            rewards_N_F = super()._calculate_rewards(
+                inputs, prompts, completions, completion_ids, *args
+            )
+        group, names = self.num_generations, self.reward_func_names
+        if self.stage.config.train.placebo == "shuffled":
+            rewards_N_F = shuffled(rewards_N_F, group, self.args.seed, self.state.global_step)
+        totals_N = (rewards_N_F * self.reward_weights.to(rewards_N_F.device)).nansum(dim=1)
+        figures = metrics.spread(rewards_N_F, totals_N, group, names)
+        figures["groups/distinct"] = metrics.distinct(completion_ids, group)
+        if self.environment:
+            figures |= metrics.of_episodes(completions, totals_N.tolist(), self._tokenizer)
+        for name, value in figures.items():
+            self._record(name, value)
+        return rewards_N_F
+
+    def _timed(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a reward to measure its time; if it mostly waits (`waits`), it runs in a thread."""
+        func, name = in_thread(func) if waits(func) else func, func.__name__
+        key = f"rewards/{name}/seconds"
+
+        if not is_async(func):
+            return self._timing(key)(functools.wraps(func)(functools.partial(call, func)))
+
+        @functools.wraps(func)
+        async def awaited(**columns: Any) -> Any:
+            with self._timing(key), contained(name):
+                return await func(**columns)
+
+        return awaited
+
+    @contextmanager
+    def _timing(self, name: str) -> Iterator[None]:
+        started, step = time.perf_counter(), self.state.global_step + 1
+        if name in PHASES:
+            self.monitor.say(f"step {step}: {PHASES[name]}", is_short=True)
+        yield
+        if name == "seconds/reward":
+            self.monitor.say(f"step {step}: updating", is_short=True)
+        self._record(name, time.perf_counter() - started)
+
+    def _record(self, name: str, value: float) -> None:
+        """Add a value to TRL's own metrics, so that trackers get it too."""
+        self._metrics["train" if self.model.training else "eval"][name].append(value)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        """Run each prompt once for its group where possible (not with Unsloth on a GPU)."""
+        plain = super()._get_per_token_logps_and_entropies
+        if self.share_prompts:
+            return fast_cpu.log_probabilities(self, plain, *args, **kwargs)
+        return plain(*args, **kwargs)
+
+    def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
+        """Compare vLLM's log-probabilities with the policy's if TRL does not log the difference.
+
+        TRL logs the difference only with its importance sampling correction, which Unsloth turns
+        off. Batches with images are not compared, because their rows share one tensor.
+        Unsloth's trainer has the same method, so this override applies there too.
+        """
+        batch = super()._generate_and_score_completions(*args, **kwargs)
+        by_engine = batch.get("sampling_per_token_logps") is not None and "num_images" not in batch
+        if by_engine and not self.vllm_importance_sampling_correction:
+            self._record(rules.DIFFERENCE, guard.engine_difference(self, batch))
+        return batch
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Record that a loss is not finite: transformers logs the mean of earlier losses instead.
+
+        Unsloth's trainer has the same method, so this override applies there too.
+        """
+        loss = super().training_step(*args, **kwargs)
+        self._loss_failed |= not math.isfinite(loss.item())
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add a step's time, speed and memory to its log, with Unsloth's trainer too."""
+        if "loss" in logs:
+            if self._loss_failed:
+                logs["loss"], self._loss_failed = math.nan, False
+            completions = self.args.generation_batch_size
+            logs.update(metrics.of_a_step(self._metrics["train"], completions))
+            metrics.new_peak()
+            logged = self._logs["completion"]
+            for place, completion in enumerate(logged):
+                logged[place] = loggable(completion)
+            if images := self._logs["images"]:
+                self._logs["extra"]["images"] = [metrics.digests(each or ()) for each in images]
+        super().log(logs, start_time)
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        """Keep the sampler, which a resumed run has to advance (`callbacks`)."""
+        self.row_sampler = super()._get_train_sampler(*args, **kwargs)
+        return self.row_sampler
+
+    def save_adapter(self, folder: Path) -> None:
+        """Save the adapter (or the whole model, if all of it is trained) and the tokenizer."""
+        save_trained(self.accelerator.unwrap_model(self.model), folder, **self._gathered)
+        self.policy.tokenizer.save_pretrained(folder)
+
+    def gather_weights(self) -> None:
+        """Gather sharded weights on all processes before the first one saves them."""
+        if sharded():
+            self._gathered = {"state_dict": self.accelerator.get_state_dict(self.model_wrapped)}
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """Let a model with sharded weights generate on all processes."""
+        from trl.models.utils import unwrap_model_for_generation
+
+        whole = unwrap_model_for_generation(self.model_wrapped, self.accelerator)  # ZeRO-3
+        with whole, unsharded_root(self.model_wrapped):
+            yield
+
+
+def attach(
+    trainer: "trl.GRPOTrainer",
+    stage: "Stage",
+    rewards: RewardSet,
+    validation_rows: Sequence[Row] = (),
+    policy: Policy | None = None,
+) -> None:
+    """Make a trainer a run's: it resumes, validates, keeps checkpoints, and measures each step.
+
+    Args:
+        trainer: A new GRPOTrainer, TRL's or Unsloth's, whose `args` are those of the run.
+        stage: Stage 03, which has been started.
+        rewards: The run's rewards, tested in notebook 2.
+        validation_rows: Rows to validate on, which are not trained on.
+        policy: The policy, as `models.policy_of` or `models.load_policy` returned it.
+
+    Raises:
+        ValueError: An argument has a value that no training run can use, the trainer has other
+            rewards than the run, or settings have changed since training was interrupted, and
+            `train.resume` is "auto".
+        RuntimeError: Unsloth replaced TRL's trainer after this one's class was imported.
+    """
+    import trl
+
+    if not isinstance(trainer, trl.GRPOTrainer):
+        raise RuntimeError(
+            "GRPOTrainer was imported before Unsloth, so it is TRL's class and not Unsloth's: "
+            "restart the kernel, and import unsloth before trl"
+        )
+    policy = policy or models.policy_of(trainer.model, trainer.processing_class)
+    refuse_unusable(trainer.args, stage, policy, rewards)
+    if isinstance(trainer, RunTrainer):  # the cell is run again
+        for callback in (trainer.steps, trainer.monitor):
+            trainer.remove_callback(callback)
+    else:
+        _refuse_other_rewards(trainer, rewards)
+        # On a GPU, Unsloth gives the instance a `train` that sets the model's modes around its own.
+        trainer.unsloths_train = vars(trainer).pop("train", None)
+        trainer.__class__ = type("RunTrainer", (RunTrainer, type(trainer)), {})
+    trainer.join(stage, rewards, list(validation_rows), policy)
+
+
+def _refuse_other_rewards(trainer: "trl.GRPOTrainer", rewards: RewardSet) -> None:
+    """Raise ValueError if the trainer was built with other rewards than those that were tested."""
+    pairs = zip(trainer.reward_funcs, rewards.reward_funcs, strict=False)
+    same = all(one is other for one, other in pairs)
+    if not same or len(trainer.reward_funcs) != len(rewards.reward_funcs):
+        raise ValueError(
+            f"the trainer has the rewards {', '.join(trainer.reward_func_names)}, and the run "
+            f"{', '.join(rewards.names)}: write yours in notebook 2, below %%rewards, which tests "
+            "them; or train without stages.attach"
+        )
+
+
+def build_trainer(
+    policy: Policy,
+    rewards: RewardSet,
+    rows: Sequence[Row],
+    stage: "Stage",
+    args: "trl.GRPOConfig | None" = None,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> "RunTrainer":
+    """Build a run's trainer in one call, as the cells of notebook 3 do one by one.
+
+    Args:
+        policy: The result of `models.load_policy`.
+        rewards: The run's rewards.
+        rows: The training rows; `train.eval_prompts` of them become the validation split.
+        stage: Stage 03, which has been started.
+        args: The run's GRPOConfig; by default as its settings say.
+        callbacks: Further TrainerCallbacks of transformers.
+
+    Raises:
+        ValueError: `args` has a value that no training run can use; or as `attach`.
+        RuntimeError: As `attach`.
+    """
+    import trl
+
+    args = args or trl.GRPOConfig(**grpo_arguments(stage, policy, rewards))
+    dataset, validation_rows = datasets(rows, policy.tokenizer, stage.config)
+    environment = environment_factory(stage.config, policy.tokenizer, rows)
+    refuse_unusable(args, stage, policy, rewards)
+    with adapter_in_fp32(policy.model):
+        trainer = trl.GRPOTrainer(
+            model=policy.model,
+            processing_class=policy.processing_class,
+            reward_funcs=list(rewards.reward_funcs),
+            args=args,
+            train_dataset=dataset,
+            callbacks=list(callbacks),
+            environment_factory=environment,
+        )
+    attach(trainer, stage, rewards, validation_rows, policy)
+    return trainer
+
+
+def environment_factory(config: "RunConfig", tokenizer: Any, rows: Sequence[Row]) -> type | None:
+    """Check the rows, and return the class that TRL makes for each rollout; None without one."""
+    environment = environments.of(config)
+    if environment is None:
+        return None
+    warnings.filterwarnings("ignore", "You are using 'environment_factory'")  # experimental
+    with_tools(tokenizer)
+    environments.check_rows(environment, rows)
+    return environment.factory
+
+
+def datasets(rows: Sequence[Row], tokenizer: Any, config: "RunConfig") -> tuple[Dataset, list[Row]]:
+    """Return the rows to train on as TRL takes them, and the rows to validate on.
+
+    TRL's have prompts without pixels, a column of images, and no system turn where the template
+    has none.
+    """
+    train_rows, validation_rows = hold_out(rows, prompts_to_hold_out(config.train))
+    prompts = [fold_system(tokenizer, row["prompt"]) for row in train_rows]
+    prepared = [
+        {name: value for name, value in row.items() if name != "images"}
+        | {"prompt": [_without_pixels(turn) for turn in prompt]}
+        for row, prompt in zip(train_rows, prompts, strict=True)
+    ]
+    # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
+    dataset = Dataset.from_list(prepared, on_mixed_types="use_json")
+    return with_image_column(dataset, prompts), validation_rows
+
+
+def with_image_column(dataset: Dataset, prompts: Sequence[list[Message]]) -> Dataset:
+    """Add the images of the prompts, if there are any, as the column that TRL reads.
+
+    Raises:
+        ValueError: Some prompts have an image and others have none.
+    """
+    images = list(map(images_of, prompts))
+    if not any(images):
+        return dataset
+    if missing := images.count([]):
+        raise ValueError(
+            f"{missing} of {len(images)} prompts have no image, and TRL fails at a micro-batch "
+            "without one: train only on rows that have images, or give every row one"
+        )
+    files = [[{"bytes": _bitmap(image), "path": None} for image in row] for row in images]
+    return dataset.add_column("images", files, feature=List(Image()))
+
+
+def _without_pixels(turn: Message) -> Message:
+    """Return a turn without the pixels of its images, which TRL inserts from their column."""
+    if isinstance(turn["content"], str):
+        return turn
+    parts = [{key: part[key] for key in part.keys() - {"image"}} for part in turn["content"]]
+    return turn | {"content": parts}
+
+
+def _bitmap(image: Any) -> bytes:
+    """Return an image as a BMP file, a lossless format that is the quickest to read."""
+    buffer = io.BytesIO()
+    image.save(buffer, "BMP")
+    return buffer.getvalue()
+
+
+@contextmanager
+def unsharded_root(model: Any) -> Iterator[None]:
+    """Gather FSDP2's weights outside the layers (embeddings, head) while the block runs.
+
+    peft's `generate` calls the wrapped model directly, and bypasses the hook that would gather
+    these weights.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    model._get_fsdp_state()._lazy_init()  # else the first layer to run would become the root
+    model.unshard()
+    try:
+        yield
+    finally:
+        model.reshard()

@@ -1,0 +1,79 @@
+"""The reward of reasoning-gym's tasks: strict, and no answer gets out of the sandbox."""
+
+import json
+
+import pytest
+import reasoning_gym
+from reasoning_gym.factory import DATASETS
+
+from grpo_nb.rewards import gym, gym_reward, load_preset
+
+WRITES = (
+    "open('{}', 'w').write('x')",
+    "[open('{}', 'w')]",
+    "__import__('os').system('touch {}')",
+    "exec(\"open('{}', 'w')\")",
+)
+NEVER_ENDS = ("9**9**8", "1e999999999", "1/1e-999999999", "[" * 5000, "9" * 5000, "(" * 5000)
+SLOW = {"composite", "knight_swap", "arc_agi"}  # they take seconds to begin
+
+
+def entry_of(task, **options):
+    made = reasoning_gym.create_dataset(task, size=3, seed=3, **options)[0]
+    about = {"task": task, "options": options, "metadata": made["metadata"]}
+    return made["answer"], json.dumps(about, default=str)
+
+
+def paid(text, answer, entry, **options):
+    func = gym_reward.configured("r", **options) if options else gym_reward
+    return func([f"<answer>{text}</answer>"], answer=[answer], entry=[entry])[0]
+
+
+@pytest.mark.parametrize("task", sorted(set(DATASETS) - SLOW))
+def test_no_answer_writes_a_file_or_never_ends(task, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer, entry = entry_of(task)
+    file = tmp_path / "written"
+    for text in (*(each.format(file) for each in WRITES), *NEVER_ENDS):
+        score = paid(text, answer or "none", entry, partial=True)
+        assert score < 1 or task == "game_of_life_halting", text
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("task", gym.EVALUATED)
+def test_the_sandbox_alone_holds_what_a_scorer_runs(task, tmp_path):
+    answer, entry = entry_of(task)
+    about = json.loads(entry) | {"answer": answer}
+    file = tmp_path / "written"
+    for text in (WRITES[0].format(file), WRITES[2].format(file), "9**9**8", "1e999999999"):
+        assert gym.evaluate(text, about).score < 1, text
+    assert gym.evaluate(answer, about).score == 1
+    assert not file.exists()
+
+
+def test_an_answer_is_right_if_the_scorer_says_so_in_any_spelling_it_takes():
+    answer, entry = entry_of("chain_sum", max_terms=2)
+    assert paid(f" {answer}.0 ", answer, entry) == 1
+    assert paid(f"{answer} or 7", answer, entry) == 0
+    assert 0 < paid(f"{answer} or 7", answer, entry, partial=True) < 1
+    _, entry = entry_of("countdown", min_numbers=3, max_numbers=3)
+    about = json.loads(entry)["metadata"]
+    terms = about["expression"]
+    assert paid(f"0*0 + {terms}", terms, entry) == 0, "a number too many"
+    assert paid(f"({terms})", terms, entry) == 1
+
+
+@pytest.mark.parametrize("text", ["", " ", "NaN", "nanj", "inf", "[NaN, NaN]", "1" * 20_000])
+def test_nothing_and_what_is_no_number_earn_nothing(text):
+    for task in ("complex_arithmetic", "number_sorting", "prime_factorization", "power_function"):
+        answer, entry = entry_of(task)
+        assert paid(text, answer, entry, partial=True) == 0, task
+
+
+def test_the_presets_pay_for_right_answers_only_or_for_parts():
+    answer, entry = entry_of("spell_backward")
+    almost = answer[:-1] + "?"
+    strict, parts = (load_preset(name).reward_funcs[0] for name in ("gym", "gym_partial"))
+    columns = {"answer": [answer], "entry": [entry]}
+    assert strict([f"<answer>{almost}</answer>"], **columns) == [0.0]
+    assert 0 < parts([f"<answer>{almost}</answer>"], **columns)[0] < 1

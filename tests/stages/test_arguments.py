@@ -1,0 +1,250 @@
+"""TRL's arguments: unknown ones refused, all of them shown, silent changes named."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from trainings import MATH, arguments_of
+from trl import GRPOConfig
+
+from grpo_nb import names
+from grpo_nb.models import Policy, weights
+from grpo_nb.pipeline import notebooks as pipeline
+from grpo_nb.runs import Run, Stage
+from grpo_nb.runs import config as config_module
+from grpo_nb.runs.config import resolve
+from grpo_nb.stages import arguments
+
+NOBODY = Policy(None, None, False)
+SET_HERE = {"grpo.max_steps": 7, "grpo.epsilon": 0.1}
+
+
+@pytest.fixture
+def stage(runs_dir):
+    config = resolve("l4-24gb", {"task": "code", "seed": 3}, SET_HERE)
+    return Stage(Run("a"), "03", config)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("grpo.epsilom=0.1", r"'grpo.epsilom': did you mean 'grpo.epsilon'"),
+        ("grpo.max_stepz=3", r"'grpo.max_stepz': did you mean 'grpo.max_steps'"),
+        ("grpo.seed=3", "decided by seed"),
+        ("grpo.output_dir=x", "other stages rely on it"),
+        ("grpo.epsilon=0,1", r"grpo.epsilon = \(0, 1\): Input should be a valid number"),
+        ("grpo.epsilon=True", "Input should be a valid number"),
+        ("grpo.top_k=0.5", "Input should be a valid integer"),
+        ("grpo.fp16=true", "grpo.fp16 = 'true': Input should be a valid boolean"),
+        ("grpo.fp16=True", "grpo.fp16 = True: fp16 needs a GPU, and a CPU trains in bf16 or fp32"),
+        ("grpo.generation_kwargs=[1]", "valid dictionary; Input should be a valid string"),
+        ("grpo.max_grad_norm=1e999", "grpo.max_grad_norm = inf: Input should be a finite number"),
+    ],
+)
+def test_an_argument_that_trl_does_not_take_is_refused(assignment, message):
+    with pytest.raises(ValueError, match=message):
+        arguments.refuse_unknown_trl(resolve("tiny-cpu", pipeline.assigned([assignment])))
+
+
+@pytest.mark.parametrize("section", ["grpo", "train"])
+@pytest.mark.parametrize(
+    ("argument", "advice"),
+    [
+        ("vllm_sampling_params={'min_p': 0.1}", "grpo.min_p"),
+        ("vllm_device=cuda:1", "grpo.vllm_mode=server"),
+        ("torch_dtype=bfloat16", "named dtype"),
+        ("num_train_epochs=1", "grpo.max_steps"),
+        ("max_prompt_length=64", "data.max_prompt_tokens"),
+        ("warmup_ratio=0.1", "grpo.warmup_steps"),
+        ("load_in_4bit=True", "model.load_in_4bit"),
+    ],
+)
+def test_what_public_notebooks_have_is_refused_with_what_to_do(section, argument, advice):
+    name, _, _ = argument.partition("=")
+    message = rf"{section}\.{name} cannot be used here: .*{advice}"
+    with pytest.raises(ValueError, match=message):
+        arguments.refuse_unknown_trl(
+            resolve("tiny-cpu", pipeline.assigned([f"{section}.{argument}"]))
+        )
+
+
+@pytest.mark.parametrize(
+    ("value", "scale"), [(False, "none"), ("False", "none"), (True, "group"), ("batch", "batch")]
+)
+def test_scale_rewards_takes_true_and_false_as_trl_does(value, scale):
+    from trl import GRPOConfig
+
+    config = resolve("tiny-cpu", {"grpo.scale_rewards": value})
+    assert config.grpo.scale_rewards == scale
+    assert GRPOConfig(**arguments_of(config)).scale_rewards == scale
+
+
+def test_the_advice_names_settings_that_there_are():
+    for advice in names.ELSEWHERE.values():
+        for name in re.findall(r"\b(?:grpo|lora|train|model|data|policy|rewards)\.\w+", advice):
+            config_module.refuse_unknown_setting(name)
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "grpo.epsilon_high=0.28",
+        "grpo.epsilon=1",
+        "grpo.top_entropy_quantile=0.2",
+        "grpo.fp16=False",
+        "grpo.lr_scheduler_type=cosine",
+        "grpo.generation_kwargs={'num_beams': 1}",
+        "grpo.importance_sampling_level=sequence",
+    ],
+)
+def test_an_argument_of_trl_reaches_it(assignment, runs_dir):
+    from trl import GRPOConfig
+
+    [(name, value)] = pipeline.assigned([assignment]).items()
+    config = resolve("tiny-cpu", {name: value})
+    arguments.refuse_unknown_trl(config)
+    built = GRPOConfig(**arguments_of(config))
+    assert getattr(built, name.removeprefix("grpo.")) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("learning_rat", 1, "'args.learning_rat': did you mean 'args.learning_rate'"),
+        ("lr", 1e-3, "unknown argument of GRPOConfig 'args.lr'"),
+        ("max_prompt_length", 64, "cannot be used here: set data.max_prompt_tokens"),
+        ("vllm_sampling_params", {"min_p": 0.1}, "cannot be used here: set grpo.min_p"),
+        ("num_train_epochs", 1, "args.num_train_epochs cannot be used here: set grpo.max_steps"),
+        ("model_init_kwargs", {"torch_dtype": "auto"}, "set model.model_name"),
+        ("save_steps", 5, "args.save_steps has no effect: set grpo.save_steps instead"),
+        ("save_total_limit", 1, "set grpo.save_total_limit instead"),
+        ("logging_steps", 10, "args.logging_steps = 10: other stages rely on its value"),
+        ("num_generations", 6, "grpo.num_generations = 6 does not divide the batch"),
+        ("num_generations", 1, "grpo.num_generations = 1: .*greater than or equal to 2"),
+        ("num_generations", 8.0, "args.num_generations = 8.0: .*valid integer"),
+        ("num_generations", None, "grpo.num_generations = None: .*valid integer"),
+        ("generation_batch_size", 48, "must be steps_per_generation 1 x .* = 64"),
+        ("steps_per_generation", 2, "generation_batch_size = 64 must be steps_per_gen.* 2"),
+        ("per_device_train_batch_size", 32, "Set grpo.num_generations and the others"),
+        ("gradient_accumulation_steps", 0, "greater than or equal to 1"),
+        ("num_iterations", 0, "args.num_iterations = 0: it must be 1 or more"),
+        ("learning_rate", "1e-3", "args.learning_rate = '1e-3': .*valid number"),
+        ("learning_rate", -1e-3, "grpo.learning_rate = -0.001: .*greater than 0"),
+        ("learning_rate", math.nan, "args.learning_rate = nan: .*finite"),
+        ("beta", math.inf, "args.beta = inf: .*finite"),
+        ("beta", -0.1, "grpo.beta = -0.1: .*greater than or equal to 0"),
+        ("weight_decay", -1, "args.weight_decay = -1: it must be 0 or more"),
+        ("temperature", 0, "grpo.temperature = 0: .*greater than or equal to 0.01"),
+        ("max_steps", -1, "grpo.max_steps = -1: .*greater than or equal to 1"),
+        ("max_completion_length", 10**6, "model.max_seq_length = 512 is less than"),
+        ("loss_type", "dapoo", "grpo.loss_type = 'dapoo'"),
+        ("optim", "adam", "args.optim = 'adam': Input should be 'adamw_torch'"),
+        ("lr_scheduler_type", "cosin", "args.lr_scheduler_type = 'cosin': .*'cosine'"),
+        ("reward_weights", np.ones(2), "args.reward_weights = array.*valid list"),
+        ("fp16", True, "args.fp16 = True: fp16 needs a GPU, and a CPU trains in bf16 or fp32"),
+    ],
+)
+def test_what_a_cell_cannot_set_is_refused_when_the_trainer_is_built(
+    runs_dir, name, value, message
+):
+    tiny = Stage(Run("a"), "03", resolve("tiny-cpu"))
+    args = GRPOConfig(**arguments.grpo_arguments(tiny, NOBODY, MATH))
+    arguments.refuse_unusable(args, tiny, NOBODY, MATH)
+    setattr(args, name, value)
+    with pytest.raises(ValueError, match=message):
+        arguments.refuse_unusable(args, tiny, NOBODY, MATH)
+
+
+def test_what_a_cell_may_set_is_not_refused(runs_dir):
+    """Also where several changes fit only together, and in a config of one's own."""
+    tiny = Stage(Run("a"), "03", resolve("tiny-cpu"))
+    args = GRPOConfig(**arguments.grpo_arguments(tiny, NOBODY, MATH))
+    changes = {"num_generations": 6, "per_device_train_batch_size": 12, "max_grad_norm": 0.5}
+    changes |= {"generation_batch_size": 12, "lr_scheduler_type": "cosine", "report_to": "none"}
+    changes |= {"top_k": -1, "seed": 0, "learning_rate": np.float64(1e-4), "optim": "sgd"}
+    changes |= {"reward_weights": [1, 0.5], "max_steps": 3, "beta": 0.04, "loss_type": "grpo"}
+    vars(args).update(changes)
+    arguments.refuse_unusable(args, tiny, NOBODY, MATH)
+    built = type(args)(**arguments_of(tiny.config) | {"num_generations": 4})
+    arguments.refuse_unusable(built, tiny, NOBODY, MATH)
+
+
+def test_alerts_take_the_reward_that_says_what_is_correct(stage):
+    """Wherever it stands among the rewards."""
+    pairs = list(zip(MATH.reward_funcs, MATH.reward_weights, strict=True))[::-1]
+    funcs, weights = (list(each) for each in zip(*pairs, strict=True))
+    turned = MATH._replace(reward_funcs=funcs, reward_weights=weights)
+    known = arguments.expected(turned._replace(correct=MATH.names[0]), stage, 8)
+    assert next(iter(known.rewards)) == MATH.names[0] != funcs[0].__name__
+
+
+def test_the_pipeline_refuses_it_before_anything_starts(runs_dir):
+    with pytest.raises(ValueError, match=r"did you mean 'grpo.epsilon'"):
+        pipeline.run_pipeline("x", "tiny-cpu", {"grpo.epsilom": 0.1})
+    assert not (runs_dir / "x/notebooks").exists()
+
+
+def test_every_argument_is_there_with_who_decided_it(stage):
+    from dataclasses import fields
+
+    from trl import GRPOConfig
+
+    args = GRPOConfig(**arguments.grpo_arguments(stage, NOBODY, MATH))
+    table = arguments.effective(args, stage, NOBODY, MATH).set_index("argument")
+    assert set(table.index) == {field.name for field in fields(GRPOConfig)}
+    decided = {
+        "max_steps": (7, "set"),
+        "seed": (3, "set"),
+        "learning_rate": (1e-5, "profile l4-24gb"),
+        "beta": (0.0, "grpo_nb"),
+        "disable_dropout": (True, "grpo_nb"),
+        "weight_decay": (0.0, "TRL's default"),
+    }
+    for name, value_and_source in decided.items():
+        assert tuple(table.loc[name, ["value", "from"]]) == value_and_source, name
+    args.weight_decay = 0.5
+    table = arguments.effective(args, stage, NOBODY, MATH)
+    changed = table.set_index("argument")["changed"]
+    assert changed["weight_decay"] == "0.0 → 0.5"
+    assert changed["generation_batch_size"] == "None → 32"
+    assert changed["steps_per_generation"] == "None → 4"
+    assert changed["max_steps"] == changed["report_to"] == ""
+    short = arguments.notable(table)
+    assert len(short) < 45
+    assert {"max_steps", "generation_batch_size", "weight_decay"} <= set(short["argument"])
+    assert "adam_beta1" not in set(short["argument"])
+
+
+@pytest.mark.parametrize(("native", "precision"), [(True, "bf16"), (False, "fp16")])
+def test_precision_is_what_the_gpu_computes_in(native, precision, monkeypatch, runs_dir):
+    import torch
+
+    for module in (arguments, weights):
+        monkeypatch.setattr(module, "cuda_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: native or including_emulation
+    )
+    passed = arguments_of(resolve("t4-16gb"), vllm=True)
+    assert [name for name in ("bf16", "fp16") if passed[name]] == [precision]
+    passed = arguments_of(resolve("t4-16gb", {"grpo.fp16": True}), vllm=True)
+    assert ("bf16" in passed, passed["fp16"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("has", "uses", "native"), [(True, True, True), (False, True, False), (True, False, False)]
+)
+def test_on_a_cpu_it_is_bf16_or_fp32_as_the_policy_s_weights(
+    has, uses, native, monkeypatch, runs_dir
+):
+    """bf16 is emulated by most CPUs, several times slower than fp32; TRL's default is bf16.
+
+    oneDNN also emulates it with AVX-512 alone, and ONEDNN_MAX_CPU_ISA hides it from oneDNN.
+    """
+    import torch
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": has})
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: uses)
+    passed = arguments_of(resolve("tiny-cpu"))
+    assert (passed["bf16"], passed["fp16"]) == (native, False)
+    assert weights.weights_dtype() == (torch.bfloat16 if native else torch.float32)

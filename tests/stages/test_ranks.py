@@ -1,0 +1,292 @@
+"""Trainings in processes of their own: killed, and shared by two, of which one may end."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import forked
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+from trainings import arguments_of, comparable, lines_of, make_run
+
+from grpo_nb import ranks, runs, stages, training
+from grpo_nb.machine import PROJECT_ROOT
+from grpo_nb.pipeline import launch as launch_module
+from grpo_nb.pipeline.notebooks import run_pipeline
+from grpo_nb.runs import Run, refuse_undone
+from grpo_nb.runs.config import resolve
+from grpo_nb.stages import checkpoints
+
+pytestmark = pytest.mark.usefixtures("forks")
+TWO = {
+    "policy.backend": "transformers",
+    "policy.rollouts": "model",  # two processes have no other
+    "grpo.max_steps": 4,
+    "grpo.save_steps": 2,
+    "train.eval_steps": 0,
+}
+OURS = PROJECT_ROOT / "tests/rank.py"
+
+
+def launch(run, *arguments, processes=2):
+    """Processes of tests/rank.py; 0: one without a launcher."""
+    started = launcher(processes) if processes else []
+    return python(*started, str(OURS), run.name, *arguments, root=run.path.parent)
+
+
+def launcher(processes):
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+
+
+def python(*arguments, root):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GRPO_NB_RUNS": str(root)}
+    environment[forked.CHILDREN] = "1"
+    command = [*forked.python(), *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=False, timeout=300
+    )
+
+
+def completions(run):
+    files = sorted((run / "train/completions").glob("*.parquet"))
+    return pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory, forks):
+    """A run that two processes trained without a fault."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("ranks")))
+        run = make_run("whole", **TWO | {"train.guard_steps": 2})
+    done = launch(run)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def same(one, other):
+    """Whether two planted runs have the same metrics, completions and weights, to rounding."""
+    first, second = comparable(one), comparable(other)
+    assert len(first) == len(second) == 7  # 4 steps and 3 validations
+    for alone, shared in zip(first, second, strict=True):
+        # TRL takes the mean over micro-batches, which hold other rows, whatever their lengths.
+        assert shared.pop("entropy", 0) == pytest.approx(alone.pop("entropy", 0), rel=0.1)
+        assert shared == pytest.approx(alone, rel=1e-4, abs=1e-6)
+    columns = ["step", "prompt", "completion", "advantage"]
+    told = [completions(run)[columns].astype(str) for run in (one, other)]
+    pd.testing.assert_frame_equal(*told)
+    files = [run / "train/checkpoint-4/adapter_model.safetensors" for run in (one, other)]
+    alone, shared = (load_file(file) for file in files)
+    for name, weights in alone.items():
+        assert (weights - shared[name]).abs().max() < 1e-4, name
+    return True
+
+
+PLANTED = TWO | {"model.load_in_4bit": False, "grpo.bf16": False}
+PLANTED |= {"train.eval_steps": 2}
+ADAPTIVE = """from grpo_nb import rewards
+extends = "math"
+reward_funcs = [rewards.Adaptive(rewards.soft_format_reward, low=0.75, change=1.5)]
+reward_weights = [0.25]
+"""
+
+
+def test_a_run_killed_three_times_ends_as_one_that_was_not(runs_dir):
+    preset = runs_dir / "adaptive.py"
+    preset.write_text(ADAPTIVE)
+    settings = {"policy.backend": "transformers", "grpo.max_steps": 8}
+    settings |= {"rewards.preset": str(preset), "train.placebo": "shuffled"}
+    whole, killed = make_run("whole", **settings), make_run("killed", **settings)
+    done = launch(whole, processes=0)
+    assert done.returncode == 0, done.stderr
+    said = []
+    for phase, step in (("generation", 3), ("backward", 5), ("saving", 6)):
+        done = launch(killed, phase, "0", str(step), processes=0)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        said.append(done.stdout)
+    newest, torn = killed / "train/checkpoint-4", killed / "train/checkpoint-6"
+    assert newest.is_dir() and not checkpoints.is_whole(torn)
+    weights = newest / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])  # and the disk lost the end of a file
+    last = launch(killed, processes=0)
+    assert last.returncode == 0, last.stderr
+    assert "begins at step 1 of 8" in said[0]
+    assert "goes on after step 2 of 8" in said[1]
+    assert "goes on after step 4 of 8" in said[2]
+    assert "checkpoint-4 differs from what was written" in last.stdout
+    assert comparable(killed) == comparable(whole)
+    factors = {line.get("soft_format_reward/factor") for line in comparable(whole)}
+    assert len(factors) > 2, "the adaptive weight never moved"
+    assert [line["step"] for line in lines_of(whole)] == list(range(1, 9))
+    for name in ("adapter/adapter_model.safetensors", "checkpoint-8/adapter_model.safetensors"):
+        assert (killed / "train" / name).read_bytes() == (whole / "train" / name).read_bytes()
+    assert completions(killed)["step"].drop_duplicates().tolist() == list(range(1, 9))
+
+
+def test_a_kill_between_moving_a_training_and_the_next_loses_nothing(runs_dir):
+    contents = lambda folder: {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}  # noqa: E731
+    run = make_run("moved", **(TWO | {"grpo.max_steps": 1}))
+    assert launch(run, processes=0).returncode == 0
+    before = list(contents(run / "train").values())
+    run.write_config(resolve("tiny-cpu", run.settings(), {"grpo.learning_rate": 2e-3}))
+    done = launch(run, "moved", processes=0)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert list(contents(run / "train.old-1").values()) == before
+    assert not (run / "train").exists()
+    last = launch(run, processes=0)
+    assert last.returncode == 0, last.stderr
+    assert "begins at step 1 of 1\n" in last.stdout
+    assert list(contents(run / "train.old-1").values()) == before
+
+
+def test_two_processes_train_as_one_and_go_on_with_each_other_s_work(runs_dir):
+    """The same completions are planted: sampling differs, each process has random numbers.
+
+    A weight adapts to the scores of all, but not in a validation, which is the first one's alone.
+    """
+    preset = runs_dir / "adaptive.py"
+    preset.write_text(ADAPTIVE)
+    settings = PLANTED | {"rewards.preset": str(preset), "train.placebo": "shuffled"}
+    one, two, mixed = (make_run(name, **settings) for name in ("one", "two", "mixed"))
+    for run, processes in ((one, 1), (two, 2)):
+        done = launch(run, "planted", processes=processes)
+        assert done.returncode == 0, done.stderr
+        assert f"2 prompts x 8 = 16 completions, on {processes} process(es)" in done.stdout
+        assert done.stdout.count("step 4/4: reward") == 1, "every process spoke"
+    assert any(line.get("grad_norm", 0) > 0.1 for line in comparable(one))
+    assert same(one, two)
+    for processes, stopped in ((2, 1), (1, 3)):  # SIGTERM to the last process alone
+        last = str(processes - 1)
+        done = launch(mixed, "planted stop", last, str(stopped), processes=processes)
+        said = f"KeyboardInterrupt: stopped after step {stopped}; run this again"
+        assert done.returncode == 1 and done.stderr.count(said) == 1, done.stderr
+    done = launch(mixed, "planted")
+    assert "goes on after step 3 of 4" in done.stdout, done.stderr
+    assert same(one, mixed)
+
+
+def test_killed_and_failed_on_one_process_it_ends_as_if_nothing_had_been(two_processes, runs_dir):
+    run = make_run("cut", **TWO)
+    started = time.monotonic()
+    killed = launch(run, "kill", "1", "4")
+    assert killed.returncode == 1 and time.monotonic() - started < 120
+    said = "another process of this run died; see its error. The training is kept up to step 2; run"
+    own, _, report = killed.stderr.partition("Failures:")
+    assert own.count(f"RuntimeError: {said}") == report.count(f"RuntimeError: {said}") == 1, own
+    cause = report.partition("Root Cause")[2]
+    assert "rank      : 1 " in cause and f"Signal {signal.SIGKILL.value}" in cause, killed.stderr
+    failed = launch(run, "raise", "1", "4")
+    assert failed.returncode == 1
+    assert "goes on after step 2 of 4" in failed.stdout
+    own, _, report = failed.stderr.partition("Failures:")
+    cause = report.partition("Root Cause")[2]
+    assert "rank      : 1 " in cause and "exitcode  : 1 " in cause, failed.stderr
+    assert cause.count("KeyError: 'no such column'") == 1, failed.stderr
+    assert own.count("RuntimeError: another process of this run died; see its error.") == 1, own
+    last = launch(run)
+    assert last.returncode == 0, last.stderr
+    steps = [line["step"] for line in training.read_lines(run / "train/metrics.jsonl")]
+    assert steps == [1, 2, 3, 4]
+    assert comparable(run) == comparable(two_processes)
+    for name in ("train/adapter", "train/checkpoint-4"):
+        weights = f"{name}/adapter_model.safetensors"
+        assert (run / weights).read_bytes() == (two_processes / weights).read_bytes()
+    assert run.manifest()["03"]["status"] == "done"
+
+
+def test_another_number_of_processes_is_refused(runs_dir):
+    run = make_run("alone", **TWO)
+    run.record("01", {"status": "done"})
+    done = python("-m", "grpo_nb", "train", run.name, "--processes", "2", root=runs_dir)
+    assert done.returncode == 2
+    assert "grpo-nb: expected 2 processes, but 1 were started: start them with" in done.stderr
+
+
+def test_unsloth_on_several_processes_is_refused_once(runs_dir):
+    run = make_run("unsloth")
+    run.record("02", {"status": "done", "outputs": {}})
+    command = ["-m", "grpo_nb", "train", run.name, "--force"]
+    done = python(*launcher(2), *command, root=runs_dir)
+    said = "grpo-nb: Unsloth trains in one process, and there are 2: start one, or use --set policy"
+    assert done.returncode == 1 and done.stderr.count(said) == 1, done.stderr
+    cause = done.stderr.partition("Root Cause")[2]
+    assert f"ValueError: {said.removeprefix('grpo-nb: ')}" in cause, done.stderr
+
+
+def test_a_step_is_shared_evenly_or_refused(runs_dir, monkeypatch):
+    config = resolve("tiny-cpu", {"grpo.per_device_train_batch_size": 32})
+    monkeypatch.setattr(ranks, "count", lambda: 3)
+    words = "do not divide evenly among 3 processes: use a multiple of 3 prompts"
+    with pytest.raises(ValueError, match=words):
+        arguments_of(config)
+    monkeypatch.setattr(ranks, "count", lambda: 16)
+    shared = arguments_of(config)
+    assert shared["per_device_train_batch_size"] == 2  # and a group is cut between processes
+    assert shared["gradient_accumulation_steps"] == 1
+
+
+def test_vllm_is_driven_by_trl_where_its_mode_is_set(runs_dir):
+    of_trl = {"policy.backend": "transformers", "model.load_in_4bit": False}
+    settings = of_trl | {"grpo.vllm_mode": "server", "grpo.vllm_server_base_url": "http://x:1"}
+    config = resolve("tiny-cpu", settings)
+    stages.refuse_unknown_trl(config)
+    passed = arguments_of(config)
+    assert passed["use_vllm"] and passed["vllm_mode"] == "server"
+    assert passed["vllm_server_base_url"] == "http://x:1"
+    assert passed["vllm_max_model_length"] == config.model.max_seq_length
+    for name, other in (("policy.backend", "unsloth"), ("model.load_in_4bit", True)):
+        with pytest.raises(ValueError, match=rf"vllm_mode with .*{name} = {other!r}.*; set both"):
+            resolve("tiny-cpu", settings | {name: other})
+
+
+def test_stage_03_takes_what_was_set_before_it_and_what_is_set_now(runs_dir):
+    early = {"grpo.max_steps": 7, "grpo.epsilon_high": 0.28, "data.eval_rows": 16}
+    run_pipeline("x", "tiny-cpu", early, last="01")
+    run = Run("x")
+    assert list(run.manifest()) == ["01"]
+    settings = launch_module.settings_of(run, {"grpo.learning_rate": "5e-4"})
+    stage = runs.start("03", "x", settings, force=True)
+    run.lock().release(force=True)
+    now = {"grpo.max_steps": 7, "grpo.learning_rate": "5e-4", "grpo.epsilon_high": 0.28}
+    assert set(run.settings()) == {*now, "data.eval_rows"}, "and nothing that is a default"
+    assert (stage.config.grpo.max_steps, stage.config.grpo.learning_rate) == (7, 5e-4)
+    with pytest.raises(ValueError, match="eval_rows belongs to 01_prepare_data: set it there"):
+        runs.start("03", "x", launch_module.settings_of(run, {"data.eval_rows": 8}), force=True)
+
+
+@pytest.mark.parametrize("resume", ["always", "auto"])
+def test_how_to_resume_is_for_one_call_and_the_rest_is_kept(runs_dir, resume):
+    run = Run("x")
+    run.write_config(resolve("tiny-cpu", {"grpo.max_steps": 7}))
+    for given, now in (({"grpo.max_steps": "9", "train.resume": resume}, resume), ({}, "auto")):
+        settings = launch_module.settings_of(run, given)
+        config = runs.start("03", "x", settings, force=True).config
+        run.lock().release(force=True)
+        assert (config.grpo.max_steps, config.train.resume) == (9, now)
+
+
+def test_without_a_launcher_one_process_trains_and_hands_on(demo_run, runs_dir):
+    run = Run("alone")
+    shutil.copytree(demo_run.path, run.path)
+    short = ["--set", "grpo.max_steps=2", "--set", "policy.backend=transformers"]
+    config = str(run / "config.yaml")
+    done = python("-m", "grpo_nb", "train", config, *short, root=runs_dir)
+    assert done.returncode == 0, done.stderr
+    assert "on 1 process(es)" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("next: 04_merge_and_infer.ipynb")
+    refuse_undone(run, "04")
+    assert run.config().policy.backend == "transformers"
+
+
+def test_sharded_weights_generate_and_are_saved_whole(tmp_path):
+    """FSDP2 by torch itself; under accelerate and NCCL it was not run."""
+    done = python(*launcher(2), str(OURS.with_name("sharded.py")), str(tmp_path), root=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["whole"] == report["before the first step"] == report["after it"]
+    adapter = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert len(adapter) == 56 and report["gradients"] == 28, "LoRA's A has none at the start"
+    assert all(weights.dim() == 2 and weights.numel() for weights in adapter.values())

@@ -1,0 +1,454 @@
+"""Trainings that are cut off: stopped, out of memory, out of disk; and gone on with."""
+
+import importlib
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from trainings import comparable, lines_of, make_run, scale_loss, steps_that_move, trainer_of
+
+import grpo_nb
+from grpo_nb import rewards, training
+from grpo_nb.files import sha256
+from grpo_nb.stages import checkpoints
+from grpo_nb.stages.validation import Validation
+from grpo_nb.training.interruptions import stop_on_signals
+from grpo_nb.updates import Update
+from grpo_nb.views import TrainingDashboard
+
+
+def at(trainer, step, act):
+    """Do something when the completions of that step are scored."""
+    calculate = trainer._calculate_rewards
+
+    def calculate_and_act(*args, **kwargs):
+        if trainer.state.global_step + 1 == step:
+            act()
+        return calculate(*args, **kwargs)
+
+    trainer._calculate_rewards = calculate_and_act
+
+
+def test_an_error_loses_no_step(start):
+    broken = start()
+    at(broken, 5, lambda: {}["no such column"])
+    with pytest.raises(KeyError, match="no such column") as caught:
+        broken.train()
+    assert "kept up to step 4; run this again" in caught.value.__notes__[0]
+    assert start().plan == "goes on after step 4 of 12"
+
+
+def digests(folder):
+    return {path.name: sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The bytes of the last checkpoint of a training that nothing disturbed, and its metrics."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("straight")))
+        run = make_run("here", **SIX)
+        trainer_of(run).train()
+        return digests(run / "train/checkpoint-6"), comparable(run)
+
+
+SIX = {"grpo.max_steps": 6, "train.eval_steps": 3, "grpo.save_steps": 2}
+
+
+def stop_after(trainer, step):
+    trainer.watch(lambda update: update.line["step"] == step and trainer.buttons.stop.set())
+    trainer.train()
+
+
+@pytest.mark.parametrize(
+    "name", ["adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"]
+)
+def test_a_resume_that_fails_leaves_the_checkpoint_as_it_is(runs_dir, name, monkeypatch, straight):
+    """Also in the same kernel, where the trainer still holds the step it was stopped at."""
+    run = make_run("here", **SIX)
+    one = trainer_of(run)
+    stop_after(one, 4)
+    before = digests(run / "train/checkpoint-4")
+
+    def unreadable(load):
+        def load_unless_it_is(file, *args, **kwargs):
+            if Path(str(file)).name == name:
+                raise OSError(5, "Input/output error", str(file))
+            return load(file, *args, **kwargs)
+
+        return load_unless_it_is
+
+    with monkeypatch.context() as disk:
+        disk.setattr(torch, "load", unreadable(torch.load))
+        disk.setattr("peft.utils.save_and_load.safe_load_file", unreadable(load_file))
+        for trainer in (trainer_of(run), one):
+            with pytest.raises(OSError, match="Input/output") as caught:
+                trainer.train()
+            assert digests(run / "train/checkpoint-4") == before
+            [note] = caught.value.__notes__
+            assert "kept up to step 4; run this again" in note
+            assert checkpoints.steps_of(run / "train") == [2, 4]
+    trainer_of(run).train()
+    weights, metrics = straight
+    assert comparable(run) == metrics
+    last = digests(run / "train/checkpoint-6")
+    for part in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"):
+        assert last[part] == weights[part], part
+
+
+def zero_half(file):
+    """Damage it at unchanged size."""
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2].ljust(len(content), b"\0"))
+
+
+def test_a_checkpoint_damaged_at_unchanged_size_is_set_aside(runs_dir, straight, capsys):
+    run = make_run("here", **SIX)
+    stop_after(trainer_of(run), 4)
+    zero_half(run / "train/checkpoint-4/adapter_model.safetensors")
+    before = digests(run / "train/checkpoint-4")
+    again = trainer_of(run)
+    assert again.plan == "goes on after step 2 of 6"
+    again.train()
+    assert "checkpoint-4 differs from what was written: it is kept as " in capsys.readouterr().out
+    assert digests(run / "train/damaged-checkpoint-4-1") == before
+    assert comparable(run) == straight[1]
+    last = digests(run / "train/checkpoint-6")
+    for part in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"):
+        assert last[part] == straight[0][part], part
+
+
+def test_a_clock_that_is_set_back_before_a_resume_changes_nothing(runs_dir, straight):
+    """The newest checkpoint is the one of the latest step, and the oldest ones are removed."""
+    run = make_run("here", **SIX)
+    stop_after(trainer_of(run), 4)
+    for path in sorted(run.path.rglob("*")):
+        os.utime(path, (2e9, 2e9))
+    again = trainer_of(run)
+    assert again.plan.startswith("goes on after step 4 of 6")
+    again.train()
+    assert checkpoints.steps_of(run / "train") == [4, 6]
+    assert comparable(run) == straight[1]
+    last = digests(run / "train/checkpoint-6")
+    for part in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"):
+        assert last[part] == straight[0][part], part
+
+
+PLACES = {
+    "the guard's look, with noise on the weights": "grpo_nb.training.guard.p_values",
+    "a validation": "grpo_nb.environments.answer",
+    "the save of a checkpoint": "torch.save",
+    "the seal of a checkpoint": "grpo_nb.stages.checkpoints.digests",
+    "a reward": "grpo_nb.training.metrics.spread",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_stop_button_pressed_twice_anywhere(runs_dir, place, straight, monkeypatch):
+    """In the kernel, where the same trainer then goes on; here after the first checkpoint."""
+    run = make_run("here", **SIX)
+    one = trainer_of(run, **{"train.guard_steps": 3 if "noise" in place else 0})
+    module, _, name = PLACES[place].rpartition(".")
+    work = getattr(importlib.import_module(module), name)
+
+    def press_and_work(*args, **kwargs):
+        if one.state.global_step >= 3:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return work(*args, **kwargs)
+
+    moved = steps_that_move(one)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(PLACES[place], press_and_work)
+        one.train()
+    assert moved and checkpoints.trained_steps(run / "train") == 2
+    if "noise" in place:
+        noisy = len(moved)
+        one.monitor.watchers[-1](Update({"step": "stopped"}, 6, [], []))
+        assert len(moved) == noisy, "noise is left on the weights"
+    del one.monitor.watchers[-1]
+    one.train()
+    weights, metrics = straight
+    assert comparable(run) == metrics
+    last = digests(run / "train/checkpoint-6")
+    for part in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"):
+        assert last[part] == weights[part], part
+
+
+@pytest.mark.parametrize("stopped", ["after an update", "and begun anew"])
+def test_step_1_begins_with_a_policy_that_is_not_trained_yet(runs_dir, stopped, straight):
+    """Notebook 3 run twice by hand: its cells from the trainer on, or from the policy on."""
+    run, never = make_run("here", **SIX), {}
+    one = trainer_of(run)
+    if stopped == "after an update":
+        at(one, 2, lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
+        with pytest.raises(KeyboardInterrupt):
+            one.train()
+    else:
+        stop_after(one, 3)
+        never = {"train.resume": "never"}
+    kept = checkpoints.steps_of(run / "train")
+    for trainer in (trainer_of(run, one.policy, **never), *([] if never else [one])):
+        with pytest.raises(ValueError, match="load the policy and build the trainer again"):
+            trainer.train()
+    assert checkpoints.steps_of(run / "train") == kept and not (run / "train.old-1").exists()
+    trainer_of(run, **never).train()
+    assert comparable(run) == straight[1]
+    last = digests(run / "train/checkpoint-6")
+    assert last["adapter_model.safetensors"] == straight[0]["adapter_model.safetensors"]
+
+
+def test_a_signal_saves_first(start):
+    stopped = start()
+    number = signal.SIGINT
+    at(stopped, 3, lambda: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt, match="stopped after step 3; run this again"):
+        stopped.train()
+    assert signal.getsignal(number) is before
+    assert checkpoints.steps_of(stopped.stage.run / "train") == [2, 3]
+    assert not (stopped.stage.run / "train/adapter").exists()
+    assert start().plan == "goes on after step 3 of 12"
+
+
+def test_a_second_signal_ends_at_once(capsys):
+    buttons = training.Buttons()
+    with pytest.raises(KeyboardInterrupt), stop_on_signals(buttons) as came:
+        signal.raise_signal(signal.SIGINT)
+        assert buttons.stop.is_set() and came == [signal.SIGINT]
+        signal.raise_signal(signal.SIGINT)
+    assert "again to stop at once" in capsys.readouterr().out
+
+
+def test_a_full_disk_keeps_the_checkpoints_before(start):
+    """The limit on the size of a file stands for the disk: the kernel refuses the write."""
+    trainer = start(**{"grpo.save_total_limit": 1})
+    save, limits = trainer._save_checkpoint, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def save_with_little_room(model, trial):
+        room = 100_000 if trainer.state.global_step == 4 else limits[0]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+        try:
+            save(model, trial)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    trainer._save_checkpoint = save_with_little_room
+    with pytest.raises(Exception, match=r"write|large") as caught:  # of torch or safetensors
+        trainer.train()
+    folder = trainer.stage.run / "train"
+    assert checkpoints.trained_steps(folder) == 2
+    assert "step 4 could not be kept" in caught.value.__notes__[0]
+    assert "kept up to step 2; run this again" in caught.value.__notes__[1]
+    assert start().plan == "goes on after step 2 of 12"
+
+
+@pytest.mark.parametrize(
+    ("scaled", "factor"), [(False, math.nan), (True, math.nan), (False, math.inf)]
+)
+def test_an_update_that_is_not_finite_is_left_out_and_three_end_the_training(start, scaled, factor):
+    trainer = start(**{"train.eval_steps": 0})
+    if scaled:  # as in fp16, where the scale may be all that is wrong
+        scale_loss(trainer, 2.0**10)
+    compute = trainer.compute_loss
+
+    def poisoned(model, inputs, *args, **kwargs):
+        loss = compute(model, inputs, *args, **kwargs)
+        return loss * factor if trainer.state.global_step in (1, 3, 4, 5) else loss
+
+    trainer.compute_loss = poisoned
+    with pytest.raises(
+        RuntimeError, match=r"not finite \(NaN or inf\), .* in 3 steps in a row, up to step 6"
+    ):
+        trainer.train()
+    for parameter in trainer.model.parameters():
+        assert parameter.isfinite().all()
+    losses = [line["loss"] for line in lines_of(trainer.stage.run)]
+    assert [loss is None for loss in losses] == [False, True, False, True, True, True]
+    assert "not a number" in {alert.name for alert in trainer.monitor.alerts}
+    assert checkpoints.is_whole(trainer.stage.run / "train/checkpoint-6")
+
+
+def only(score):
+    """A set of one reward, of completions in a step: a number, None, or by their length."""
+
+    def only(completions, trainer_state, **_):
+        given = score(trainer_state.global_step + 1)
+        if given != "length":
+            return [given] * len(completions)
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    return rewards.reward_set([(only, 1.0)])
+
+
+@pytest.mark.parametrize("down", [None, 1e308])
+def test_one_step_without_scores_is_left_out_and_the_training_goes_on(start, down, capsys):
+    by_length = only(lambda step: down if step == 2 else "length")
+    one = start(by_length, **{"grpo.max_steps": 3, "train.eval_steps": 0})
+    moved = steps_that_move(one)
+    one.train()
+    assert [line["step"] for line in lines_of(one.stage.run)] == [1, 2, 3]
+    assert moved == [3]  # in the first the learning rate is still 0
+    assert "step 2: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("score", "said"),
+    [(None, "every reward gave None"), (math.inf, "only gave an infinite score")],
+)
+def test_three_steps_without_scores_end_the_training(start, score, said):
+    down = only(lambda step: "length" if step < 3 else score)
+    one = start(down, **{"train.eval_steps": 0})
+    with pytest.raises(RuntimeError, match=f"{said}, and no update .* in 3 steps .* up to step 5"):
+        one.train()
+    assert checkpoints.steps_of(one.stage.run / "train")[-1] == 5
+
+
+@pytest.mark.parametrize("score", [None, math.inf])
+def test_a_validation_without_scores_does_not_count(start, score, capsys):
+    def down(completions, **_):
+        return [score] * len(completions)
+
+    one = start(only(lambda step: "length"), **{"grpo.max_steps": 2, "train.eval_steps": 1})
+    validated = one.policy, one.validation_rows, rewards.reward_set([(down, 1.0)])
+    one.validation = Validation(*validated, one.stage.config)
+    one.train()
+    assert "step 2: this validation has no score" in capsys.readouterr().out
+    assert (one.folder / "adapter").is_dir() and not (one.folder / "best").exists()
+
+
+def test_overflows_of_fp16_do_not_end_a_training(start, capsys):
+    """GradScaler begins with a scale that is too high, and halves it after each such step."""
+    one = start(**{"train.eval_steps": 0, "grpo.max_steps": 8})
+    scaler = scale_loss(one)
+    assert {check.name: check.state for check in grpo_nb.preflight(one)}["gradient"] == "ok"
+    assert scaler.get_scale() == 2.0**28
+    moved = steps_that_move(one)
+    one.train()
+    assert len(lines_of(one.stage.run)) == 8
+    skipped = [step for step in range(1, 9) if step not in moved]
+    assert skipped[:4] == [1, 2, 3, 4] and moved
+    assert scaler.get_scale() == 2.0 ** (28 - len(skipped))
+    assert "fp16 overflows at a loss scale of" in capsys.readouterr().out
+
+
+def test_an_out_of_memory_error_says_what_to_lower_and_keeps_the_steps(start):
+    trainer = start(**{"grpo.max_steps": 3, "train.eval_steps": 0})
+
+    def full(module, args, kwargs):
+        if torch.is_grad_enabled() and trainer.state.global_step == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    hook = trainer.policy.model.register_forward_pre_hook(full, with_kwargs=True)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        trainer.train()
+    hook.remove()
+    kept, lower = caught.value.__notes__
+    assert "kept up to step 2" in kept
+    smaller = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+    assert " and ".join(f"{name} = {value}" for name, value in smaller.items()) in lower
+    again = start(
+        **{f"grpo.{name}": value for name, value in smaller.items()},
+        **{"grpo.max_steps": 3, "train.resume": "always"},
+    )
+    assert again.plan == "goes on after step 2 of 3"
+
+
+def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(start):
+    first = start()
+    first.watch(lambda update: first.buttons.stop.set())  # the dashboard's button
+    first.train()
+    assert [line["step"] for line in lines_of(first.stage.run)] == [1]
+    assert (first.stage.run / "train/adapter/adapter_model.safetensors").is_file()
+    with pytest.raises(ValueError, match=r"1 steps .* settings \(grpo.learning_rate\)"):
+        start(**{"grpo.learning_rate": 5e-4})
+    with pytest.raises(ValueError, match=r"settings \(the prompts held out to validate on\)"):
+        start(**{"train.eval_steps": 0})
+    always = start(**{"grpo.learning_rate": 5e-4, "train.resume": "always"})
+    assert always.plan == "goes on after step 1 of 12"
+    never = start(**{"train.resume": "never"})
+    assert never.plan == (
+        "begins at step 1 of 12; what was trained here before (1 steps) is kept as train.old-1/. "
+        "To continue up to step 12: train.resume = 'always'"
+    )
+    assert {check.state for check in grpo_nb.preflight(never)} == {"ok"}
+    assert checkpoints.trained_steps(first.folder) == 1, "it is put aside as the training begins"
+
+
+def test_stop_halts_run_all_in_a_notebook_and_the_same_trainer_goes_on(start):
+    trainer = start(**{"grpo.max_steps": 3})
+    trainer.monitor.dashboard = TrainingDashboard(trainer.buttons)  # as in a notebook
+    trainer.watch(lambda update: update.line["step"] == 1 and trainer.buttons.stop.set())
+    with pytest.raises(KeyboardInterrupt, match="stopped after step 1; run this cell again"):
+        trainer.train()
+    assert (trainer.folder / "adapter/adapter_model.safetensors").is_file(), "cells below can go on"
+    assert trainer.monitor.dashboard.now["phase"] == "stopped after step 1, with a checkpoint"
+    trainer.train()
+    assert [line["step"] for line in lines_of(trainer.stage.run)] == [1, 2, 3]
+    board = trainer.monitor.dashboard
+    assert board.now["phase"] == "finished after step 3" and not board.error
+    groups = json.loads(f"[{board.new_groups}]")
+    assert [group["step"] for group in groups] == [1, 2, 3], "the first is read from its file"
+    trainer.policy.close()
+    with pytest.raises(ValueError, match="this policy was closed, which freed its weights"):
+        trainer.train()
+
+
+def test_a_training_that_ended_goes_on_only_if_there_is_more_to_do(start):
+    first = start(**{"grpo.max_steps": 1})
+    first.train()
+    before = (first.folder / "adapter/adapter_model.safetensors").read_bytes()
+    for how in ("auto", "always"):
+        again = start(**{"grpo.max_steps": 1, "train.resume": how})
+        assert again.plan.startswith("all 1 steps are trained, and their adapter is handed on")
+        again.train()
+        assert (first.folder / "adapter/adapter_model.safetensors").read_bytes() == before
+        assert [line["step"] for line in lines_of(first.stage.run)] == [1]
+    longer = start(**{"grpo.max_steps": 2, "train.resume": "always"})
+    assert longer.plan == "goes on after step 1 of 2"
+    longer.train()
+    assert [line["step"] for line in lines_of(longer.stage.run)] == [1, 2]
+
+
+def test_a_signal_in_the_last_step_hands_on_what_is_trained(start):
+    """Also where the hand-off itself was cut off: the last checkpoint has the weights."""
+    last = start(**{"grpo.max_steps": 2, "train.eval_steps": 0})
+    last.watch(lambda update: update.line["step"] == 2 and os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt, match="stopped after step 2"):
+        last.train()
+    adapter = last.folder / "adapter/adapter_model.safetensors"
+    before = adapter.read_bytes()
+    shutil.rmtree(adapter.parent)
+    again = start(**{"grpo.max_steps": 2, "train.eval_steps": 0})
+    assert again.plan.startswith("all 2 steps are trained")
+    again.train()
+    assert adapter.read_bytes() == before
+
+
+def test_a_checkpoint_that_is_damaged_does_not_count(tmp_path):
+    folder = tmp_path / "checkpoint-7"
+    folder.mkdir()
+    assert not checkpoints.is_whole(folder)
+    for name in ("a.bin", "b.bin"):
+        (folder / name).write_bytes(b"12345")
+    checkpoints.seal(folder)
+    assert checkpoints.is_whole(folder)
+    for damage in (
+        lambda: (folder / "b.bin").write_bytes(b"12340"),
+        lambda: (folder / "b.bin").write_bytes(b"1234"),
+        lambda: (folder / "b.bin").unlink(),
+        lambda: (folder / "sealed.json").write_text("{"),
+    ):
+        damage()
+        assert not checkpoints.is_whole(folder)
+    for name in ("checkpoint-12", "checkpoint-2-backup"):
+        shutil.copytree(folder, tmp_path / name)
+    assert checkpoints.newest(tmp_path) is None
+    assert checkpoints.steps_of(tmp_path) == []

@@ -1,0 +1,229 @@
+"""What a training leaves for its readers: of the notebooks' run (`demo_run`), and of short ones."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import trl
+from conftest import TINY_SETTINGS
+from hypothesis import given
+from hypothesis import strategies as st
+from trainings import MATH, lines_of, make_run, trainer_of
+
+import grpo_nb
+from grpo_nb import models, rewards, runs, stages, training
+from grpo_nb.data import load
+from grpo_nb.models import hub
+from grpo_nb.reward_lab.advantages import advantages
+from grpo_nb.runs import Run, Stage
+from grpo_nb.runs.config import flatten, resolve
+from grpo_nb.stages import arguments, validation
+
+STEPS = TINY_SETTINGS["grpo.max_steps"]
+
+
+def test_our_rewards_and_advantages_are_those_trl_trained_on(demo_run):
+    files = sorted((demo_run / "train/completions").glob("*.parquet"))
+    assert len(files) == STEPS
+    answers = {str(row["prompt"]): row["answer"] for row in load(demo_run, "train")}
+    for path in files:
+        table = pd.read_parquet(path)
+        completions = [list(completion) for completion in table["completion"]]
+        answer = [answers[str([dict(m) for m in prompt])] for prompt in table["prompt"]]
+        for func in MATH.reward_funcs:
+            scores = func(completions=completions, answer=answer)
+            np.testing.assert_allclose(scores, table[func.__name__], atol=1e-6)
+        ours = advantages(table[MATH.names].to_numpy(), MATH.reward_weights, num_generations=8)
+        np.testing.assert_allclose(ours, table["advantage"], atol=1e-6)
+
+
+def test_the_completions_of_training_can_be_read_back(demo_run):
+    tokenizer = hub.load_tokenizer("data/tiny_base")
+    frame = stages.read_completions(demo_run, MATH, tokenizer, cap_tokens=48)
+    assert frame["step"].tolist() == sorted(frame["step"])
+    assert len(frame) == STEPS * TINY_SETTINGS["grpo.per_device_train_batch_size"]
+    assert frame["correct"].equals(frame["numeric_correctness_reward"] == 1)
+    answers = {row["question"]: row["answer"] for row in load(demo_run, "train")}
+    assert frame["reference"].tolist() == [answers[question] for question in frame["question"]]
+
+
+def test_the_adapter_is_safetensors_alone_and_has_moved(demo_run):
+    from safetensors.numpy import load_file
+
+    names = {path.name for path in (demo_run / "train/adapter").iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json"} <= names
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl"))]
+    weights = load_file(demo_run / "train/adapter/adapter_model.safetensors")
+    assert any(np.abs(w).max() > 0 for name, w in weights.items() if "lora_B" in name)
+
+
+def test_a_nan_metric_is_stored_as_null(tmp_path):
+    training.append_line(tmp_path / "m.jsonl", {"step": 1, "kl": float("nan")})
+    assert training.read_lines(tmp_path / "m.jsonl") == [{"step": 1, "kl": None}]
+
+
+def test_health_knows_the_rewards(demo_run):
+    known = arguments.expected(MATH, Stage(demo_run, "03", demo_run.config()), 6)
+    assert known.rewards["soft_format_reward"] == (0.25, 0.0, 1.0)
+    assert (list(known.rewards), known.eval_rows) == (MATH.names, 6)
+    assert known.completions == TINY_SETTINGS["grpo.per_device_train_batch_size"]
+
+
+@given(st.integers(0, 300), st.integers(0, 80))
+def test_rows_held_out_are_few_and_never_trained_on(rows, count):
+    train, held_out = validation.hold_out([{"n": n} for n in range(rows)], count)
+    assert len(held_out) == min(count, rows // 10)
+    assert sorted(row["n"] for row in train + held_out) == list(range(rows))
+
+
+def test_steps_that_sample_nothing_have_a_line_and_a_validation_too(start):
+    fast = {"grpo.learning_rate": 1e-2, "grpo.warmup_steps": 0}
+    one = start(**{"grpo.num_iterations": 2, "grpo.max_steps": 4, "train.eval_steps": 2, **fast})
+    updates = []
+    one.watch(updates.append)
+    one.train()
+    lines = training.read_lines(one.folder / "metrics.jsonl")
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps if "reward" in line] == [1, 3]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines if "eval/accuracy" in line] == [0, 2, 4]
+    assert [bool(u.completions) for u in updates if "loss" in u.line] == [True, False] * 2
+    assert steps[1]["clip_ratio/region_mean"] > 0, "the policy has moved since it sampled"
+
+
+def test_an_update_tells_of_each_completion_with_its_total(start):
+    updates = []
+    one = start(**{"grpo.max_steps": 2, "train.eval_steps": 2})
+    one.watch(updates.append)
+    one.train()
+    begun, first, second, validated = updates
+    for line in (first.line, second.line):
+        phases = sum(line[f"seconds/{phase}"] for phase in ("generation", "reward", "update"))
+        assert phases == pytest.approx(line["step_time"])
+        assert line["tokens_per_second"] > 0 and 0.1 < line["memory_gib"] < 24
+    assert begun.line["step"] == 0 and "eval/accuracy" in begun.line
+    assert len(first.completions) == 16
+    for one in first.completions:
+        scores = [one[name] for name in MATH.names]
+        assert one["reward"] == pytest.approx(np.dot(scores, MATH.reward_weights))
+        assert {"question", "completion", "advantage"} <= set(one)
+    totals = [one["reward"] for one in second.completions]
+    assert second.line["reward"] == pytest.approx(np.mean(totals), abs=1e-6)
+    groups = np.array(totals).reshape(2, 8)
+    assert second.line["groups/reward_p50"] == pytest.approx(np.median(groups.mean(axis=1)))
+    spread = groups.std(axis=1, ddof=1).mean()
+    assert second.line["groups/reward_std"] == pytest.approx(spread, abs=1e-6)
+    assert validated.completions == [] and validated.line["step"] == 2
+    assert 0 <= validated.line["eval/accuracy"] <= 1
+
+
+def test_the_best_adapter_is_handed_on(start, monkeypatch):
+    accuracies = iter([0.3, 0.5, 0.75, 0.75, 0.5])
+    figures = lambda self: {"eval/accuracy": next(accuracies)}  # noqa: E731
+    monkeypatch.setattr(validation.Validation, "__call__", figures)
+    one = start(**{"train.eval_steps": 1, "grpo.max_steps": 4})
+    one.train()
+    folder = one.stage.run / "train"
+    best = json.loads((folder / "best/eval.json").read_text())
+    assert best == {"step": 3, "score": 0.75, "eval/accuracy": 0.75}
+    kept, best, last = (
+        (folder / name / "adapter_model.safetensors").read_bytes()
+        for name in ("adapter", "best", "checkpoint-4")
+    )
+    assert kept == best != last
+
+
+def test_validation_leaves_the_training_as_it_would_be(start):
+    def steps(**settings):
+        one = start(**{"grpo.max_steps": 3, "train.resume": "never"} | settings)
+        one.train()
+        lines = lines_of(one.stage.run)
+        return [(line["reward"], line["loss"], line["grad_norm"]) for line in lines]
+
+    assert steps(**{"train.eval_steps": 1}) == steps(**{"train.eval_steps": 3})
+
+
+def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_dir):
+    run = make_run("here", **{"data.sft_rows": 64, "data.max_rows": 200})
+    warm = {"train.sft_steps": 30, "train.sft_learning_rate": 4e-3}
+    config = resolve("tiny-cpu", flatten(run.config()), warm)
+    stage, prompts = Stage(run, "03", config), [row["prompt"] for row in load(run, "train")]
+
+    policy = models.load_policy(config)
+    said = stages.warm_up(policy, stage)
+    groups = policy.generate(prompts[:64], max_completion_length=32, temperature=1.0, seed=1)
+    begins = [group[0].text.startswith("<answer>") for group in groups]
+    assert np.mean(begins) > 0.7, "rows without steps teach no reasoning"
+    assert said.startswith("30 SFT warm-up steps: loss")
+    assert said.endswith("64 of 64 rows hold no steps, so that only their answers were taught")
+    lines = stages.warm_up_curve(run)
+    assert lines[-1]["loss"] < lines[0]["loss"] / 3
+    again = models.load_policy(config)
+    assert stages.warm_up(again, stage) == said, "it is done once"
+    pairs = zip(policy.model.parameters(), again.model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+    trained = (run / "rewards/warm_up/adapter_model.safetensors").read_bytes()
+    (run / "rewards/warm_up/adapter_model.safetensors").write_bytes(trained[:-8] + bytes(8))
+    assert stages.warm_up(models.load_policy(config), stage) == said
+    assert (run / "rewards/warm_up/adapter_model.safetensors").read_bytes() == trained, "done again"
+    assert (run / "rewards/damaged-warm_up-1").is_dir()
+
+
+def test_a_run_starts_from_the_adapter_of_another(start):
+    """Two stages of training are two runs: the second begins where the first ended."""
+    short = {"grpo.max_steps": 2, "train.eval_steps": 0}
+    first = start(**short, **{"grpo.warmup_steps": 0})
+    first.train()
+    make_run("second")
+    second = trainer_of(Run("second"), **{"policy.adapter": "here", "grpo.beta": 0.02, **short})
+    weights = {
+        one: [p for name, p in one.model.named_parameters() if "lora_B.default" in name]
+        for one in (first, second)
+    }
+    assert all(map(torch.equal, *weights.values()))
+    second.train()
+    kl = lines_of(Run("second"))[0]["kl"]
+    assert kl == pytest.approx(0, abs=1e-3), "the reference is what it starts from"
+    first.stage.finish("train/adapter")
+    damaged = first.folder / "adapter/adapter_model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-8] + bytes(8))
+    for stage in ("01", "02"):
+        Run("second").record(stage, {"status": "done", "outputs": {}})
+    Run("second").write_config(resolve("tiny-cpu", {"policy.adapter": "here"}))
+    with pytest.raises(ValueError, match=r"here/train/adapter/.* changed after 03_train_grpo"):
+        runs.start("03", "second")
+
+
+def test_an_ended_training_says_in_the_manifest_what_it_looks_like(start):
+    one = start(**{"grpo.max_steps": 2})
+    one.stage.record_checks(grpo_nb.preflight(one))
+    one.train()
+    found = {c["name"]: c["state"] for c in one.stage.run.manifest()["03"]["checks"]}
+    assert found["memory"] == found["tracking"] == found["alerts"] == "ok"
+    assert found["reward rises"] == "warning", "two steps are too few to tell"
+    assert {"context", "gradient", "disk", "format"} <= set(found)
+
+
+def test_a_trainer_is_attached_again_and_only_with_the_rewards_that_were_tested(start):
+    """As in a notebook whose cell runs twice, and in one whose trainer got other rewards."""
+    one = start(**{"grpo.max_steps": 1, "train.eval_steps": 0})
+    callbacks = [type(each).__name__ for each in one.callback_handler.callbacks]
+    stages.attach(one, one.stage, one.rewards, one.validation_rows, one.policy)
+    assert [type(each).__name__ for each in one.callback_handler.callbacks] == callbacks
+    one.train()
+    assert one.state.global_step == 1
+    other = rewards.reward_set([(rewards.soft_format_reward, 1.0)])
+    stock = trl.GRPOTrainer(
+        model=one.policy.model,
+        processing_class=one.policy.tokenizer,
+        reward_funcs=list(one.rewards.reward_funcs),
+        args=one.args,
+        train_dataset=one.train_dataset,
+    )
+    with pytest.raises(ValueError, match="and the run soft_format_reward: write yours in noteb"):
+        stages.attach(stock, one.stage, other)
+    one.args.learning_rat = 1
+    with pytest.raises(ValueError, match=r"did you mean 'args\.learning_rate'"):
+        stages.attach(one, one.stage, one.rewards)

@@ -1,0 +1,166 @@
+"""Training and merging models that read images, as random tiny ones of current families."""
+
+import pytest
+import torch
+import vision_families
+from vision_families import FAMILIES, learn, trainer_of
+
+import grpo_nb
+from grpo_nb import models
+from grpo_nb.models import template, vision
+from grpo_nb.runs import Run
+from grpo_nb.training import stock
+
+
+@pytest.fixture(scope="module", autouse=True)
+def smolvlm():
+    with vision_families.smolvlm_loads():
+        yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    parent = tmp_path_factory.mktemp("vision")
+    return {name: vision_families.build(name, parent) for name in FAMILIES}
+
+
+def chats_of(trainer, count):
+    return list(map(stock.chat_of, stock.rows_of(trainer, count)))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_learns_from_images_and_merges_as_it_was_trained(folders, name, runs_dir):
+    moved, _, checks, parity = learn(name, folders[name])
+    assert moved[0] == moved[1] > 0
+    assert {check.state for check in checks.values()} == {"ok"}, checks
+    assert parity["kl"] < 1e-4
+
+
+TWICE = {"grpo.max_steps": 4, "grpo.save_steps": 2, "grpo.learning_rate": 1e-2}
+
+
+def test_a_training_that_goes_on_ends_with_the_same_bytes(folders, runs_dir):
+    straight = trainer_of(folders["qwen3_vl"], "straight", **TWICE)
+    straight.train()
+    cut = trainer_of(folders["qwen3_vl"], "cut", **TWICE)
+    cut.watch(lambda update: update.line["step"] == 2 and cut.buttons.stop.set())
+    cut.train()
+    again = trainer_of(folders["qwen3_vl"], "cut", **TWICE)
+    assert again.plan == "goes on after step 2 of 4"
+    again.train()
+    weights = [
+        (Run(name) / "train/checkpoint-4/adapter_model.safetensors").read_bytes()
+        for name in ("straight", "cut")
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_preflight_guard_and_validation_change_no_number(folders, runs_dir):
+    watched = trainer_of(
+        folders["qwen2_5_vl"], "watched", **{"train.guard_steps": 1, "train.eval_steps": 1}
+    )
+    grpo_nb.preflight(watched)
+    watched.train()
+    assert len(watched.validation_rows) == 2
+    trainer_of(folders["qwen2_5_vl"], "unwatched", **{"train.eval_steps": 2}).train()
+    adapters = [
+        (Run(name) / "train/checkpoint-2/adapter_model.safetensors").read_bytes()
+        for name in ("watched", "unwatched")
+    ]
+    assert adapters[0] == adapters[1]
+
+
+def test_trl_and_the_engine_read_the_same_tokens(folders, runs_dir):
+    for name, folder in folders.items():
+        trainer = trainer_of(folder, name)
+        by_trl, images, _ = trainer._tokenize_prompts(chats_of(trainer, 4))
+        assert by_trl == template.encode(trainer.policy.tokenizer, chats_of(trainer, 4)), name
+        assert [image.size for [image] in images] == [
+            row["images"][0].size for row in trainer.train_dataset.select(range(4))
+        ]
+
+
+def test_a_row_keeps_its_pixels_and_its_turns(folders, runs_dir):
+    trainer = trainer_of(folders["qwen2_5_vl"], "rows")
+    row = trainer.train_dataset[0]
+    [image] = row["images"]
+    assert image.tobytes() == template.images_of(chats_of(trainer, 1)[0])[0].tobytes()
+    assert [part["type"] for part in row["prompt"][-1]["content"]] == ["image", "text"]
+
+
+def test_rows_with_and_without_images_are_refused_together(folders, runs_dir):
+    """Of four families three fail in TRL's loss, at the first micro-batch without an image."""
+    with pytest.raises(ValueError, match=r"12 of 24 prompts have no image"):
+        trainer_of(folders["qwen2_5_vl"], "mixed", mixed=True)
+
+
+def test_the_tower_learns_if_it_has_an_adapter(folders, runs_dir):
+    settings = {"lora.finetune_vision_layers": True}
+    moved, _, checks, _ = learn("qwen3_vl", folders["qwen3_vl"], **settings)
+    assert moved[0] == moved[1] > 14
+    assert checks["adapters"].state == "ok"
+    assert checks["adapters"].evidence.startswith(f"on {moved[1]} of {moved[1]} linear layers")
+
+
+def test_all_weights_can_be_trained(folders, runs_dir):
+    settings = {"model.full_finetuning": True, "model.load_in_4bit": False}
+    trainer = trainer_of(folders["qwen3_vl"], "full", **settings)
+    before = {n: w.clone() for n, w in trainer.policy.model.named_parameters()}
+    trainer.train()
+    after = dict(trainer.policy.model.named_parameters())
+    moved = {name for name, weight in before.items() if not torch.equal(weight, after[name])}
+    assert any("visual" in name for name in moved)
+    assert any("language_model" in name for name in moved)
+
+
+def test_the_dry_run_writes_no_token_of_an_image(folders, runs_dir):
+    """Of its random completions nearly every one would hold one."""
+    trainer = trainer_of(
+        folders["gemma3 with images"], "dry", **{"grpo.max_completion_length": 100}
+    )
+    assert {check.state for check in grpo_nb.preflight(trainer)} == {"ok"}
+
+
+def test_trl_samples_no_token_of_an_image(folders, runs_dir):
+    """It would end the training: more tokens of images than images."""
+    trainer = trainer_of(folders["qwen2_5_vl"], "sampling")
+    tokens = vision.image_tokens(trainer.policy.model.config)
+    head = trainer.policy.model.get_base_model().lm_head.weight
+    with torch.no_grad():
+        head[tokens] = 50 * head[tokens]
+    _, completions, *_ = trainer._generate(chats_of(trainer, 8))
+    assert not {token for ids in completions for token in ids} & set(tokens)
+    trainer.policy.model.generation_config.suppress_tokens = None
+    _, completions, *_ = trainer._generate(chats_of(trainer, 8))
+    assert {token for ids in completions for token in ids} & set(tokens)
+
+
+def test_the_guard_notices_samples_that_did_not_see_the_image(folders, runs_dir):
+    trainer = trainer_of(folders["qwen2_5_vl"], "blind")
+    grpo_nb.Guard(trainer, every=1)
+    model = trainer.policy.model.get_base_model()
+    with torch.no_grad():
+        model.lm_head.weight *= 20  # a model that is sure of what it writes
+    sample = trainer._generate_single_turn
+
+    def blind(ids, images, fields, *args, **kwargs):
+        fields = {**fields, "pixel_values": torch.zeros_like(torch.tensor(fields["pixel_values"]))}
+        return sample(ids, images, fields, *args, **kwargs)
+
+    trainer._generate_single_turn = blind
+    with pytest.raises(RuntimeError, match="do not come from the policy"):
+        trainer.train()
+
+
+def test_the_warm_up_learns_with_images(folders, runs_dir):
+    from grpo_nb.stages.sft import train_on
+
+    settings = {"train.sft_steps": 12, "data.sft_rows": 8, "train.sft_learning_rate": 1e-2}
+    config = vision_families.settings_of(folders["qwen3_vl"], **settings)
+    policy = models.load_policy(config)
+    examples = [
+        row | {"completion": [{"role": "assistant", "content": row["answer"]}]}
+        for row in vision_families.rows(16)
+    ]
+    lines, _ = train_on(policy, vision_families.stage_of("warm", config), examples)
+    assert lines[-1]["loss"] < lines[0]["loss"] - 1

@@ -125,10 +125,11 @@ def _reasons(check: RewardCheck, pairs: Sequence[tuple[int, str]]) -> list[list[
     """Return each reward's reasons, [rewards][pairs]; "" of rewards that give none, or are slow."""
     scorer, reasons = check.scorer, []
     for number, func in enumerate(scorer.funcs):
-        fault = scorer.faults.get(number)
-        texts = [f"{fault.rule}: {fault.evidence}" if p in scorer.failed else "" for p in pairs] \
-            if fault else [""] * len(pairs)  # fmt: skip
-        if isinstance(func, Reward) and not fault and not scorer.is_slow(number):
+        texts = [""] * len(pairs)
+        if fault := scorer.faults.get(number):
+            message = f"{fault.rule}: {fault.evidence}"
+            texts = [message if pair in scorer.failed else "" for pair in pairs]
+        elif isinstance(func, Reward) and not scorer.is_slow(number):
             try:
                 with redirect_stdout(StringIO()):
                     results = func.explain(**scorer.arguments(number, pairs))
@@ -160,13 +161,14 @@ def _is_wrong(check: RewardCheck, each: Text, scores: np.ndarray, answer: str) -
     """
     style, part = check.written, check.roles
     reference = style.answers.get(each.row, "") if style else ""
-    if part and part.right and reference:
-        texts = style.right(each.row), style.wrong(each.row)
-        pair = check.scorer.scores([(each.row, text) for text in texts])
-        right, wrong, own = (
-            np.nan_to_num(line * check.scorer.weights)[part.right].sum() for line in (*pair, scores)
-        )
-        if own < wrong + amounts.FULL * (right - wrong):
+    ways = (style.right, style.wrong) if reference else ()
+    pairs = [(each.row, way(each.row)) for way in ways]
+    is_cheap = not check.scorer.any_slow or all(map(check.scorer.has, pairs))
+    if part and part.right and pairs and is_cheap:
+        earned = check.scorer.payments(pairs)
+        full, low = amounts.correctness(earned, part)
+        own = np.nan_to_num(scores * check.scorer.weights)[part.right].sum()
+        if own < low + amounts.FULL * (full - low):
             return True
     is_number = re.fullmatch(r"-?[\d.,]+", reference)
     return bool(is_number and answer) and compare_answers(reference, answer)[0] is False

@@ -9,6 +9,7 @@ import nbformat
 import numpy as np
 import pytest
 from browsing import NEEDS_BROWSER, SLOW, contrast, jupyterlab, run_all_cells
+from labs import open_lab
 from playwright.sync_api import expect
 
 from grpo_nb.machine import PROJECT_ROOT
@@ -68,6 +69,38 @@ MODULE = """async ([source, ...values]) => {
   const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
   return (await import(url)).advantages(...values);
 }"""
+
+
+HOSTS = {  # what VS Code and Colab say of their colors, and a page that says nothing
+    "VS Code": (
+        "--vscode-editor-background: #1e1e1e; --vscode-editor-foreground: #d4d4d4",
+        "light",
+    ),
+    "Colab": ("--colab-primary-surface-color: #383838; --colab-primary-text-color: #fff", "light"),
+    "another": ("", "dark"),
+}
+RENDER = """async ([source, style, values]) => {
+  const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+  const model = { get: (name) => values[name], on() {}, off() {}, set() {}, save_changes() {} };
+  document.head.append(Object.assign(document.createElement("style"), { textContent: style }));
+  (await import(url)).default.render({ model, el: document.body });
+}"""
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_it_needs_no_more_than_anywidget_gives_and_takes_the_hosts_colors(browser, host):
+    lab, (colors, scheme) = open_lab(), HOSTS[host]
+    values = {name: getattr(lab, name) for name in ("data", "report", "state", "added", "own")}
+    blank = browser.new_page(color_scheme=scheme)
+    style = f":root {{ {colors} }}\n{RewardLab._css}"
+    blank.evaluate(RENDER, [RewardLab._esm, style, values])
+    expect(blank.get_by_role("status")).to_have_text("passed")
+    blank.get_by_text("sampled 1").click()
+    for node in blank.locator("[data-n] > *, .pill, summary, mark, .chips button, pre").all():
+        assert contrast(node) > 4.5, node.inner_text()
+    if folder := os.environ.get("GRPO_NB_HOSTS"):
+        blank.screenshot(path=f"{folder}/{host}.png")
+    blank.close()
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP")  # PIL reads many more, with code that is rarely used
-LONGEST = 200  # largest ratio of an image's sides; image processors refuse more
 NO_IMAGE, OUTSIDE, UNREADABLE = "image missing", "image outside the data's folder", "image unfit"
 
 
@@ -78,14 +77,12 @@ def _in_one_form(image: "Image", max_pixels: int) -> "Image":
     """Return the image upright, in RGB on a white background, with at most `max_pixels` pixels.
 
     Raises:
-        ValueError: The image has a color depth or a shape that cannot be used.
+        ValueError: The image has a color depth that cannot be used.
     """
     from PIL import Image, ImageOps
 
     if image.mode.startswith(("I", "F")):
         raise ValueError(f"mode {image.mode}: save it with 8 bits per channel")
-    if max(image.size) > LONGEST * min(image.size):
-        raise ValueError(f"{image.width} x {image.height} pixels: side ratio over {LONGEST}")
     image = ImageOps.exif_transpose(image)
     if image.has_transparency_data:
         image = image.convert("RGBA")

@@ -165,8 +165,8 @@ def prepare(
         config.count_tokens = count_tokens or partial(template.count_tokens, tokenizer)
     table, drops, tokens, columns = _read(config)
     total = len(table) + len(drops)
-    chosen = {"eval_rows": eval_rows, "eval_share": eval_share, "sft_rows": sft_rows, "seed": seed}
-    places, left_out = split_rows(table, **chosen)
+    sizes = {"eval_rows": eval_rows, "eval_share": eval_share, "sft_rows": sft_rows, "seed": seed}
+    places, left_out = split_rows(table, **sizes)
     drops += [(reason, table["number"][row], "") for reason in left_out for row in left_out[reason]]
     splits = {name: table["packed"].iloc[rows].tolist() for name, rows in places.items()}
     if not splits["train"]:

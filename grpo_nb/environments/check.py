@@ -131,7 +131,7 @@ def _draw(environment: Environment, rng: random.Random) -> dict[str, Any]:
 def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, Check | None]:
     """Let each player play each row twice, up to the first call that hangs or does not repeat."""
     plays: Plays = []
-    used, until = environment.factory(), time.monotonic() + PATIENCE
+    veteran, until = environment.factory(), time.monotonic() + PATIENCE
     for seed, row in enumerate(rows):
         other = rows[(seed + 1) % len(rows)]
         plays.append({})
@@ -139,7 +139,7 @@ def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, Che
             plays[-1][name] = episode = perform(environment, row, turns)
             if episode.ended == "a call hung":
                 return plays, _finding("hangs", f"{episode.calls[-1].error} (player: {name})")
-            again = perform(environment, row, turns, used, beside=other)
+            again = perform(environment, row, turns, veteran, beside=other)
             for one, two in zip_longest(episode.trace, again.trace):
                 if one != two:
                     evidence = f"the same calls gave {one!r:.80}, and then {two!r:.80}"

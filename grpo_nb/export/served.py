@@ -66,7 +66,7 @@ class Reply(NamedTuple):
 
 
 class Server:
-    """Ask a server that has OpenAI's interface and no other, such as transformers'.
+    """Ask a server by OpenAI's interface, which vLLM and transformers have.
 
     Args:
         url: Where it listens, such as http://127.0.0.1:8000.
@@ -136,36 +136,10 @@ class LlamaCpp(Server):
         return Reply(answer["content"], ended, answer["tokens"], likeliest)
 
 
-class Vllm(Server):
-    """Ask vLLM's server."""
-
-    def text_ids(self, text: str) -> list[int] | None:
-        asked = {"prompt": text, "add_special_tokens": False} | self.model
-        return self.ask("/tokenize", **asked).get("tokens", [])
-
-    def prompt_ids(self, chat: list[Message]) -> list[int] | None:
-        return self.ask("/tokenize", messages=chat, **self.model).get("tokens", [])
-
-    def reply(self, chat: list[Message], ids: list[int], tokens: int, begin: int = -1) -> Reply:
-        asked = {"prompt": ids, "temperature": 0, "max_tokens": tokens} | self.model
-        asked |= {"logprobs": LIKELIEST, "return_tokens_as_token_ids": True}
-        asked |= {"logit_bias": {str(begin): 100}} if begin >= 0 else {}
-        for choice in self.ask("/v1/completions", return_token_ids=True, **asked)["choices"]:
-            likeliest = [
-                {int(token.removeprefix("token_id:")): value for token, value in each.items()}
-                for each in choice["logprobs"]["top_logprobs"]
-            ]
-            ended = choice["finish_reason"] == "stop"
-            return Reply(choice["text"], ended, choice["token_ids"], likeliest)
-        return Reply()
-
-
 def server_at(url: str) -> Server:
     """Return a server, with the questions that it understands; the errors are `Server`'s."""
     plain = Server(url)
-    if plain.ask("/props"):
-        return LlamaCpp(url)
-    return Vllm(url) if plain.ask("/version") else plain
+    return LlamaCpp(url) if plain.ask("/props") else plain
 
 
 def answers_of(engine: TransformersEngine, questions: Questions) -> list[Sample]:

@@ -11,18 +11,18 @@ from grpo_nb.models.engine import (
     Progress,
     Sample,
     TransformersEngine,
-    engine_of,
     free_memory,
-    open_engine,
     part_of,
 )
 from grpo_nb.models.hub import load_tokenizer, save_tokenizer, tokenizer_of
 from grpo_nb.models.policy import (
     Policy,
+    engine_of,
     load_policy,
     load_weights,
     lora_arguments,
     model_arguments,
+    open_engine,
     policy_of,
     set_environment,
     unsloth_loads,

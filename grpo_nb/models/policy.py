@@ -1,10 +1,10 @@
-"""Load the policy, the model that is trained, with Unsloth or with plain transformers and peft."""
+"""Load the policy, the model that is trained, by Unsloth or by transformers, and open engines."""
 
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +13,7 @@ from grpo_nb.files import project_path, runs_root
 from grpo_nb.machine import bound_kernels, several_gpus
 from grpo_nb.models import lm_head
 from grpo_nb.models.adapter import adapter_config, leaf, name_layers, trained_base
-from grpo_nb.models.engine import Engine, Sample, engine_of, free_memory
+from grpo_nb.models.engine import Engine, Sample, TransformersEngine, free_memory
 from grpo_nb.models.hub import (
     find_model,
     hide_bars,
@@ -23,8 +23,14 @@ from grpo_nb.models.hub import (
     tokenizer_of,
 )
 from grpo_nb.models.vision import auto_class, has_vision, may_have_vision, read_config
-from grpo_nb.models.vllm import VllmEngine, use_vllm
-from grpo_nb.models.weights import cuda_available, load_base, never_sample_images, unpacked
+from grpo_nb.models.vllm import VllmEngine, open_vllm, use_vllm
+from grpo_nb.models.weights import (
+    cuda_available,
+    load_base,
+    load_checkpoint,
+    never_sample_images,
+    unpacked,
+)
 from grpo_nb.rewards.prompts import Message
 
 if TYPE_CHECKING:
@@ -126,6 +132,45 @@ def policy_of(
             raise RuntimeError(f"{reason}: set model.fast_inference = 'detect'")
         print(f"{reason}: transformers generates the completions, which takes longer")
     return Policy(model, tokenizer, vllm, backend)
+
+
+def engine_of(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    around: Callable[[], AbstractContextManager] = nullcontext,
+) -> TransformersEngine:
+    """Return the fastest engine for a loaded model; the arguments are `TransformersEngine`'s."""
+    from grpo_nb.models.dense import DenseEngine, dense_lacks
+
+    kind = TransformersEngine if dense_lacks(model) else DenseEngine
+    return kind(model, tokenizer, around)
+
+
+def open_engine(
+    model_path: str,
+    *,
+    adapter: Path | None,
+    quantization: str,
+    gpu_memory_utilization: float = 0.5,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> Engine:
+    """Load a model, with an adapter if one is given, and return an engine for it.
+
+    This is vLLM if a GPU and vLLM are present and vLLM can load these weights, else the engine that
+    `engine_of` returns.
+
+    Args:
+        model_path: Folder or hub name of the base, or of a merged model.
+        adapter: Folder of the adapter to load; None for the model alone.
+        quantization: "4bit" or "16bit".
+        gpu_memory_utilization: Share of the GPU's memory that vLLM takes until it is closed.
+        chat_template_kwargs: Defaults for the chat template, as in `load_tokenizer`.
+    """
+    tokenizer = load_tokenizer(model_path, chat_template_kwargs)
+    if use_vllm("detect", quantization):
+        return open_vllm(model_path, adapter, quantization, gpu_memory_utilization, tokenizer)
+    model = load_checkpoint(model_path, adapter=adapter, quantization=quantization)
+    return engine_of(model, tokenizer)
 
 
 @contextmanager

@@ -176,7 +176,11 @@ def attack_all(attacks: Attacks, paid: Amounts, part: Roles) -> list[Result]:
             own, beside = _not_by_chance(own, beside, part)
         if len(own):
             results.append(_judge(attack, each[0][1], own, beside, part))
-    return results
+    won = {result.attack.name for result in results if result.level}
+    if won >= {LAST, FIRST}:
+        return results
+    changes = {LAST: {"level": "warning"}, FIRST: {"level": "", "because": ""}}
+    return [r._replace(**(changes.get(r.attack.name, {}) if r.level else {})) for r in results]
 
 
 def _not_by_chance(scores: np.ndarray, paid: Amounts, part: Roles) -> tuple[np.ndarray, Amounts]:
@@ -295,18 +299,6 @@ def share_of_right(scores: np.ndarray, paid: Amounts, part: Roles) -> np.ndarray
     return (earned - wrong) / np.where(np.abs(way) > TIE, way, np.nan)
 
 
-def which_counts(results: Sequence[Result]) -> list[Result]:
-    """Return the results, in which the order of answers in blocks of their own is no hedge.
-
-    If only the first block counts, that is a warning, and if only the last one does, no finding.
-    """
-    names = {result.attack.name for result in results if result.level}
-    if names >= {LAST, FIRST}:
-        return list(results)
-    changes = {LAST: {"level": "warning"}, FIRST: {"level": "", "because": ""}}
-    return [r._replace(**(changes.get(r.attack.name, {}) if r.level else {})) for r in results]
-
-
 def findings(results: Sequence[Result], names: Sequence[str], part: Roles) -> list[Check]:
     """Return a check for each family of attacks that wins, the worst first, without repetition."""
     choice: dict[str, list[Result]] = {}
@@ -317,7 +309,7 @@ def findings(results: Sequence[Result], names: Sequence[str], part: Roles) -> li
         # One side of an equation is read: whoever writes it has to know the answer.
         sides = choice.get("equation", ())
         choice |= {"equation": [r._replace(level="warning") for r in sides]} if sides else {}
-    hidden = _implied(choice)
+    hidden = _implied({f: {(r.level, r.attack.kind) for r in each} for f, each in choice.items()})
     checks = []
     for family, each in choice.items():
         if family not in hidden:
@@ -327,10 +319,14 @@ def findings(results: Sequence[Result], names: Sequence[str], part: Roles) -> li
     return checks
 
 
-def _implied(chosen: Mapping[str, Sequence[Result]]) -> set[str]:
-    """Return the families whose result follows from that of another one, of the same level."""
-    stops = {family for family, each in chosen.items() if any(r.level == "stop" for r in each)}
-    hacks = {family for family, each in chosen.items() if each[0].attack.kind in HACKS}
+def _implied(chosen: Mapping[str, set[tuple[str, str]]]) -> set[str]:
+    """Return the families whose result follows from that of another one, of the same level.
+
+    Args:
+        chosen: {family: levels and kinds of its attacks that win}.
+    """
+    stops = {family for family, each in chosen.items() if "stop" in {level for level, _ in each}}
+    hacks = {family for family, each in chosen.items() if {kind for _, kind in each} & {*HACKS}}
     hidden: set[str] = set()
     for family, implied in IMPLIED.items():
         if family not in chosen or family in hidden:
@@ -342,9 +338,10 @@ def _implied(chosen: Mapping[str, Sequence[Result]]) -> set[str]:
 
 def _check(family: str, each: Sequence[Result], names: Sequence[str], part: Roles) -> Check:
     """Return one check for the results of a family, which names the one that earns most."""
-    worst = max(each, key=lambda result: result.total - result.right)
+    extra = [result.total - result.right for result in each]
+    worst = each[int(np.argmax(extra))]
     if worst.attack.kind == "honest":
-        worst = min(each, key=lambda result: result.total - result.right)
+        worst = each[int(np.argmin(extra))]
         is_run = HEAD.search(worst.completion)  # the end of a program says little
         labels = [r.attack.name if is_run else cut(r.completion[-60:], 60) for r in each[:4]]
         ways = ", ".join(labels)

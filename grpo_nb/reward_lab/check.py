@@ -457,18 +457,18 @@ class RewardCheck:
             self.add("runs here", "warning", "a completion's code ran in this process")
         near = [pair for pair in self._sampled() if not scorer.any_slow or pair[0] in earnings.rows]
         self.paid_wrong = amounts.best_wrong(scorer, style, part, near)
-        results = amounts.attack_all(self.every_attack(), earnings, part)
-        self.results = amounts.which_counts(results)
+        self.results = amounts.attack_all(self.every_attack(), earnings, part)
         self.checks += amounts.findings(self.results, scorer.names, part)
         if not scorer.rows[rows[0]].get("tests"):
             self._endless(style.write, rows[0], programs.asked([style.answers[rows[0]]]))
-        self._whole(earnings)
+        self._whole()
         self._prompts_form()
         self._references()
         self._constant()
 
-    def _whole(self, paid: amounts.Amounts) -> None:
+    def _whole(self) -> None:
         """Compare what the form earns with what a right answer earns."""
+        paid = self.paid
         form = (paid.wrong.sum(axis=1) - paid.empty.sum(axis=1)).mean()
         gain = paid.gap.mean()
         if form > gain * 1.02 + 1e-6:

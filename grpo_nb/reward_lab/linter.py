@@ -21,6 +21,7 @@ from grpo_nb.reward_lab.mentions import names_used
 from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer, clock
 from grpo_nb.rewards.calls import kept
 
+CALLS = 4  # on the same batch, where something has changed: chance may spare two of them
 NOISE = 1e-6  # largest difference between scores that count as equal
 SLOW, HANGS = 1.0, 60.0  # seconds for one completion of the largest length
 TOWER = 0.005  # seconds that computing 7**300000 takes at least
@@ -65,24 +66,24 @@ def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault |
     """
     before = scorer.scores(batch)[:, number]
     if scorer.is_slow(number):
-        again = scorer.call(number, batch)
+        again, fault = scorer.call(number, batch), None
         if changed(before, again):  # a time limit of its own, perhaps
-            before, again = (scorer.call(number, batch) for _ in range(2))
-        fault = _fault_between(scorer, number, batch, before, again)
+            fault = _unequal(scorer, number, batch, calls=2)
     else:
         with _later():
             again = scorer.call(number, batch[::-1])[::-1]
         fault = _named(scorer, number, batch, before) if changed(before, again) else None
     if fault is None and number not in scorer.grouped:
-        _grouped(scorer, number, batch, again)
+        fault = _grouped(scorer, number, batch, again)
     return fault or _remembered(scorer, number)
 
 
-def _fault_between(
-    scorer: Scorer, number: int, batch: Sequence[Pair], first: Sequence[float], second: list[float]
+def _unequal(
+    scorer: Scorer, number: int, batch: Sequence[Pair], calls: int = CALLS
 ) -> Fault | None:
-    """Return a fault if two calls on the same batch give other scores."""
-    if count := changed(first, second):
+    """Return a fault if calls on the same batch give other scores."""
+    first, *others = (scorer.call(number, batch) for _ in range(calls))
+    if count := max(changed(first, other) for other in others):
         cause = _cause(scorer, number, batch)
         return Fault(cause, f"{count} of {len(batch)} scores changed on a second call")
     return None
@@ -93,18 +94,18 @@ def _named(
 ) -> Fault | None:
     """Return what made scores change: chance, the clock, the order, or calls from before."""
     size = len(batch)
-    first, second = (scorer.call(number, batch) for _ in range(2))
-    if fault := _fault_between(scorer, number, batch, first, second):
+    if fault := _unequal(scorer, number, batch):
         return fault
+    first = scorer.call(number, batch)
     with _later():
         if count := changed(first, scorer.call(number, batch)):
             return Fault("clock", f"{count} of {size} scores change with the time of day")
     if count := changed(first, scorer.call(number, batch[::-1])[::-1]):
         return Fault("order", f"{count} of {size} scores changed when the batch was reordered")
-    _grouped(scorer, number, batch, first)
-    if number not in scorer.grouped and (count := changed(before, second)):
+    fault = _grouped(scorer, number, batch, first)
+    if fault is None and number not in scorer.grouped and (count := changed(before, first)):
         return Fault("state", f"{count} of {size} scores changed after the first call")
-    return None
+    return fault
 
 
 def _remembered(scorer: Scorer, number: int) -> Fault | None:
@@ -117,10 +118,13 @@ def _remembered(scorer: Scorer, number: int) -> Fault | None:
     return Fault("state", evidence) if count else None
 
 
-def _grouped(scorer: Scorer, number: int, batch: Sequence[Pair], scores: Sequence[float]) -> None:
+def _grouped(
+    scorer: Scorer, number: int, batch: Sequence[Pair], scores: Sequence[float]
+) -> Fault | None:
     """Add a reward to `scorer.grouped` if completions earn something else in smaller batches.
 
-    These are a batch with one completion of each row, each of another kind, and one alone.
+    These are a batch with one completion of each row, each of another kind, and one alone. A fault
+    is returned if it is chance that they do.
     """
     rows = list(dict.fromkeys(row for row, _ in batch))
     places = [[n for n, pair in enumerate(batch) if pair[0] == row] for row in rows]
@@ -128,9 +132,12 @@ def _grouped(scorer: Scorer, number: int, batch: Sequence[Pair], scores: Sequenc
     for choice in (apart, apart[-1:]):
         earned = scorer.call(number, [batch[place] for place in choice])
         if changed([scores[place] for place in choice], earned):
+            if fault := _unequal(scorer, number, batch):
+                return fault
             scorer.grouped.add(number)
             scorer.forget(number)
-            return
+            return None
+    return None
 
 
 def _cause(scorer: Scorer, number: int, batch: Sequence[Pair]) -> str:

@@ -59,7 +59,8 @@ def _walked(value: Any, module: str, visited: set[int], depth: int) -> Iterator[
     if isinstance(value, FunctionType) and parts:
         yield value
     for part in parts:
-        yield from _walked(part, module, visited, depth + 1)
+        if not isinstance(part, int | float):
+            yield from _walked(part, module, visited, depth + 1)
 
 
 def _parts(value: Any, module: str, depth: int) -> Sequence[Any]:

@@ -32,7 +32,7 @@ def attack_of(text: str, answer: str, others: Sequence[Attack] = ()) -> Attack:
         parts += [part for part in re.split(r"(?<=\{)", piece) if part]
     if same := [each for each in others if each.completion == parts]:
         return same[0]
-    title = f"{NAME}: {' '.join(text.split())[:60]}"
+    title = f"{NAME}: {' '.join(text.split())[:40].strip()}"
     number = sum(each.name.startswith(title) for each in others)
     name = f"{title} ({number + 1})" if number else title
     return Attack(name, name, "wrong", parts)

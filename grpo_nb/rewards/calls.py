@@ -63,7 +63,7 @@ def run(
         names = ", ".join(name for name in columns if name not in PASSED) or "none"
         raise ValueError(
             f"reward {name}: {fault}; the dataset has the columns {names}: rename the column or "
-            "the parameter"
+            "the parameter, or take others by **kwargs"
         )
     with kept(seed), contained(name):
         scores = limited(name, seconds, reward_func, **columns)

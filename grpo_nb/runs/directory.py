@@ -46,8 +46,8 @@ class State(NamedTuple):
     """Describe the status of a stage.
 
     status: "not started", "running", "done", "failed", "cut off" (it was left before its end, or
-        its process is gone) or "stale"
-        (after it was done, its settings were changed or an earlier stage was run again).
+        its process is gone) or "stale" (after it was done, its settings were changed or an earlier
+        stage was run again).
     why: The status with its reason.
     command: The command that continues from this stage; "" if the stage is done or running.
     """

@@ -42,6 +42,7 @@ REMEDY = (
     "learning_rate, or load the model in 16 bits"
 )
 METRICS = "metrics.jsonl"
+READ = 24  # newest steps whose completions are read again, and as many of the older ones
 INTERRUPT = "To stop: the notebook's interrupt button, which {}"
 STOPS = "ends training at once; what is kept are the checkpoints so far"
 Validate = Callable[[], Mapping[str, float]]
@@ -210,16 +211,19 @@ class Monitor(TrainerCallback):
         if ranks.is_main():
             self.folder.mkdir(parents=True, exist_ok=True)
             metrics.forget_after(self.folder, step)
-        updates = [self._again(line, max_steps) for line in read_lines(self.folder / METRICS)]
+        lines = list(read_lines(self.folder / METRICS))
+        steps = [line["step"] for line in lines if "loss" in line]
+        read = {*steps[-READ:], *steps[:: 1 + len(steps) // READ]} if self.dashboard else set()
+        updates = [self._again(line, max_steps, line["step"] in read) for line in lines]
         self.alerts += [alert for update in updates for alert in update.alerts]
         if self.dashboard is not None:
             self.dashboard.begin(updates, max_steps, self.watch.expected.eval_rows)
             self._tell_ranges()
 
-    def _again(self, line: dict[str, Any], max_steps: int) -> Update:
-        """Return the update of a step that was trained before, with what TRL kept of its texts."""
+    def _again(self, line: dict[str, Any], max_steps: int, reads: bool) -> Update:
+        """Return the update of a step that was trained before, with the texts that TRL kept."""
         self._widen(line)
-        texts = self._stored(line["step"]) if self.dashboard is not None and "loss" in line else []
+        texts = self._stored(line["step"]) if reads and "loss" in line else []
         return Update(line, max_steps, texts, self._raised(line))
 
     def _stored(self, step: int) -> list[dict[str, Any]]:
@@ -305,6 +309,7 @@ class Monitor(TrainerCallback):
         elif self.prints and not is_short and ranks.is_main():
             print(f"{phase} …")
 
+    @_aside
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Say what the step does."""
         samples = stock.generation_is_used_up(args, state.global_step)

@@ -31,8 +31,7 @@ function format(value, form) {
 class Chart {
   constructor(parent, spec, board, marked) {
     this.spec = spec;
-    this.board = board;
-    this.marked = marked;
+    Object.assign(this, { board, marked });
     this.figure = add(parent, "figure");
     add(this.figure, "figcaption", "", spec.title);
     this.legend = add(this.figure, "div", "legend");
@@ -214,8 +213,7 @@ class Group {
 
 class Board {
   constructor(root, model) {
-    this.model = model;
-    this.root = root;
+    Object.assign(this, { model, root });
     this.id = Math.random().toString(36);
     this.verdict = add(root, "p", "verdict");
     this.verdict.setAttribute("role", "status");

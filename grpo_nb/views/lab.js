@@ -131,7 +131,7 @@ class Lab {
     el.append(this.root);
     const redraw = () => this.draw();
     const last = () => data.completions.length + model.get("added").length - 1;
-    this.handlers = { "change:report": redraw, "change:kept": redraw,
+    this.handlers = { "change:report": redraw, "change:own": redraw,
       "change:added": () => this.update({ open: last() }),
       "msg:custom": (reply) => this.say(reply.note, reply.failed) };
     for (const [name, call] of Object.entries(this.handlers)) model.on(name, call);
@@ -318,7 +318,7 @@ class Lab {
     const { state, data } = this;
     const report = this.model.get("report");
     const differs = (weights) => String(state.weights) !== String(weights);
-    const names = this.model.get("kept").map((each) => each.name);
+    const names = this.model.get("own").map((each) => each.name);
     const change = differs(report.weights) ? "a weight was moved"
       : String(names) === String(report.attacks) ? "" : "an attack was kept or forgotten";
     const word = change ? "out of date" : report.state;
@@ -335,7 +335,7 @@ class Lab {
       h("span", {}, change || report.sentence),
       change ? h("button", { class: "main", onclick: again }, "Ask again") : "",
       ...(differs(data.weights) ? [h("button", { onclick: reset }, "Reset"),
-        h("button", copy, line, " ⧉")] : []),
+        h("button", copy, `copy: ${line}`)] : []),
       h("span", { class: "note", "aria-live": "polite" }, this.note));
   }
 
@@ -406,7 +406,7 @@ class Lab {
 
   drawSide() {
     const { open, weights } = this.state;
-    const key = JSON.stringify([open, weights, this.model.get("kept"), this.model.get("report")]);
+    const key = JSON.stringify([open, weights, this.model.get("own"), this.model.get("report")]);
     if (key === this.drawn) return; // a text that is being edited stays
     this.drawn = key;
     const { cards, lost } = this.model.get("report");
@@ -426,7 +426,7 @@ class Lab {
     if (card.code) lines.push(h("pre", {}, `line ${card.line}: ${card.code}`),
       h("p", {}, "on the completion ", h("q", {}, card.completion)));
     return h("article", { class: card.state },
-      h("h4", {}, h("b", {}, card.state), ` ${card.name}`), ...lines,
+      h("h4", {}, `${card.state}: ${card.name}`), ...lines,
       card.fix ? h("p", { class: "fix" }, `→ ${card.fix}`) : "",
       place < 0 ? "" : h("button", { onclick: () => this.open(place) }, "Open"));
   }
@@ -434,7 +434,7 @@ class Lab {
   drawer(n) {
     const row = this.rows[n];
     const group = this.data.groups[row.group];
-    const isKept = this.model.get("kept").some((each) => each.name === row.name
+    const isKept = this.model.get("own").some((each) => each.name === row.name
       || (each.group === row.group && each.text === row.text));
     const box = h("textarea", { "aria-label": "completion", rows: 8, spellcheck: "false" });
     box.value = row.text;

@@ -48,7 +48,7 @@ class RewardLab(anywidget.AnyWidget):
     _esm = (HERE / "lab.js").read_text(encoding="utf-8")
     _css = (HERE / "lab.css").read_text(encoding="utf-8")
     data, report, state = (traitlets.Dict().tag(sync=True) for _ in range(3))
-    added, kept = (traitlets.List().tag(sync=True) for _ in range(2))
+    added, own = (traitlets.List().tag(sync=True) for _ in range(2))
     session: ClassVar[list[Attack]] = []  # kept in this kernel
 
     def __init__(
@@ -69,7 +69,7 @@ class RewardLab(anywidget.AnyWidget):
         self.judge(dataset, options.get("reward_weights"))
         conditions = _conditions(options.get("args"))
         self.data = lab_data.contents(self.check, conditions)
-        self._name_kept()
+        self._name_own()
         self.on_msg(self._reply)
         in_order(self)
 
@@ -83,13 +83,13 @@ class RewardLab(anywidget.AnyWidget):
         self.verdict = self.check.run()
         self.report = lab_data.report(self.check, self.verdict) | {"line": self.line}
 
-    def _name_kept(self, text: str = "", group: int = -1, attack: Attack | None = None) -> None:
+    def _name_own(self, text: str = "", group: int = -1, attack: Attack | None = None) -> None:
         """Tell the browser which attacks there are, and which completion became one just now."""
-        texts = {each["name"]: each for each in self.kept}
+        texts = {each["name"]: each for each in self.own}
         if attack:
             texts[attack.name] = {"name": attack.name, "group": group, "text": text}
         empty = {"group": -1, "text": ""}
-        self.kept = [texts.get(each.name, {"name": each.name, **empty}) for each in self.attacks]
+        self.own = [texts.get(each.name, {"name": each.name, **empty}) for each in self.attacks]
 
     def _reply(self, _: Any, message: dict[str, Any], __: Any) -> None:
         """Do what the browser asks, and reply with a sentence."""
@@ -142,7 +142,7 @@ class RewardLab(anywidget.AnyWidget):
             type(self).session[:] = own
         if is_new and not any(line["text"] == text for line in self._lines()):
             self.score(group, text)
-        self._name_kept(text, group, attack if is_new else None)
+        self._name_own(text, group, attack if is_new else None)
         place = f"in {own_attacks.FILE} of the run" if self.run else "for this session"
         return f"kept {place}; the next verdict counts it" if is_new else "forgotten"
 

@@ -130,6 +130,8 @@ def test_verdict_and_first_completions_are_in_the_first_sight(page, lab, width):
     assert box["height"] <= 660 and row["y"] + row["height"] < box["y"] + box["height"]
     expect(lab.get_by_role("status")).to_have_text("stop")
     expect(lab).to_contain_text("do not train: ")
+    if width == 1440 and os.environ.get("GRPO_NB_SCREENSHOT"):
+        lab.screenshot(path=PROJECT_ROOT / "docs/reward_lab.png")
     tab = lab.get_by_role("button", name="attacks and findings")
     if width == 900:
         expect(lab.get_by_role("article").first).to_be_hidden()
@@ -170,8 +172,6 @@ def test_an_edited_completion_is_scored_and_a_kept_one_turns_the_verdict(page, l
     lab.get_by_role("textbox", name="completion").fill(text)
     lab.get_by_role("button", name="Score again").click()
     expect(lab.get_by_text("shows work (form) 20 × 1 = 20")).to_be_visible()
-    if os.environ.get("GRPO_NB_SCREENSHOT"):
-        lab.screenshot(path=PROJECT_ROOT / "docs/reward_lab.png")
     lab.get_by_role("button", name="Keep as attack").click()
     expect(lab.get_by_role("status")).to_have_text("out of date")
     lab.get_by_role("button", name="Ask again").click()
@@ -244,7 +244,8 @@ def test_it_reads_in_either_theme(page):
     lab = page.locator(".lab").first
     for scheme, light in (("dark", "false"), ("light", "true")):
         page.emulate_media(color_scheme=scheme)
-        expect(page.locator("body")).to_have_attribute("data-jp-theme-light", light)
+        body = page.locator("body")
+        expect(body).to_have_attribute("data-jp-theme-light", light, timeout=SLOW)
         parts = "[data-n] > *, .pill, .head button, summary, mark, .chips button, .about, pre"
         for node in lab.locator(parts).all():
             assert contrast(node) > 4.5, node.inner_text()

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import forked
 import nbformat
+import pandas as pd
 import papermill
 import pytest
 import refresh
@@ -23,6 +24,7 @@ from grpo_nb import export, runs
 from grpo_nb.colab import RUNS_ON_DRIVE, wanted
 from grpo_nb.files import project_path, read_json
 from grpo_nb.machine import PROJECT_ROOT
+from grpo_nb.pipeline.elsewhere import scorer
 from grpo_nb.pipeline.notebooks import QUIET, resolve_run
 from grpo_nb.runs import NOTEBOOKS, Run, config
 from grpo_nb.training import read_lines
@@ -413,27 +415,29 @@ def test_the_calls_of_notebook_3_train_in_an_empty_notebook_with_plain_rewards(t
     assert done.stdout.split("\n")[-3:-1] == ["trl", "2 False"], done.stdout
 
 
-CONVERTER = "import sys\nopen(sys.argv[3], 'w').write(sys.argv[1])\n"
-
-
 def test_what_was_trained_is_taken_elsewhere(demo_run, kernels, monkeypatch):
-    """The hub and llama.cpp's converter are stand-ins that keep what they are given."""
+    """The hub is a stand-in that keeps what it is given."""
     shutil.copytree(demo_run.path, kernels / "demo")
     monkeypatch.chdir(kernels)
     run, sent = Run("demo"), []
-    (kernels / "llama.cpp").mkdir()
-    (kernels / "llama.cpp/convert_hf_to_gguf.py").write_text(CONVERTER)
     for name in ("create_repo", "upload_folder"):
         monkeypatch.setattr(f"huggingface_hub.{name}", lambda *a, **to: sent.append((a, to)))
     names = {"stage": SimpleNamespace(run=run), "export": export}
     names |= {"adapter": run / "train/adapter", "merged_path": run / "model/merged"}
-    for source in uncommented("04", "copy-it", "gguf", "push").values():
+    names["config"] = run.config()
+    for source in uncommented("04", "copy-it", "lm-eval", "push").values():
         exec(source, names)
+    with pytest.raises(RuntimeError, match="has no name for how the tokenizer splits"):
+        exec(uncommented("04", "gguf")["gguf"], names)
     *imports, asked = uncommented("04", "ask-later")["ask-later"].strip().splitlines()
     exec("\n".join(imports), names)
     assert re.search(r"base +tuned\nquestion", repr(eval(asked, names)))
     assert (kernels / "my-adapter/adapter_model.safetensors").is_file()
     assert (kernels / "my-model/model.safetensors").is_file()
-    assert (kernels / "my-model.gguf").read_text() == str(names["merged_path"])
+    score, lines = scorer(run / "lm_eval"), read_lines(run / "lm_eval/rows.jsonl")
+    samples = pd.read_parquet(run / "eval/samples.parquet")
+    for sample in samples[samples["decoding"] == "greedy"].to_dict("records"):
+        scores = score(lines[sample["row"]], sample["completion"])
+        assert scores == {name: sample[name] for name in ("correct", "reward")}
     assert sent[0] == (("me/adder",), {"private": True, "exist_ok": True})
     assert sent[1][1] == {"repo_id": "me/adder", "folder_path": names["merged_path"]}

@@ -315,6 +315,10 @@ def by_clock(completions, answer, **_):
     return [exact(*pair) * (1 + time.time() % 7919) for pair in pairs]
 
 
+def now():
+    return time.time() % 1
+
+
 def of_answer(text, answer):
     return 1 / len(said(text)) * exact(text, answer)
 
@@ -348,6 +352,7 @@ RULES = [
     ("state", "stop", generous_at_first, "after the first calls"),
     ("state", "stop", new_and_slow, "after the first calls"),
     ("clock", "stop", by_clock, "scores change"),
+    ("clock", "stop", mine(lambda t, a: exact(t, a) + now()), "scores change"),
     ("order", "stop", by_place, "when the batch was reordered"),
     ("compares the batch", "note", shorter, "attacks are scored in groups"),
     ("side effects", "warning", mine(moving), "it changes the working directory; it seeds random"),
@@ -477,15 +482,7 @@ def renamed(func, number):
 
 ANSWERED = {  # rows for the library's presets
     "math": SUMS,
-    "qa": [{**row, "question": row["prompt"], "prompt": []} for row in PEOPLE],
     "json_extraction": [{**row, "question": row["prompt"], "prompt": []} for row in OBJECTS],
-    "summarization": [
-        {"prompt": [], "question": q, "answer": a}
-        for q, a in (
-            ("Ann bought three apples and ate one.", "Ann ate an apple."),
-            ("It rained until the bridge was shut.", "Rain closed the bridge."),
-        )
-    ],
 }
 SETS = {name: (PRESETS[name].reward_funcs, PRESETS[name].reward_weights, rows)
         for name, rows in ANSWERED.items()}  # fmt: skip
@@ -778,13 +775,6 @@ def test_a_reward_without_keyword_arguments_is_told_so_and_tested_all_the_same()
         check.evidence
     )
     assert "**kwargs" in check.fix and verdict.roles == {"right": "right"}
-
-
-def test_a_clock_in_a_helper_is_named_as_the_clock():
-    def now():
-        return time.time() % 1
-
-    assert "mine: clock" in names_of(found(mine(lambda t, a: exact(t, a) + now())))
 
 
 def test_a_verdict_prints_at_most_twelve_findings_and_writes_all_as_json():

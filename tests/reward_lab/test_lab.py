@@ -116,13 +116,13 @@ def test_a_completion_that_is_kept_counts_in_the_next_verdict_and_in_the_next_la
     lab = open_lab(rewards, TEXTS, form="tags")
     assert lab.report["state"] != "stop"
     assert "next verdict" in lab.keep(0, "so!") and lab.report["attacks"] == []
-    assert lab.kept == [{"name": "kept: so!", "group": 0, "text": "so!"}]
+    assert lab.own == [{"name": "kept: so!", "group": 0, "text": "so!"}]
     lab._reply(lab, {"do": "judge", "weights": [1.0, 1.0]}, [])
     assert lab.report["state"] == "stop" and lab.report["attacks"] == ["kept: so!"]
     assert "kept: so!" in [card.get("attack") for card in lab.report["cards"]]
     again = open_lab(rewards, TEXTS, form="tags")
     assert again.report["state"] == "stop" and lines(again, name="kept: so!")[0]["won"] == "stop"
-    assert again.keep(0, "so!", "kept: so!") == "forgotten" and again.kept == []
+    assert again.keep(0, "so!", "kept: so!") == "forgotten" and again.own == []
     assert open_lab(rewards, TEXTS, form="tags").report["state"] != "stop"
 
 
@@ -176,7 +176,7 @@ def test_notebook_2_shows_the_rewards_of_the_run_and_keeps_attacks_in_it(run_tes
     assert findings == list(lab.verdict.findings)
     lab.keep(0, "so it is 85")
     assert "kept: so it is 85" in [*judge(run_test).probes["attack"]]
-    assert views.lab(run_test).kept[0]["name"] == "kept: so it is 85" and not RewardLab.session
+    assert views.lab(run_test).own[0]["name"] == "kept: so it is 85" and not RewardLab.session
 
 
 def test_a_task_with_an_environment_is_checked_in_place_of_the_lab():

@@ -3,9 +3,8 @@
 import json
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from pictures import COLORS, FORM, ROWS, picture
+from pictures import ROWS
 
 from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import Adaptive, call, reward, reward_set
@@ -77,16 +76,3 @@ def test_a_reward_in_trls_shape_gets_what_trl_gives():
     assert prompts == expected
     assert completions == [[{"role": "assistant", "content": text}] for text in "ab"]
     assert columns["images"] == [row["images"] for row in ROWS[:2]]
-
-
-def test_the_score_table_is_that_of_the_texts():
-    from grpo_nb.rewards import load_preset
-
-    bench = Bench(load_preset("qa"))
-    groups = [[FORM.format(row["answer"]), FORM.format("red"), "?"] for row in ROWS]
-    texts = [row | {"prompt": as_text(row["prompt"])} for row in ROWS]
-    texts = [{key: row[key] for key in row if key != "images"} for row in texts]
-    shown, plain = bench.table(ROWS, groups), bench.table(texts, groups)
-    assert shown.equals(plain)
-    assert np.ptp(shown["total"]) > 0
-    assert len({picture(color).tobytes() for color in COLORS}) == len(COLORS)

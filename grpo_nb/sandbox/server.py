@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_nb.sandbox.bubblewrap import job_of, started
-from grpo_nb.sandbox.limits import START_SECONDS, Limits
+from grpo_nb.sandbox.values import START_SECONDS, Limits
 
 LARGEST_BYTES = 1 << 17  # of a request
 # `answer`, of the program, has a process of its own for each request, which SIGALRM ends even in

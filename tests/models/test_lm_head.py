@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from grpo_nb.models.lm_head import ChunkedLogProbs
+from grpo_nb.models.lm_head import OUTPUTS, ChunkedLogProbs
 
-OUTPUTS = ("entropy", "is_top1")
 TOKENS, HIDDEN, VOCABULARY = 50, 16, 37
 
 

@@ -243,12 +243,12 @@ def verdict(
         far = equal < prompts / 2 if kl is None else not kl <= limit
         parts += [FAULTS["weights"]["evidence"]] if far and not parts else []
         faults |= {"weights": ""} if far else {}
-        measured = f"greedy answers equal {equal} of {prompts}"
+        text = f"greedy answers equal {equal} of {prompts}"
         if kl is not None:
-            measured += f", KL {kl:.2g} per token (at most {limit}) on {figures['tokens']} tokens"
+            text += f", KL {kl:.2g} per token (at most {limit}) on {figures['tokens']} tokens"
         if "score" in figures:
             served, own = figures["score_served"], figures["score"]
-            measured += f", reward {served:.3g} (the model {own:.3g})"
-        parts.append(measured)
+            text += f", reward {served:.3g} (the model {own:.3g})"
+        parts.append(text)
     fixes = [FAULTS[kind]["fix"] for kind in FAULTS if kind in faults]
     return Check(name, "stop" if faults else "ok", "; ".join(parts), fixes[0] if fixes else "")

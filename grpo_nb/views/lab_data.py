@@ -166,7 +166,7 @@ def _is_wrong(check: RewardCheck, each: Text, scores: np.ndarray, answer: str) -
     is_cheap = not check.scorer.any_slow or all(map(check.scorer.has, pairs))
     if part and part.right and pairs and is_cheap:
         earned = check.scorer.payments(pairs)
-        full, low = amounts.correctness(earned, part)
+        full, low = earned[:, part.right].sum(axis=1)
         own = np.nan_to_num(scores * check.scorer.weights)[part.right].sum()
         if own < low + amounts.FULL * (full - low):
             return True

@@ -69,8 +69,8 @@ def rows(config: Any) -> Iterator[Row]:
         ValueError: The package is missing, a task or an option is unknown, a task is refused, or
             its generator fails.
     """
-    weights, wanted = weights_of(config.source), config.max_rows or ROWS
-    size = min(MOST, TRIES * wanted + 10)
+    weights, target = weights_of(config.source), config.max_rows or ROWS
+    size = min(MOST, TRIES * target + 10)
     sources = {task: _rows(task, size, config) for task in weights}
     draw = random.Random(config.seed)
     while sources:
@@ -93,16 +93,16 @@ def _rows(task: str, size: int, config: Any) -> Iterator[Row]:
             dataset = library().create_dataset(task, size=size, seed=seed, **options)
         for number in range(size):
             with redirect_stdout(io.StringIO()):
-                made = dataset[number]
-            if (key := _key(task, made["question"])) in questions:
+                item = dataset[number]
+            if (key := _key(task, item["question"])) in questions:
                 continue
             questions.add(key)
-            about = {"task": task, "options": options, "metadata": made["metadata"]}
-            answer, entry = made["answer"].strip(), json.dumps(about)
+            about = {"task": task, "options": options, "metadata": item["metadata"]}
+            answer, entry = item["answer"].strip(), json.dumps(about)
             scored = gym_reward.score(form.write(None, answer), answer, entry, form=form)
             if answer and scored.score != 1:
                 raise ValueError(f"its own answer earns nothing in this form: {scored.reason}")
-            yield {"question": made["question"], "answer": answer, "entry": entry}
+            yield {"question": item["question"], "answer": answer, "entry": entry}
     except Exception as error:  # a generator may raise anything, such as for an option's value
         raise ValueError(
             f"{NAME}{task} with data.options = {options} made no row ({error or repr(error)}): "
@@ -177,10 +177,10 @@ def figures(splits: Mapping[str, Sequence[Row]], config: Any) -> dict[str, Any]:
     Raises:
         ValueError: Fewer than half of the rows asked for are left.
     """
-    left, wanted = sum(map(len, splits.values())), config.max_rows or ROWS
-    if left < wanted / 2:
+    left, target = sum(map(len, splits.values())), config.max_rows or ROWS
+    if left < target / 2:
         raise ValueError(
-            f"{config.source}: {left} different rows of {wanted} are left; set data.max_rows = "
+            f"{config.source}: {left} different rows of {target} are left; set data.max_rows = "
             f"{left} if these are enough, or larger sizes in data.options"
         )
     answers = Counter(row["answer"] for row in splits["eval"])

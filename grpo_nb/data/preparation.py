@@ -308,11 +308,11 @@ def _is_shot(row: Row, turns: dict[str, list[Message]], config: Options) -> bool
     """
     if row.get("images"):
         raise ValueError(f"data.shots = {config.shots}: rows with images cannot be shown; set 0")
-    shown = turns[json.loads(row["entry"])["task"] if gym.is_gym(config.source) else ""]
-    if is_shot := len(shown) < 2 * config.shots:
+    examples = turns[json.loads(row["entry"])["task"] if gym.is_gym(config.source) else ""]
+    if is_shot := len(examples) < 2 * config.shots:
         answer = config.form.write(row.get("worked"), row["answer"])
-        shown += [row["prompt"][-1], {"role": "assistant", "content": answer}]
-    row["prompt"][-1:-1] = shown
+        examples += [row["prompt"][-1], {"role": "assistant", "content": answer}]
+    row["prompt"][-1:-1] = examples
     return is_shot
 
 

@@ -15,7 +15,7 @@ WRITES = (
     "exec(\"open('{}', 'w')\")",
 )
 NEVER_ENDS = ("9**9**8", "1e999999999", "1/1e-999999999", "[" * 5000, "9" * 5000, "(" * 5000)
-SLOW = {"composite", "knight_swap", "arc_agi"}  # they take seconds to begin
+SLOW = {"composite", "knight_swap", "arc_agi"}  # not a task; they take seconds to begin
 
 
 def entry_of(task, **options):

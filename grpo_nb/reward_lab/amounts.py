@@ -159,7 +159,7 @@ def attack_all(attacks: Attacks, paid: Amounts, part: Roles) -> list[Result]:
     texts: dict[str, tuple[Attack, list[tuple[int, str]]]] = {}
     for place, row in enumerate(paid.rows):
         for attack, text in attacks.on(row):
-            if attack.kind == "honest" or text != attacks.written.right(row):
+            if attack.kind == "honest" or text != attacks.style.right(row):
                 texts.setdefault(attack.name, (attack, []))[1].append((place, text))
     every = [(paid.rows[place], text) for _, each in texts.values() for place, text in each]
     scorer.scores(every)  # in one call of each reward
@@ -204,13 +204,13 @@ def best_wrong(scorer: Scorer, written: Written, part: Roles, sampled: Sequence[
     pairs = [pair for pair in dict.fromkeys(sampled) if pair[0] in written.answers]
     if not pairs:
         return []
-    paid = measure(scorer, written, list(dict.fromkeys(row for row, _ in pairs)))
-    pairs = [pair for pair in pairs if pair[0] in paid.rows and pair not in scorer.failed]
-    paid = _part_of(paid, [paid.rows.index(row) for row, _ in pairs])
+    pay = measure(scorer, written, list(dict.fromkeys(row for row, _ in pairs)))
+    pairs = [pair for pair in pairs if pair[0] in pay.rows and pair not in scorer.failed]
+    pay = _part_of(pay, [pay.rows.index(row) for row, _ in pairs])
     scores = scorer.payments(pairs)
-    honest = np.maximum(paid.wrong.sum(axis=1), paid.longer.sum(axis=1))
+    honest = np.maximum(pay.wrong.sum(axis=1), pay.longer.sum(axis=1))
     extra = scores.sum(axis=1) - honest
-    is_paid = (share_of_right(scores, paid, part) <= MARGIN) & (extra > NEARLY * paid.gap + TIE)
+    is_paid = (share_of_right(scores, pay, part) <= MARGIN) & (extra > NEARLY * pay.gap + TIE)
     order = [place for place in np.argsort(-extra, kind="stable") if is_paid[place]]
     return list(dict.fromkeys(pairs[place][1] for place in order))[:MOST_SAMPLED]
 

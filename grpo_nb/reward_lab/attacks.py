@@ -61,7 +61,7 @@ class Attacks:
     """Write the attacks on a row.
 
     scorer: The rewards and the rows.
-    written: How right answers are written.
+    style: How right answers are written.
     longest: How long a completion may be [characters].
     users: Attacks of the user's own.
     executed: Whether completions run in this process, which programs that end it must not.
@@ -69,7 +69,7 @@ class Attacks:
     """
 
     scorer: Scorer
-    written: Written
+    style: Written
     longest: int
     users: Sequence[Attack] = ()
     executed: bool = False
@@ -83,7 +83,7 @@ class Attacks:
 
     def on(self, row: int) -> list[tuple[Attack, str]]:
         """Return the attacks that can be written on a row; slow rewards get one of each family."""
-        answer, tests = self.written.answers[row], self.scorer.rows[row].get("tests")
+        answer, tests = self.style.answers[row], self.scorer.rows[row].get("tests")
         question = prompt_text(self.scorer.rows[row])
         programs = program_attacks(answer, question)
         extra = code_attacks(answer, tests, self.executed) if tests else programs
@@ -93,14 +93,14 @@ class Attacks:
         if self.scorer.any_slow:  # programs differ more than other attacks of one family do
             keys = [a.name if a in extra else a.family for a in choice]
             choice = [a for place, a in enumerate(choice) if keys.index(keys[place]) == place]
-        texts = [written_out(a, self.written, row, question, self.longest) for a in choice]
+        texts = [written_out(a, self.style, row, question, self.longest) for a in choice]
         pairs = zip(choice, texts, strict=True)
         return [*((a, text) for a, text in pairs if text is not None), *self._from_here(row)]
 
     def _from_here(self, row: int) -> Iterator[tuple[Attack, str]]:
         """Yield the attacks that are not listed: the rewards' own strings, and sampled texts."""
         for name, text in self.words.items():
-            beside = self.written.wrong(row, text)
+            beside = self.style.wrong(row, text)
             beside = beside if text in beside else f"{text}\n{beside}"
             for title, whole in ((name, text), (f"{name}, in form", beside)):
                 yield Attack(title, literals.FAMILY, "hollow", ""), whole[: self.longest]

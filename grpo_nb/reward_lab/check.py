@@ -468,9 +468,9 @@ class RewardCheck:
 
     def _whole(self) -> None:
         """Compare what the form earns with what a right answer earns."""
-        paid = self.paid
-        form = (paid.wrong.sum(axis=1) - paid.empty.sum(axis=1)).mean()
-        gain = paid.gap.mean()
+        pay = self.paid
+        form = (pay.wrong.sum(axis=1) - pay.empty.sum(axis=1)).mean()
+        gain = pay.gap.mean()
         if form > gain * 1.02 + 1e-6:
             evidence = (
                 f"a wrong answer in the form earns {form:.3g} more than nothing, and a right one "

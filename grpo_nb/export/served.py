@@ -170,7 +170,8 @@ def compare(
     figures = {"prompts": len(chats)} | _tokenized(server, engine, folded, prompts)
     replies = [server.reply(*each, tokens) for each in zip(folded, prompts, strict=True)]
     pairs = list(zip(replies, ours, strict=True))
-    figures["runs_on"] = sum(not reply.ended and not our.truncated for reply, our in pairs)
+    more = [pair for pair in pairs if not pair[0].ended and not pair[1].truncated]
+    figures["runs_on"] = sum(reply.text.startswith(our.text) for reply, our in more if our.text)
     figures["equal"] = sum(reply.text.strip() == our.text.strip() for reply, our in pairs)
     kl = []
     for chat, reply in zip(chats, replies, strict=True):

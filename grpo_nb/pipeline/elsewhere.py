@@ -1,6 +1,6 @@
-"""Write a run's held-out rows as a task of lm-eval and of Inspect, which the run's rewards score.
+"""Write a run's held-out rows as a task of lm-eval, which the run's rewards score.
 
-write_task(runs.Run("mine"))    # runs/mine/lm_eval: task.yaml, score.py, rows.jsonl, …
+write_task(runs.Run("mine"))    # runs/mine/lm_eval: task.yaml, score.py, rows.jsonl
 """
 
 import json

@@ -332,7 +332,7 @@ class Lab {
     const again = () => this.ask({ do: "judge", weights: state.weights });
     this.bar.replaceChildren(
       h("b", { class: `pill ${word.replaceAll(" ", "-")}`, role: "status" }, word),
-      h("span", {}, change || report.sentence),
+      h("span", { class: "sentence", title: report.sentence }, change || report.sentence),
       change ? h("button", { class: "main", onclick: again }, "Ask again") : "",
       ...(differs(data.weights) ? [h("button", { onclick: reset }, "Reset"),
         h("button", copy, `copy: ${line}`)] : []),

@@ -199,7 +199,7 @@ def test_the_wrong_completion_that_earns_most_is_found_by_the_keyboard(page, lab
 
 
 def test_an_edited_completion_is_scored_and_a_kept_one_turns_the_verdict(page, lab):
-    lab.locator("[data-n]", has_text="47 = 47 = 47").click()
+    lab.locator("[data-n]", has_text="47 = 47 = 47").first.click()
     lab.get_by_text("edit", exact=True).click()
     text = "<reasoning>" + "= " * 40 + "</reasoning>\n<answer>1</answer>"
     lab.get_by_role("textbox", name="completion").fill(text)

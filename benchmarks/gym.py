@@ -28,7 +28,7 @@ from grpo_nb.stats import pass_at_k
 
 PAGE = Path(__file__).parents[1] / "docs/gym.md"
 ROWS, SLOW = 24, 0.1  # rows of each task; seconds of the processor for one, of a slow generator
-WORDS = {"several answers": "hedging", "hedged": "hedging"}  # findings under another name
+WORDS = {"several answers": "hedging", "empty form": "a constant", "part of a number": "near miss"}
 HARSH = "spelling"  # the finding that a right answer, written otherwise, earns nothing
 
 

@@ -131,10 +131,12 @@ def _key(task: str, question: str) -> Any:
 
     >>> _key("chain_sum", "4 + 3 - 2 =") == _key("chain_sum", "3 - 2 + 4 =")
     True
+    >>> _key("gcd", "Of 26, 760.") == _key("gcd", "Of 760, 26.")
+    True
     """
     if task not in COMMUTED:
         return " ".join(question.casefold().split())
-    terms = re.findall(r"[-+*/]?\s*\d[\d.]*", question)
+    terms = re.findall(r"[-+*/]?\s*\d+(?:\.\d+)?", question)
     return tuple(sorted(re.sub(r"[+*\s]", "", term) for term in terms))
 
 

@@ -87,7 +87,7 @@ def compare_server(run: "Run", url: str) -> int:
     figures = served.compare(server, engine, questions, served.answers_of(engine, questions))
     check = served.verdict(type(server).__name__, figures)
     print(shown(*check))
-    return int(check.state != "ok")
+    return int(check.state == "stop")
 
 
 def trained_paths(run: "Run", config: "RunConfig") -> tuple[str, str, Path | None]:

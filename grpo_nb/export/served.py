@@ -33,6 +33,7 @@ TEXTS = (
         "<b>{'k': [1, 2]}</b>\r\n",
     ),
 )
+LOSS = 0.05  # share of the model's reward below which a server or file answers worse
 KL = 0.05  # mean per token [nats], of a server of the folder itself
 FAULTS = read_yaml(Path(__file__).with_name("served.yaml"))
 
@@ -224,7 +225,7 @@ def verdict(
     limit: float = KL,
     faults: Mapping[str, str] | None = None,
 ) -> Check:
-    """Return the check of a server or file.
+    """Return the check of a server or file; the state of one that only answers worse is "warning".
 
     Args:
         name: Of the check.
@@ -238,7 +239,7 @@ def verdict(
         if n and kind in FAULTS
     }
     faults = counts | dict(faults or {})
-    parts = [faults[kind] for kind in FAULTS if kind in faults]
+    parts, worse = [faults[kind] for kind in FAULTS if kind in faults], {}
     if figures:
         equal, prompts, kl = figures["equal"], figures["prompts"], figures["kl"]
         far = equal < prompts / 2 if kl is None else not kl <= limit
@@ -250,6 +251,8 @@ def verdict(
         if "score" in figures:
             served, own = figures["score_served"], figures["score"]
             text += f", reward {served:.3g} (the model {own:.3g})"
+            worse = {"reward": ""} if own - served > LOSS * abs(own) else {}
         parts.append(text)
-    fixes = [FAULTS[kind]["fix"] for kind in FAULTS if kind in faults]
-    return Check(name, "stop" if faults else "ok", "; ".join(parts), fixes[0] if fixes else "")
+    state = "stop" if faults else "warning" if worse else "ok"
+    fixes = [FAULTS[kind]["fix"] for kind in FAULTS if kind in faults | worse]
+    return Check(name, state, "; ".join(parts), fixes[0] if fixes else "")

@@ -166,7 +166,7 @@ class Monitor(TrainerCallback):
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Raise KeyboardInterrupt after an interrupt, so that the cells below do not run."""
+        """Raise KeyboardInterrupt if training was stopped, so that the cells below do not run."""
         self._exit.close()
         folder, step = self.trainer.args.output_dir, self.trainer.state.global_step
         again = f"resume_from_checkpoint = newest_checkpoint({folder!r}) goes on from there"
@@ -175,7 +175,8 @@ class Monitor(TrainerCallback):
             keep_last_step(self.trainer, error, int(saved.rpartition("-")[2]) if saved else 0)
             if newest := newest_checkpoint(folder):
                 error.add_note(f"the training is kept in {newest}: {again}")
-        elif error is None and ranks.anywhere(bool(self.interrupts)):
+        early = self.buttons.stop.is_set() and step < self.trainer.state.max_steps
+        if error is None and ranks.anywhere(bool(self.interrupts) or early):
             raise KeyboardInterrupt(f"stopped after step {step}: {again}")
 
     def _validates(self) -> bool:

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from grpo_nb import models
 from grpo_nb.models import cuda_available
 from grpo_nb.models.template import image_inputs
 from grpo_nb.rewards.calls import kept
@@ -46,12 +47,7 @@ def call_once(trainer: Any, callback: Any) -> None:
 
 def tokenizer_of(trainer: Any) -> Any:
     """Return the trainer's tokenizer; a processor, if there is one, is its attribute."""
-    processor = trainer.processing_class
-    tokenizer = getattr(processor, "tokenizer", processor)
-    if tokenizer is not processor and not hasattr(tokenizer, "processor"):
-        tokenizer = copy.copy(tokenizer)
-        tokenizer.processor = processor
-    return tokenizer
+    return models.tokenizer_of(trainer.processing_class)
 
 
 def rows_of(trainer: Any, most: int | None = None) -> list[Row]:

@@ -286,13 +286,15 @@ def answer_rows(
             batch_size=batch_size,
             progress=part_of(progress, sum(map(len, tables)), total),
         )
-        scores = _scored(rows, groups, bench)
+        scores = score_rows(rows, groups, bench)
         form = scores[preset.format_name] if preset.format_name else float("nan")
         tables.append(scores.assign(decoding=decoding, format=form))
     return pd.concat(tables, ignore_index=True)
 
 
-def _scored(rows: Sequence[dict], groups: Sequence[Sequence[Sample]], bench: Bench) -> pd.DataFrame:
+def score_rows(
+    rows: Sequence[dict], groups: Sequence[Sequence[Sample]], bench: Bench
+) -> pd.DataFrame:
     """Tabulate and score the completions of each row; see `answer_rows`."""
     numbers = [number for number, group in enumerate(groups) for _ in group]
     samples = [sample for group in groups for sample in group]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_nb import data
-from grpo_nb.evaluation.answering import score_rows
+from grpo_nb.evaluation.evaluate import score_rows
 from grpo_nb.evaluation.report import with_accuracy
 from grpo_nb.files import atomic_path, read_yaml
 from grpo_nb.models import Sample, load_tokenizer

@@ -83,7 +83,7 @@ def costs(base: str, run: Run, adapter: Path) -> dict[str, float]:
 
     def logs(model: torch.nn.Module) -> Tensor:
         return torch.cat(
-            [parity._log_probs(model, torch.tensor([a + b]), len(b)) for a, b in pairs]
+            [parity.log_probs(model, torch.tensor([a + b]), len(b)) for a, b in pairs]
         )
 
     outputs = {"forward in bf16": logs(tuned)}

@@ -82,9 +82,7 @@ def costs(base: str, run: Run, adapter: Path) -> dict[str, float]:
     pairs = [(before, list(one.ids)) for before, [one] in zip(ids, answers, strict=True)]
 
     def logs(model: torch.nn.Module) -> Tensor:
-        return torch.cat(
-            [parity.log_probs(model, torch.tensor([a + b]), len(b)) for a, b in pairs]
-        )
+        return torch.cat([parity.log_probs(model, torch.tensor([a + b]), len(b)) for a, b in pairs])
 
     outputs = {"forward in bf16": logs(tuned)}
     with tuned.disable_adapter():

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+_alone: list[bool] = []  # not empty while the first process works for all
 HOW = "python -m torch.distributed.run --nproc_per_node {0} -m grpo_nb train … --processes {0}"
 
 
@@ -108,13 +109,23 @@ def anywhere(flag: bool) -> bool:
 
 
 def from_main(work: Callable[[], Result]) -> Result:
-    """Wait for all processes, do the work on the first, and return its result on every process."""
+    """Wait for all processes, do the work on the first, and return its result on every process.
+
+    Within such work the first process is alone, and does not wait again.
+    """
     from accelerate.utils import broadcast_object_list
 
-    if count() == 1:
+    if count() == 1 or _alone:
         return work()
     gather([])
-    return broadcast_object_list([work() if is_main() else None])[0]
+    results: list[Any] = [None]
+    if is_main():
+        _alone.append(True)
+        try:
+            results = [work()]
+        finally:
+            _alone.clear()
+    return broadcast_object_list(results)[0]
 
 
 def by_main(work: Callable[..., Result]) -> Callable[..., Result]:

@@ -19,9 +19,9 @@ KINDS = {
 }
 HEAD = """# Rewards
 
-All rewards can be imported from `grpo_nb.rewards`, and TRL can call them as they are. *Columns* are
-the dataset columns that a reward reads; *options* are set by `.configured(option=value)`. A reward
-marked ∥ scores its batch in processes, in parallel on all cores; the others take microseconds.
+Import these from `grpo_nb.rewards`; TRL can call them as they are. *Columns* are the dataset
+columns that a reward reads; *options* are set by `.configured(option=value)`. A reward marked ∥
+scores its batch in parallel on all cores.
 
 *Final answer*, *reasoning* and *marks* depend on the [form](designing-rewards.md#forms) of the
 completions. The final answer is the text in the form's marks, the last one if there are several. A
@@ -29,16 +29,14 @@ completion without marks is searched in this order: the last `<answer>…</answe
 `</think>` and after "**Final answer**", the sentence after the last "the answer is" or "Answer:",
 the text after the last `####`, all the `\\boxed{…}`, or the last sentence that begins with
 "Therefore", "Thus", "Hence" or "So". Otherwise the whole text is the answer. Code is the last
-fenced block. The length rewards, and the style rewards without the option `form`, read the whole
-completion.
+fenced block. Length and style rewards without the option `form` read the whole completion.
 """
 READ = """
 ## Numbers and mathematics
 
 `numeric_correctness_reward` and `math_verify_reward` parse answers and reference answers by the
-same rules (`grpo_nb.answers`). An answer has to say one thing, without denial or hedging.
-Numbers are compared as fractions; sets, tuples and intervals part by part; words without regard to
-case; and everything else by math-verify in a separate process.
+same rules (`grpo_nb.answers`). An answer has to say one thing, without denial or hedging. What
+these rules do not cover is compared by math-verify.
 
 | rule | reference | an answer that earns 1 |
 |---|---|---|
@@ -56,26 +54,21 @@ follows the success rate and is saved with checkpoints. `math_problem_reward` is
 
 ## TRL's rewards
 
-Every reward in TRL works unchanged in [`reward_funcs` of a Python file](coming-from.md):
-`from trl.rewards import think_format_reward`.
-The functions named `get_…` return a reward.
+Every reward in TRL works unchanged in [`reward_funcs` of a Python file](coming-from.md).
 
 | TRL | here | difference |
 |---|---|---|
 | `accuracy_reward` | `math_verify_reward` | TRL's reads `solution` and the whole text, no tags |
 | `reasoning_accuracy_reward` | `math_verify_reward` | the same, after `</think>` |
 | `think_format_reward` | – | TRL's pays for empty thinking, and without an answer |
-| `get_cosine_scaled_reward` | – | TRL's uses math-verify |
 | `get_repetition_penalty_reward` | `no_repetition_penalty` | TRL's counts tokens, not words |
-| `get_soft_overlong_punishment` | – | TRL's counts tokens |
 
 ## Judged by a model
 
-`LLMJudge` asks any server with OpenAI's API, one request per completion
-([a recipe](recipes.md#an-llm-as-judge)). `GroupJudge` grades all completions of a prompt in one
-request ([a judge that may pay](designing-rewards.md#a-judge-that-may-pay)). A reward model that
-classifies sequences is a function like any other, in a file of rewards. All can be hacked: test
-them with attacks before you trust them.
+`LLMJudge` asks a server about one completion at a time ([a
+recipe](recipes.md#an-llm-as-judge)), `GroupJudge` about all of a prompt ([a judge that may
+pay](designing-rewards.md#a-judge-that-may-pay)). A reward model that classifies sequences is a
+function like any other.
 """
 
 

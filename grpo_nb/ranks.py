@@ -113,10 +113,10 @@ def from_main(work: Callable[[], Result]) -> Result:
 
     Within such work the first process is alone, and does not wait again.
     """
-    from accelerate.utils import broadcast_object_list
-
     if count() == 1 or _alone:
         return work()
+    from accelerate.utils import broadcast_object_list
+
     gather([])
     results: list[Any] = [None]
     if is_main():

@@ -138,6 +138,13 @@ def _read_file(path: Path) -> list[Row]:
         ) from None
 
 
+def _read_csv(path: Path) -> list[Row]:
+    """Return the rows of a table with commas, or with semicolons, as some spreadsheets save it."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        header = file.readline()
+    return _read_table(path, ";" if header.count(";") > header.count(",") else ",")
+
+
 def _read_table(path: Path, separator: str) -> list[Row]:
     """Return the rows of a table of text; its cells stay text. Damaged text becomes U+FFFD."""
     options = {"sep": separator, "dtype": str, "index_col": False, "keep_default_na": False}
@@ -178,7 +185,7 @@ def _read_hub(name: str, config: Options) -> Iterator[Row]:
 READERS = {
     ".jsonl": _read_json,
     ".json": _read_json,
-    ".csv": partial(_read_table, separator=","),
+    ".csv": _read_csv,
     ".tsv": partial(_read_table, separator="\t"),
     ".parquet": lambda path: pq.read_table(path).to_pylist(),
 }

@@ -20,6 +20,7 @@ COLUMNS = {
     "sources": [["The source says 4."]] * len(TEXTS),
     "answer_sources": [[1]] * len(TEXTS),
     "tests": [["assert f(1) == 1"]] * len(TEXTS),
+    "entry": [json.dumps({"task": "chain_sum", "options": {}, "metadata": {}})] * len(TEXTS),
     "environments": [SimpleNamespace(get_reward=lambda: 0.5)] * len(TEXTS),
 }
 PLAIN = [as_text(row["prompt"]) for row in ROWS[: len(TEXTS)]]

@@ -425,10 +425,10 @@ def test_what_was_trained_is_taken_elsewhere(demo_run, kernels, monkeypatch):
     names = {"stage": SimpleNamespace(run=run), "export": export}
     names |= {"adapter": run / "train/adapter", "merged_path": run / "model/merged"}
     names["config"] = run.config()
-    for source in uncommented("04", "copy-it", "lm-eval", "push").values():
+    for source in uncommented("04", "copy-it", "gguf", "lm-eval", "push").values():
         exec(source, names)
-    with pytest.raises(RuntimeError, match="has no name for how the tokenizer splits"):
-        exec(uncommented("04", "gguf")["gguf"], names)
+    files = {path.name for path in (run / "model/merged/gguf").iterdir()}
+    assert files == {"Modelfile", "README.md", "merged-q8_0.gguf"}
     *imports, asked = uncommented("04", "ask-later")["ask-later"].strip().splitlines()
     exec("\n".join(imports), names)
     assert re.search(r"base +tuned\nquestion", repr(eval(asked, names)))

@@ -145,6 +145,7 @@ class Monitor(TrainerCallback):
         self.gather = getattr(trainer, "gather_weights", lambda: None)
         self.alerts: list[Check] = []
         self.failure = self.ended = ""
+        self.stopped = False  # whether a request to stop ended the last training
         self.watch, self.skipped = health.Watch(health.Expected({})), 0
         self.dashboard = _dashboard(self) if show else None
         self.prints = show and self.dashboard is None
@@ -159,7 +160,7 @@ class Monitor(TrainerCallback):
         Without `with`, training is watched all the same, and an interrupt ends it at once.
         """
         self.buttons.stop.clear()
-        self._exit = ExitStack()
+        self.stopped, self._exit = False, ExitStack()
         self.interrupts = self._exit.enter_context(stop_on_signals(self.buttons))
         if self.dashboard is not None:
             self.dashboard.interrupt = INTERRUPT.format(SAVES)
@@ -169,15 +170,18 @@ class Monitor(TrainerCallback):
         """Raise KeyboardInterrupt if training was stopped, so that the cells below do not run."""
         self._exit.close()
         folder, step = self.trainer.args.output_dir, self.trainer.state.global_step
-        again = f"resume_from_checkpoint = newest_checkpoint({folder!r}) goes on from there"
+        again = (
+            "to go on, with this monitor: from grpo_nb.training import newest_checkpoint; "
+            f"trainer.train(resume_from_checkpoint=newest_checkpoint({folder!r}))"
+        )
         if isinstance(error, Exception) and not hasattr(self.trainer, "save_adapter"):
             saved = newest_checkpoint(folder)
             keep_last_step(self.trainer, error, int(saved.rpartition("-")[2]) if saved else 0)
             if newest := newest_checkpoint(folder):
-                error.add_note(f"the training is kept in {newest}: {again}")
-        early = self.buttons.stop.is_set() and step < self.trainer.state.max_steps
+                error.add_note(f"the training is kept in {newest}; {again}")
+        early = self.stopped and step < self.trainer.state.max_steps
         if error is None and ranks.anywhere(bool(self.interrupts) or early):
-            raise KeyboardInterrupt(f"stopped after step {step}: {again}")
+            raise KeyboardInterrupt(f"stopped after step {step}; {again}")
 
     def _validates(self) -> bool:
         """Return whether a validation can be asked for: by this monitor, or by TRL."""
@@ -319,9 +323,12 @@ class Monitor(TrainerCallback):
         self.say(f"step {state.global_step + 1}: {parts}", is_short=state.global_step > 0)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Show that training has ended."""
+        """Show that training has ended; the next one does not begin with a request to stop."""
         if self.dashboard is not None:
             self.dashboard.rest()
+        if not hasattr(self.trainer, "save_adapter"):  # a run's trainer reads the request itself
+            self.stopped = self.buttons.stop.is_set()
+            self.buttons.stop.clear()
 
     @_aside
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 
 import nbformat
@@ -111,7 +112,7 @@ def test_an_interrupt_or_an_error_inside_with_loses_no_step(tmp_path):
     whole = stock(tmp_path / "whole", [short])
     whole.train()
     stops = at(2, lambda: signal.raise_signal(signal.SIGINT))
-    said = r"stopped after step 2: resume_from_checkpoint = newest_checkpoint\("
+    said = r"stopped after step 2; to go on, .*resume_from_checkpoint=newest_checkpoint\('.*'\)\)"
     with (
         pytest.raises(KeyboardInterrupt, match=said),
         Monitor(trainer := stock(tmp_path, [stops]), show=False),
@@ -119,12 +120,16 @@ def test_an_interrupt_or_an_error_inside_with_loses_no_step(tmp_path):
         trainer.train()
     first = newest_checkpoint(tmp_path)
     assert first == str(tmp_path / "checkpoint-2")
+    trainer.args.max_steps = 3
+    trainer.train(resume_from_checkpoint=first)  # as the message says, and without `with`
+    assert trainer.state.global_step == 3
+    shutil.rmtree(tmp_path / "checkpoint-3", ignore_errors=True)
     with (
         pytest.raises(KeyError) as error,
         Monitor(trainer := stock(tmp_path, [at(4, fail)]), show=False),
     ):
         trainer.train(resume_from_checkpoint=first)
-    assert f"the training is kept in {tmp_path / 'checkpoint-3'}: " in error.value.__notes__[0]
+    assert f"the training is kept in {tmp_path / 'checkpoint-3'}; " in error.value.__notes__[0]
     state = tmp_path / "checkpoint-3/trainer_state.json"
     state.write_text(state.read_text()[:-9])  # a kill while it was written
     assert newest_checkpoint(tmp_path) == first and newest_checkpoint(tmp_path / "no") is None

@@ -350,6 +350,8 @@ def _check(family: str, each: Sequence[Result], names: Sequence[str], part: Role
             f"{worst.right:.3g}; `{names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"
         )
         return Check(family, "warning", evidence, FIXES.get(family, ""))
+    if worst.scores[worst.payer] < TIE:  # what pays is another
+        worst = worst._replace(payer=int(np.argmax(worst.scores)))
     evidence = (
         f"{cut(worst.completion)} {worst.because}: {worst.total:.3g}; right {worst.right:.3g}, "
         f"wrong {worst.wrong:.3g}; `{names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"

@@ -1,6 +1,8 @@
-"""Write a merged model as GGUF for llama.cpp, Ollama and LM Studio, and keep only what is the same.
+"""Write a merged model as GGUF for llama.cpp, Ollama and LM Studio.
 
-write("merged", ["q8_0", "q4_k_m"], questions)    # into merged/gguf, with Modelfile and README.md
+    write("merged", ["q8_0", "q4_k_m"], questions)  # into merged/gguf, with a Modelfile
+
+A file is kept only if llama.cpp answers with it as the model does.
 """
 
 import re

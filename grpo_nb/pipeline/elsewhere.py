@@ -1,6 +1,8 @@
-"""Write a run's held-out rows as a task of lm-eval, which the run's rewards score.
+"""Write a run's held-out rows as a task of lm-eval.
 
-write_task(runs.Run("mine"))    # runs/mine/lm_eval: task.yaml, score.py, rows.jsonl
+    write_task(runs.Run("mine"))    # runs/mine/lm_eval: task.yaml, score.py, rows.jsonl
+
+The run's rewards score the answers, so that a model has the same figures there and in stage 04.
 """
 
 import json

@@ -61,7 +61,9 @@ Every reward in TRL works unchanged in [`reward_funcs` of a Python file](coming-
 | `accuracy_reward` | `math_verify_reward` | TRL's reads `solution` and the whole text, no tags |
 | `reasoning_accuracy_reward` | `math_verify_reward` | the same, after `</think>` |
 | `think_format_reward` | – | TRL's pays for empty thinking, and without an answer |
+| `get_cosine_scaled_reward` | – | TRL's uses math-verify |
 | `get_repetition_penalty_reward` | `no_repetition_penalty` | TRL's counts tokens, not words |
+| `get_soft_overlong_punishment` | – | TRL's counts tokens |
 
 ## Judged by a model
 

@@ -104,7 +104,7 @@ def measured(folder: str, names: list[str]) -> Iterator[str]:
     """Yield a line for each task: pass@1, pass@8 and the share of the best constant answer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     tokenizer, preset = AutoTokenizer.from_pretrained(folder), load_preset("gym")
     reward = preset.correct_func
     for task in names:

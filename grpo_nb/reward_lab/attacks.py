@@ -185,7 +185,8 @@ def written_out(
     if written.source == EXPRESSION:
         values |= _expression(answer)
     text = _filled(attack, written, values)
-    if text is None or (len(text) > longest and attack.kind in ("honest", "padded")):
+    # Cut short, the right answer before a wrong one is a right answer.
+    if text is None or (len(text) > longest and attack.kind != "hollow"):
         return None
     values["long"] = ("so it is " * (longest // 9 + 1))[: longest - len(text)]
     return _filled(attack, written, values)[:longest]

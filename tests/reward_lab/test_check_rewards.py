@@ -445,6 +445,14 @@ def test_attacks_are_as_long_as_a_completion_may_be():
     assert found(paid, args={"max_completion_length": 128}).passed
 
 
+def test_a_short_cap_does_not_cut_an_attack_into_a_right_answer():
+    last = mine(lambda text, answer: float(TAGGED.findall(text)[-1:] == [answer]))
+    form = "<reasoning>{reasoning}</reasoning><answer>{answer}</answer>"
+    for cap in range(14, 40):
+        verdict = found(last, form=form, args={"max_completion_length": cap})
+        assert not names_of(verdict, "stop"), (cap, str(verdict))
+
+
 @pytest.mark.parametrize(
     ("reward", "rows", "options", "said_so"),
     [

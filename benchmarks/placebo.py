@@ -50,8 +50,8 @@ def settings_of(reward: str, seed: int, steps: int) -> dict[str, Any]:
     return chosen
 
 
-def prepare(name: str, settings: dict[str, Any]) -> None:
-    stage = runs.start("01", name, settings, profile="tiny-cpu", all_stages=True)
+def prepare(name: str, settings: dict[str, Any], profile: str = "tiny-cpu") -> None:
+    stage = runs.start("01", name, settings, profile=profile, all_stages=True)
     config = stage.config
     count = partial(template.count_tokens, models.load_tokenizer(config.model.model_name))
     data.prepare_run(stage.run, config.data, config.seed, count, load_rewards(config.rewards))

@@ -21,6 +21,7 @@ from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import read
 
+ROLES = ("system", "user", "assistant")
 TEXTS = read_yaml(Path(__file__).with_name("elsewhere.yaml"))
 
 
@@ -28,21 +29,25 @@ def write_task(run: Run) -> Path:
     """Write the folder lm_eval of a run that has a merged model, and return it.
 
     Raises:
-        ValueError: A prompt is not one question, with or without a system prompt for all.
+        ValueError: Prompts differ in more than their last turn.
     """
     rows, config = data.load(run, "eval"), run.config()
-    systems = {turn["content"] for row in rows for turn in row["prompt"][:-1]}
-    roles = {tuple(turn["role"] for turn in row["prompt"]) for row in rows}
-    if len(roles) > 1 or not roles <= {("user",), ("system", "user")} or len(systems) > 1:
+    befores = [row["prompt"][:-1] for row in rows]
+    turns = {role: [t["content"] for t in befores[0] if t["role"] == role] for role in ROLES}
+    worked = list(zip(turns["user"], turns["assistant"], strict=True))
+    if any(before != befores[0] for before in befores):
         raise ValueError(
-            f"the prompts of run {run.name!r} have the turns {sorted(roles)}: a task holds one "
-            "question each, with the same system prompt"
+            f"the prompts of run {run.name!r} differ in more than their last turn: a task holds "
+            "one question each, after the same system prompt and worked turns"
         )
     lines = [{"question": row["prompt"][-1]["content"], "row": json.dumps(row)} for row in rows]
     texts = {
         **{"name": json.dumps(run.name), "folder": json.dumps(str(run / "lm_eval"))},
-        **{"system": json.dumps("".join(systems)), "tokens": config.grpo.max_completion_length},
+        "system": json.dumps("".join(turns["system"])),
+        "tokens": config.grpo.max_completion_length,
         "end": json.dumps(turn_end(load_tokenizer(str(run / "model/merged"))).strip()),
+        "count": len(worked),
+        "shots": json.dumps([{"question": ask, "answer": answer} for ask, answer in worked]),
     }
     with atomic_path(run / "lm_eval") as folder:
         folder.mkdir()

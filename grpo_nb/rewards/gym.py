@@ -26,7 +26,7 @@ EVALUATED |= dict.fromkeys(("simple_integration", "intermediate_integration"), F
 EVALUATED |= {"polynomial_multiplication": FORMULA, "coin_flip": NUMBERS}
 EVALUATED |= dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix"), LISTS)
 EVALUATED |= {"string_insertion": LISTS}
-INSTALL = "reasoning-gym is not installed: pip install 'reasoning-gym==0.1.25', or 'grpo-nb[gym]'"
+INSTALL = "reasoning-gym is not installed: pip install 'reasoning-gym==0.1.25', or '.[gym]'"
 SECONDS = 2  # for an answer that is scored in the sandbox
 # Only the scorer's own module is imported, for the whole package takes seconds.
 PROGRAM = r"""

@@ -124,14 +124,18 @@ def _describe(
     questions: served.Questions,
 ) -> None:
     """Write Modelfile, for the first of the files, and README.md."""
-    turn, tokenizer = questions.chats[0][0], engine.tokenizer
-    system = turn["content"] if turn["role"] == "system" else ""
+    before, tokenizer = questions.chats[0][:-1], engine.tokenizer
+    has_system = [turn["role"] for turn in before[:1]] == ["system"]
+    system, worked = before[0]["content"] if has_system else "", before[has_system:]
+    if any(chat[:-1] != before for chat in questions.chats):
+        worked = []  # these turns are the chats' own
     ends = tokenizer.convert_ids_to_tokens(engine.stops)
     texts = {
         "file": files[0],
         "name": name,
         "template": go_template(engine, bool(system)),
         "system": f'SYSTEM """{system}"""\n' if system else "",
+        "worked": "".join(f'MESSAGE {t["role"]} """{t["content"]}"""\n' for t in worked),
         "stops": "\n".join(f'PARAMETER stop "{end}"' for end in ends),
         "prompts": len(questions.chats),
         "lines": "\n".join(f"- {each.name}: {each.state}; {each.evidence}" for each in checks),

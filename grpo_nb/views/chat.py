@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_nb import environments
+from grpo_nb import data, environments
 from grpo_nb.export import trained_paths
 from grpo_nb.models import Engine, open_engine
 from grpo_nb.names import refuse_unknown
@@ -74,6 +74,8 @@ class Chat:
         text = self.config.data.system_prompt
         text = self.preset.form.system_prompt if text == "preset" else text
         prompt = build_prompt(question, text)
+        if self.config.data.shots:  # the worked turns of the first row
+            prompt[:-1] = data.load(self.run, "eval")[0]["prompt"][:-1]
         row = {"prompt": prompt, "question": question}
         return row | {"answer": reference} if reference else row
 

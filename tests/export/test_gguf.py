@@ -260,7 +260,9 @@ def test_a_file_that_answers_worse_is_kept_with_a_warning(reward, state):
 
 
 def test_a_merge_with_gguf_leaves_tested_files_and_all_that_other_programs_need(adapter, tmp_path):
-    chats, to = [{"prompt": chat} for chat in CHATS], tmp_path / "merged"
+    user, answer = {"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}
+    chats = [{"prompt": [chat[0], user, answer, *chat[1:]]} for chat in CHATS]
+    to = tmp_path / "merged"
     options = {"load_in_4bit": True, "max_completion_length": 12}
     grpo_nb.merge(BASE, adapter, to, chats, gguf="q8_0, q4_k_m", **options)
     assert {path.name for path in (to / "gguf").iterdir()} == {
@@ -279,7 +281,9 @@ def test_a_merge_with_gguf_leaves_tested_files_and_all_that_other_programs_need(
     assert "llama-server -m merged-q8_0.gguf" in readme
     modelfile = (to / "gguf/Modelfile").read_text()
     assert modelfile.startswith("FROM ./merged-q8_0.gguf\n")
-    assert f'SYSTEM """{CHATS[0][0]["content"]}"""\nPARAMETER stop "<|im_end|>"\n' in modelfile
+    system = f'SYSTEM """{CHATS[0][0]["content"]}"""\n'
+    worked = 'MESSAGE user """1 + 1"""\nMESSAGE assistant """2"""\n'
+    assert f'{system}{worked}PARAMETER stop "<|im_end|>"\n' in modelfile
 
 
 @pytest.fixture(scope="module")

@@ -140,11 +140,11 @@ def measured(folder: str, names: list[str]) -> Iterator[str]:
 def learnt(name: str) -> dict[str, Any]:
     """Return what a run's adapter and its base answer right, and the paired difference."""
     report = json.loads((Run(name) / "eval/report.json").read_text())
-    [pair] = report["pairs"]
+    [pair] = report["comparisons"]
     change = pair["differences"]["accuracy"]
     points = [round(100 * each, 1) for each in (change["difference"], *change["interval"])]
-    shares = {label: round(100 * each["accuracy"], 1) for label, each in report["models"].items()}
-    return {"run": name, **shares, "points": points}
+    shares = {label: round(100 * each["accuracy"], 1) for label, each in report["greedy"].items()}
+    return {"run": name, **shares, "points": points, "p": round(pair["mcnemar_p"], 4)}
 
 
 def learn(folder: str, task: str, seed: str, options: str, kind: str) -> None:
@@ -152,7 +152,7 @@ def learn(folder: str, task: str, seed: str, options: str, kind: str) -> None:
         **{"task": "gym", "data.source": f"{NAME}{task}", "model.model_name": folder},
         **{"data.options": yaml.safe_load(options) if options else easiest(task)},
         **{"seed": int(seed), "grpo.max_steps": 24, "grpo.max_completion_length": 24},
-        **{"train.eval_steps": 0, "evaluate.samples": 1, "data.max_rows": 1000},
+        **{"train.eval_steps": 0, "evaluate.samples": 1, "data.max_rows": 500},
     }
     name = f"gym-{task}-{seed}"
     if Run(name).undone():

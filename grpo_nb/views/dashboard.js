@@ -84,7 +84,7 @@ class Chart {
       scales: { x: { time: false, range: (_, low, high) => this.steps(low, high) }, y: { range: (_, low, high) => this.range(low, high) } },
       axes: [
         { ...axis, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] },
-        { ...axis, size: 52, values: (_, ticks) => ticks.map(tick => format(tick, form)) },
+        { ...axis, size: 58, values: (_, ticks) => ticks.map(tick => format(tick, form)) },
       ],
       series: [{}, ...ends, ...lines],
       bands: band ? [{ series: [2, 1], fill: BAND }] : [],
@@ -119,9 +119,9 @@ class Chart {
     ctx.strokeStyle = this.board.color();
     ctx.setLineDash([4, 4]);
     ctx.stroke(new Path2D(`M${bbox.left} ${y(value)} h${bbox.width}`));
-    [ctx.fillStyle, ctx.textAlign] = [ctx.strokeStyle, "right"];
+    [ctx.fillStyle, ctx.textAlign, ctx.textBaseline] = [ctx.strokeStyle, "right", "bottom"];
     ctx.font = `${11 * devicePixelRatio}px sans-serif`;
-    ctx.fillText("before training", bbox.left + bbox.width - 4, y(value) - 4 * devicePixelRatio);
+    ctx.fillText("before training", bbox.left + bbox.width - 4, y(value) - 2);
     ctx.restore();
   }
 

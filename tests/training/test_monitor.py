@@ -134,9 +134,7 @@ def test_an_interrupt_or_an_error_inside_with_loses_no_step(tmp_path):
     whole = stock(tmp_path / "whole", [short])
     whole.train()
     stops = at(2, lambda: signal.raise_signal(signal.SIGINT))
-    said = (
-        r"stopped after step 2; trainer.train\(resume_from_checkpoint='.*/checkpoint-2'\) goes on"
-    )
+    said = r"stopped after step 2; trainer.train\(resume_from_checkpoint='.*checkpoint-2'\) goes"
     with (
         pytest.raises(KeyboardInterrupt, match=said),
         Monitor(trainer := stock(tmp_path, [stops]), show=False),

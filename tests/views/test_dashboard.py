@@ -100,13 +100,9 @@ def test_after_stop_the_board_says_so():
 @pytest.mark.parametrize(
     ("step", "error", "phase"),
     [
-        (42, KeyboardInterrupt(), "stopped by you after step 42; no checkpoint is kept"),
-        (
-            42,
-            KeyError("x"),
-            "ended by an error after step 42: KeyError: 'x'; no checkpoint is kept",
-        ),
-        (42, None, "ended before its last step, after step 42; no checkpoint is kept"),
+        (9, KeyboardInterrupt(), "stopped by you after step 9; no checkpoint is kept"),
+        (9, KeyError("x"), "ended by an error after step 9: KeyError: 'x'; no checkpoint is kept"),
+        (9, None, "ended before its last step, after step 9; no checkpoint is kept"),
         (100, None, "finished after step 100"),
     ],
 )

@@ -67,6 +67,7 @@ buttons.save.clear()
 # Training resumes, and no file has the completions.
 dashboard.begin([update._replace(completions=()) for update in updates[:-3]], total, 64)
 dashboard(updates[-1])
+print("goes on after step", dashboard.step)
 dashboard.say(f"step {dashboard.step + 1}: generating")
 print("asked to stop:", buttons.stop.wait(100))
 dashboard(training.Update(lines[last], total, sample(last + 1), []))"""
@@ -235,6 +236,9 @@ def test_the_buttons_reach_the_running_cell(page, dashboard):
     save.click()
     expect(output).to_be_visible()
     expect(save).to_be_enabled()
+    goes_on = page.locator(".jp-OutputArea-output", has_text="goes on after step")
+    step = re.search(r"after step (\d+)", goes_on.inner_text())[1]
+    expect(dashboard.locator("h4")).to_contain_text(f"One prompt at step {step}:")
     slider = dashboard.get_by_role("slider", name="step")
     newest = slider.get_attribute("max")
     assert int(newest) > 20, "those before the resume are there"

@@ -20,7 +20,7 @@ import pandas as pd
 
 from grpo_nb.checks import Check, Checks, shown
 from grpo_nb.rewards.prompts import completion_text
-from grpo_nb.training.health import Expected, Watch
+from grpo_nb.training.health import Expected, Watch, in_trls_words
 from grpo_nb.training.logs import Log, read_log
 from grpo_nb.training.rules import LENGTH, NEEDS, SILENT, constant, is_number
 
@@ -33,14 +33,6 @@ SLOWER = 1.5  # of the time of a step [ratio]
 SAME = 0.5  # share of a step's completions that are equal
 ALIKE = 0.9  # correlation of length and reward
 PAID = 0.9  # quantile of the total from which completions are read
-# How settings are called in a trainer of one's own.
-OURS = {
-    r"\b(?:train|grpo|lora|model)\.(?=[a-z_]+)": "",
-    r"\brewards\.cases\b": "the attacks of check_rewards",
-    r"\brewards\.preset\b": "set of rewards",
-    r"\brewards\.reward_weights\b": "reward_weights",
-    r"\bdata\.source\b": "dataset",
-}
 
 
 class Autopsy(NamedTuple):
@@ -164,10 +156,10 @@ def autopsy(
     for line in log.lines:
         for check in watch.feed(_held_out(line, correct)):
             if check.name != CONSTANT:  # many a reward is earned late: the whole run tells
-                findings.setdefault((check.name, _about(check)), _in_trls_words(check))
+                findings.setdefault((check.name, _about(check)), in_trls_words(check))
     for rule, about, evidence in constant(watch, watch.limits.enough // 10):
         check = watch.alert(rule, about, evidence, watch.lines[0].get("step", 1))
-        findings[rule, about] = _in_trls_words(check)
+        findings[rule, about] = in_trls_words(check)
     table = _readable(log)
     checks = [*findings.values(), *_notes(watch, findings)]
     checks += of_completions(table, log.rewards)
@@ -213,14 +205,6 @@ def _held_out(line: Mapping[str, Any], correct: str) -> Mapping[str, Any]:
 def _about(check: Check) -> str:
     """Return what a finding is about, so that each is shown once."""
     return re.sub(r"[\d.,+-]+|nan", "", check.evidence.partition(": ")[2].partition(" (")[0])
-
-
-def _in_trls_words(check: Check) -> Check:
-    """Return an alert with the names of settings as a trainer of one's own has them."""
-    fix = check.fix
-    for ours, theirs in OURS.items():
-        fix = re.sub(ours, theirs, fix)
-    return check._replace(fix=fix)
 
 
 # -- notes: what is true of a run, and no fault

@@ -169,6 +169,10 @@ class Guard(TrainerCallback):
         self._stop_if(UNMOVED if evidence.change < UNFELT else "")
         if ranks.anywhere(math.isnan(evidence.score)):
             ranks.from_main(lambda: self._warn(NO_SCORE, NO_SCORE_FIX))
+        elif not cuts and trainer.state.global_step == self.begun and ranks.is_main():
+            score = f"score {abs(evidence.score):.1f} of {SCORE:g}"
+            place = f"{self._place()}, and then every {self.every} steps"
+            print(f"guard: the engine samples from this policy ({score}), tested {place}")
 
     def _warn(self, evidence: str, fix: str) -> None:
         """Say what keeps the samples from being judged."""

@@ -26,6 +26,17 @@ RATES = read_json(Path(__file__).with_name("alert_rates.json"))
 # The same for runs that others published (`python benchmarks/public_logs.py --write` writes it).
 PUBLIC_RATES = read_json(Path(__file__).with_name("public_rates.json"))
 PAGE = "docs/troubleshooting.md"
+# How a fix calls our settings where the trainer is a person's own.
+OURS = {
+    r"\bread the check policy identity; set model\.fast_inference = 'off'": "call Guard(trainer); "
+    "set use_vllm = False, and fast_inference = False with Unsloth",
+    r"\bsee in notebook 2\b": "see",
+    r"\b(?:train|grpo|lora|model)\.(?=[a-z_]+)": "",
+    r"\brewards\.cases\b": "the attacks of check_rewards",
+    r"\brewards\.preset\b": "set of rewards",
+    r"\brewards\.reward_weights\b": "reward_weights",
+    r"\bdata\.source\b": "dataset",
+}
 
 
 def section(name: str) -> str:
@@ -35,6 +46,18 @@ def section(name: str) -> str:
     'docs/troubleshooting.md#format-learnt-correctness-flat'
     """
     return f"{PAGE}#{re.sub(r'[^a-z]+', '-', name.lower())}"
+
+
+def in_trls_words(alert: Check) -> Check:
+    """Return an alert whose fix names the settings of TRL and Unsloth, and not those of a run.
+
+    >>> in_trls_words(Check("spike", "warning", "", "lower grpo.learning_rate")).fix
+    'lower learning_rate'
+    """
+    fix = alert.fix
+    for ours, theirs in OURS.items():
+        fix = re.sub(ours, theirs, fix)
+    return alert._replace(fix=fix)
 
 
 def rates(rule: str) -> str:

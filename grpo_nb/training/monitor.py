@@ -170,18 +170,26 @@ class Monitor(TrainerCallback):
         """Raise KeyboardInterrupt if training was stopped, so that the cells below do not run."""
         self._exit.close()
         folder, step = self.trainer.args.output_dir, self.trainer.state.global_step
-        again = (
-            "to go on, with this monitor: from grpo_nb.training import newest_checkpoint; "
-            f"trainer.train(resume_from_checkpoint=newest_checkpoint({folder!r}))"
-        )
-        if isinstance(error, Exception) and not hasattr(self.trainer, "save_adapter"):
+        if isinstance(error, Exception) and not self.is_of_run:
             saved = newest_checkpoint(folder)
             keep_last_step(self.trainer, error, int(saved.rpartition("-")[2]) if saved else 0)
-            if newest := newest_checkpoint(folder):
-                error.add_note(f"the training is kept in {newest}; {again}")
+            error.add_note(self._goes_on())
         early = self.stopped and step < self.trainer.state.max_steps
         if error is None and ranks.anywhere(bool(self.interrupts) or early):
-            raise KeyboardInterrupt(f"stopped after step {step}; {again}")
+            raise KeyboardInterrupt(f"stopped after step {step}; {self._goes_on()}")
+
+    def _goes_on(self) -> str:
+        """Say how a training that has ended goes on."""
+        if self.is_of_run:
+            return "trainer.train() goes on"
+        newest = newest_checkpoint(self.trainer.args.output_dir)
+        again = f"trainer.train(resume_from_checkpoint={newest!r}) goes on"
+        return again if newest else "no checkpoint is kept"
+
+    @property
+    def is_of_run(self) -> bool:
+        """Return whether the trainer is a run's, and not a person's own."""
+        return hasattr(self.trainer, "save_adapter")
 
     def _validates(self) -> bool:
         """Return whether a validation can be asked for: by this monitor, or by TRL."""
@@ -223,6 +231,7 @@ class Monitor(TrainerCallback):
         updates = [self._again(line, max_steps, line["step"] in with_texts) for line in lines]
         self.alerts += [alert for update in updates for alert in update.alerts]
         if self.dashboard is not None:
+            self.dashboard.correct, self.dashboard.goes_on = self.watch.correct, self._goes_on
             self.dashboard.begin(updates, max_steps, self.watch.expected.eval_rows)
             self._tell_ranges()
 
@@ -325,8 +334,11 @@ class Monitor(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show that training has ended; the next one does not begin with a request to stop."""
         if self.dashboard is not None:
-            self.dashboard.rest()
-        if not hasattr(self.trainer, "save_adapter"):  # a run's trainer reads the request itself
+            grave = [alert.name for alert in self.alerts if alert.state == "stop"]
+            is_halt = self.halt == "grave" and grave
+            reason = f"ended by the alert {grave[-1]}," if is_halt else ""
+            self.dashboard.rest(reason="ended by the monitor" if self.ended else reason)
+        if not self.is_of_run:  # a run's trainer reads the request itself
             self.stopped = self.buttons.stop.is_set()
             self.buttons.stop.clear()
 
@@ -402,7 +414,8 @@ class Monitor(TrainerCallback):
         return update
 
     def _raised(self, line: Mapping[str, Any]) -> list[Check]:
-        return [alert for alert in self.watch.feed(line) if alert.name not in self.ignore]
+        alerts = [alert for alert in self.watch.feed(line) if alert.name not in self.ignore]
+        return alerts if self.is_of_run else list(map(health.in_trls_words, alerts))
 
     def _widen(self, line: Mapping[str, Any]) -> None:
         """Update the rewards' ranges by what they were seen to give, if nobody told them."""
@@ -503,8 +516,8 @@ class Monitor(TrainerCallback):
         if (best / "eval.json").is_file() and read_json(best / "eval.json")["score"] > score:
             return
         self.gather()
-        # Without `save_adapter` all processes save, because sharded weights are gathered there.
-        if ranks.is_main() or not hasattr(self.trainer, "save_adapter"):
+        # TRL's trainer saves on all processes, because sharded weights are gathered there.
+        if ranks.is_main() or not self.is_of_run:
             with atomic_path(best) as temporary:
                 self.save(temporary)
                 write_json(temporary / "eval.json", {"step": step, "score": score, **figures})
@@ -524,8 +537,7 @@ def _dashboard(monitor: Monitor) -> Any:
     from grpo_nb.views.dashboard import TrainingDashboard
 
     # A run's trainer saves the adapter alone, and stops as its buttons do.
-    saves = hasattr(monitor.trainer, "save_adapter")
-    interrupt = INTERRUPT.format(SAVES if saves else STOPS)
+    interrupt = INTERRUPT.format(SAVES if monitor.is_of_run else STOPS)
     dashboard = TrainingDashboard(monitor.buttons, monitor._validates(), interrupt)
     display(dashboard)
     return dashboard

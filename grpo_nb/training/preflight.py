@@ -37,24 +37,41 @@ GROWTH = GIB // 8
 
 
 def preflight(trainer: Any, *, checkpoints: int | None = None) -> Checks:
-    """Return all checks, in the order in which their faults should be fixed.
+    """Return all checks, in the order in which their faults should be fixed; print their result.
 
     Args:
         trainer: A trainer that has not begun to train.
         checkpoints: How many checkpoints will be on disk at a time; by default by the arguments.
     """
+    begun, is_main = time.monotonic(), ranks.is_main()
+    if is_main:
+        print("preflight: ", end="", flush=True)
     row, tokens = _longest(trainer)
     checks = [_context(trainer, tokens), *_end_of_turn(trainer, row), _sampling(trainer)]
     if sharded():
         fix = "watch memory_gib in the first steps"
         checks.append(Check("memory", "warning", "sharded weights: no dry run", fix))
     elif all(check.state != "stop" for check in checks):  # otherwise the step would show nothing
-        if ranks.is_main():
-            print("preflight: the largest step is tried …", flush=True)
+        if is_main:
+            print("the largest step is tried … ", end="", flush=True)
         checks += dry_run(trainer, row)
     checks += [*_adapters(trainer), *_hand_over(trainer), _disk(trainer, checkpoints)]
+    if is_main:
+        print(_result(checks, time.monotonic() - begun))
     fixes = [f"{check.fix}; see {section(check.name)}" if check.fix else "" for check in checks]
     return Checks(check._replace(fix=fix) for check, fix in zip(checks, fixes, strict=True))
+
+
+def _result(checks: list[Check], seconds: float) -> str:
+    """Say how many checks passed, and which did not.
+
+    >>> _result([Check("disk", "ok", ""), Check("memory", "stop", "")], 3.2)
+    '1 of 2 checks passed in 3 s; stop: memory'
+    """
+    faults = "".join(f"; {check.state}: {check.name}" for check in checks if check.state != "ok")
+    passed = sum(check.state == "ok" for check in checks)
+    count = f"{passed} of {len(checks)}" if faults else f"{passed}"
+    return f"{count} checks passed in {seconds:.0f} s{faults}"
 
 
 def _longest(trainer: Any) -> tuple[stock.Row, int]:

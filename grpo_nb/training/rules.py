@@ -114,7 +114,7 @@ def policy(w: "Watch") -> Alarms:
     falls = share < limits.certain and w.sure("entropy", start) < -limits.certainty
     if falls and w.success(w.correct) < limits.solved:
         evidence = f"{w.mean('entropy', start):.3g} → {w.mean('entropy'):.3g} nats a token"
-        yield "entropy collapse", "", f"{evidence}, success {w.success(w.correct):.0%}"
+        yield "entropy collapse", "", f"{evidence}; {_earned(w)}"
     if w.mean(CLIPPED) > limits.clipped:
         yield "clip saturation", "", f"{w.mean(CLIPPED):.0%} of the tokens"
 
@@ -126,7 +126,7 @@ def signal(w: "Watch") -> Alarms:
     """
     limits, start = w.limits, len(w.lines) - w.window
     silent, right = w.mean(SILENT), w.success(w.correct)
-    evidence = f"{silent:.0%} of the groups have zero advantage, success {right:.0%}"
+    evidence = f"in {silent:.0%} of the groups all completions earn the same; {_earned(w)}"
     # Unsloth's GPU trainer logs no entropy; the share of distinct samples is a substitute.
     diversity = "entropy" if w.last("entropy") else "groups/distinct"
     share = w.mean(diversity) / (w.mean(diversity, start) or 1)
@@ -160,6 +160,12 @@ def signal(w: "Watch") -> Alarms:
             yield "reward hacking", what, evidence
     if not any(falls.values()) and (evidence := _unfollowed(w)):
         yield "held-out accuracy does not follow", "", evidence
+
+
+def _earned(w: "Watch") -> str:
+    """Say how much of what the correct reward, or else all rewards, can pay is earned."""
+    payer = f"`{w.correct}`" if w.correct else "the rewards"
+    return f"the mean completion earns {w.success(w.correct):.0%} of what {payer} can pay"
 
 
 def _lost(w: "Watch", part: int) -> str:

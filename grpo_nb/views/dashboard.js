@@ -30,10 +30,9 @@ function format(value, form) {
 // A chart with its title and legend in a figure of its own.
 class Chart {
   constructor(parent, spec, board, marked) {
-    this.spec = spec;
-    Object.assign(this, { board, marked });
+    Object.assign(this, { spec, board, marked });
     this.figure = add(parent, "figure");
-    add(this.figure, "figcaption", "", spec.title);
+    this.at = add(add(this.figure, "figcaption", "", spec.title), "span");
     this.legend = add(this.figure, "div", "legend");
     this.host = add(this.figure, "div");
     this.host.setAttribute("role", "img");
@@ -85,7 +84,7 @@ class Chart {
       scales: { x: { time: false, range: (_, low, high) => this.steps(low, high) }, y: { range: (_, low, high) => this.range(low, high) } },
       axes: [
         { ...axis, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] },
-        { ...axis, size: 52, values: (_, ticks) => ticks.map(tick => format(tick, form)) },
+        { ...axis, size: 58, values: (_, ticks) => ticks.map(tick => format(tick, form)) },
       ],
       series: [{}, ...ends, ...lines],
       bands: band ? [{ series: [2, 1], fill: BAND }] : [],
@@ -119,10 +118,10 @@ class Chart {
     if (high != null) ctx.fillRect(bbox.left, y(high), bbox.width, y(low) - y(high));
     ctx.strokeStyle = this.board.color();
     ctx.setLineDash([4, 4]);
-    ctx.beginPath();
-    ctx.moveTo(bbox.left, y(value));
-    ctx.lineTo(bbox.left + bbox.width, y(value));
-    ctx.stroke();
+    ctx.stroke(new Path2D(`M${bbox.left} ${y(value)} h${bbox.width}`));
+    [ctx.fillStyle, ctx.textAlign, ctx.textBaseline] = [ctx.strokeStyle, "right", "bottom"];
+    ctx.font = `${11 * devicePixelRatio}px sans-serif`;
+    ctx.fillText("before training", bbox.left + bbox.width - 4, y(value) - 2);
     ctx.restore();
   }
 
@@ -133,31 +132,29 @@ class Chart {
       if (alert.step < min || alert.step > max) continue;
       const mark = add(this.plot.over, "span", `mark ${alert.state}`);
       mark.style.left = `${this.plot.valToPos(alert.step, "x")}px`;
-      mark.title = `step ${alert.step}: ${alert.name}, ${alert.evidence} → ${alert.fix}`;
+      mark.title = alert.text;
     }
   }
 
   // The values of a place in the legend: at the cursor, or the latest.
   show(place) {
     this.legend.replaceChildren();
-    const [steps, ...columns] = this.plot.data, texts = [];
+    const [steps, ...columns] = this.plot.data, { form, band, metrics, title } = this.spec;
     this.metrics.forEach((key, n) => {
-      if (this.spec.band.includes(key) && !this.spec.metrics.includes(key)) return;
-      const color = this.plot.series[n + 1].stroke;
+      if (band.includes(key) && !metrics.includes(key)) return;
       const last = columns[n].slice(0, place + 1).findLast(value => value != null);
       const item = add(this.legend, "span");
       item.title = key;
-      add(item, "i").style.background = typeof color === "function" ? color() : color;
-      if (this.spec.metrics.length > 1) add(item, "em", "", label(key));
-      add(item, "b", "", format(last, this.spec.form));
-      texts.push(item.textContent);
+      add(item, "i").style.background = this.plot.series[n + 1].stroke();
+      if (metrics.length > 1) add(item, "em", "", label(key));
+      add(item, "b", "", format(last, form));
     });
-    const [before, ...ends] = this.base().map(value => format(value, this.spec.form));
-    const interval = ends.length ? ` (${ends.join(" … ")})` : "";
-    if (before) texts.push(add(this.legend, "span", "", `before training ${before}${interval}`)
-      .textContent);
-    if (place < steps.length - 1) add(this.legend, "span", "", `at step ${steps[place]}`);
-    else this.host.setAttribute("aria-label", `${this.spec.title}: ${texts.join(" · ")}`);
+    const [before, ...ends] = this.base().map(value => format(value, form));
+    const interval = ends.length ? ` (95 % interval: ${ends.join(" … ")})` : "";
+    if (before) add(this.legend, "span", "", `before training ${before}${interval}`);
+    this.at.textContent = place < steps.length - 1 ? ` · at step ${steps[place]}` : "";
+    const texts = [...this.legend.children].map(item => item.textContent);
+    if (!this.at.textContent) this.host.ariaLabel = `${title}: ${texts.join(" · ")}`;
   }
 }
 
@@ -169,19 +166,23 @@ class Group {
     this.title = add(head, "span");
     this.slider = add(head, "input");
     Object.assign(this.slider, { type: "range", min: 0, value: 0, max: 0, ariaLabel: "step" });
-    this.slider.oninput = () => this.show();
+    this.slider.oninput = () => {
+      const place = +this.slider.value;
+      this.chosen = this.groups[place + 1] ? this.groups[place].step : Infinity;
+      this.show();
+    };
     this.question = add(this.section, "p", "question");
     this.cards = add(this.section, "div", "cards");
-    this.groups = [];
+    Object.assign(this, { groups: [], chosen: Infinity });
   }
 
+  // Show the step that the person has chosen; else the newest.
   update(groups) {
-    const follows = +this.slider.value === this.groups.length - 1 || !this.groups.length;
-    const step = this.groups[this.slider.value]?.step;
     this.groups = groups;
     this.section.hidden = !groups.length;
-    this.slider.max = groups.length - 1;
-    const place = follows ? -1 : groups.findIndex(group => group.step >= step);
+    this.slider.hidden = groups.length < 2;
+    this.slider.max = Math.max(0, groups.length - 1);
+    const place = groups.findIndex(group => group.step >= this.chosen);
     this.slider.value = place < 0 ? groups.length - 1 : place;
     if (groups.length) this.show();
   }
@@ -289,30 +290,27 @@ class Board {
       return;
     }
     for (const [name] of wishes) {
-      const button = add(this.controls, "button", "", names[name]);
-      button.disabled = now.requests.includes(name);
-      button.onclick = () => this.model.send({ press: name });
+      const press = { disabled: now.requests.includes(name), onclick: () => this.model.send({ press: name }) };
+      Object.assign(add(this.controls, "button", "", names[name]), press);
     }
     add(this.controls, "span", "", wishes.filter(([name]) => now.requests.includes(name))
       .map(([, text]) => text).join("; "));
   }
 
+  // The sentence on top shows one alert in full; the others, the gravest and newest first.
   showAlerts(alerts) {
-    if (alerts.length === this.alertsSeen) return;
     this.details.open ||= alerts.length > this.alertsSeen;
     this.alertsSeen = alerts.length;
+    const others = alerts.filter(alert => alert.text !== this.verdict.textContent).reverse();
+    others.sort((one, other) => (other.state === "stop") - (one.state === "stop"));
     this.alerts.replaceChildren();
-    const order = alert => [alert.state !== "stop", -alert.step];
-    const sorted = [...alerts].sort((one, other) => {
-      const [a, b] = [order(one), order(other)];
-      return a[0] - b[0] || a[1] - b[1];
-    });
-    for (const alert of sorted.slice(0, 8)) {
+    for (const alert of others.slice(0, 8)) {
       const item = add(this.alerts, "li", alert.state);
-      add(item, "b", "", `${alert.state} · step ${alert.step} · ${alert.name}`);
-      add(item, "span", "", ` ${alert.evidence} → ${alert.fix}`);
+      item.title = alert.evidence;
+      add(item, "b", "", `${alert.state} · `);
+      item.append(alert.text);
     }
-    if (sorted.length > 8) add(this.alerts, "li", "", `${sorted.length - 8} more: alerts.jsonl`);
+    if (others.length > 8) add(this.alerts, "li", "", `${others.length - 8} more: alerts.jsonl`);
   }
 
   draw() {
@@ -327,9 +325,7 @@ class Board {
     if (this.details.open) this.small.forEach(chart => chart.update(of(many), 110));
   }
 
-  recolor() {
-    for (const chart of [...this.large, ...this.small]) chart.plot?.redraw(false);
-  }
+  recolor() { [...this.large, ...this.small].forEach(chart => chart.plot?.redraw(false)); }
 }
 
 function render({ model, el }) {

@@ -80,6 +80,8 @@ class TrainingDashboard(anywidget.AnyWidget):
         offers = {name: text for name, text in WISHES.items() if validates or name != "evaluate"}
         super().__init__(wishes=offers, interrupt=interrupt)
         self.buttons = buttons
+        self.correct = ""  # the name of the reward that says what is right, if it is known
+        self.goes_on = lambda: "no checkpoint is kept"  # says how an ended training goes on
         self._sending = threading.Lock()
         self._at_end: Callable[..., None] | None = None  # what IPython calls at a cell's end
         self._began, self._spent = time.monotonic(), 0.0
@@ -113,32 +115,31 @@ class TrainingDashboard(anywidget.AnyWidget):
             total_steps: The number of steps of the training.
             eval_rows: The number of validation prompts; 0 if it is not known.
         """
+        groups = self._texts["groups"]
         self._empty()
         self.total_steps, self._eval_rows = total_steps, eval_rows
         for update in updates:
             self._guard(partial(self._take, update, sends=False))
+        if not self._texts["groups"]:  # no file holds them
+            self._texts["groups"] = [g for g in groups if json.loads(g)["step"] <= self.step]
         self.say("getting ready for the next step")
         if shell := sys.modules.get("IPython") and sys.modules["IPython"].get_ipython():
-            self._at_end = lambda *_: self.rest()
+            self._at_end = lambda cell: self.rest(getattr(cell, "error_in_exec", None))
             shell.events.register("post_run_cell", self._at_end)
 
     def say(self, phase: str, is_short: bool = False) -> None:
         """Show what runs now; a short phase may be left out where steps are fast."""
         self._guard(partial(self._publish, phase, is_short))
 
-    def rest(self) -> None:
-        """Show that training has ended, or its cell, whatever ended it."""
+    def rest(self, error: BaseException | None = None, reason: str = "") -> None:
+        """Show that training has ended, or its cell; the arguments are those of `ending`."""
         self.is_over = True
         if self._at_end:
             shell = sys.modules["IPython"].get_ipython()
             shell.events.unregister("post_run_cell", self._at_end)
             self._at_end = None
-        end = f"the cell ended after step {self.step}"
-        if self.step >= self.total_steps:
-            end = f"finished after step {self.step}"
-        elif self.buttons.stop.is_set():
-            end = f"stopped after step {self.step}, with a checkpoint"
-        self.say(end)
+        reason = "stopped by you" if self.buttons.stop.is_set() else reason
+        self.say(progress.ending(self.step, self.total_steps, self.goes_on(), error, reason))
 
     def _guard(self, action: Callable[[], None]) -> None:
         """Run the action; show an exception, and let the training go on."""
@@ -160,11 +161,14 @@ class TrainingDashboard(anywidget.AnyWidget):
             del self._texts["groups"][1::2]
             self._sealed["groups"] = -1
         if update.alerts:
-            new = [{"step": self.step, **alert._asdict()} for alert in update.alerts]
-            self.alerts = [*self.alerts, *new]
+            self.alerts = [*self.alerts, *(self._alert(*alert) for alert in update.alerts)]
         self.base = self.base or progress.before_training(self.lines, self._eval_rows)
         if sends:
             self._publish(self.phase, is_short=not (self.is_over or update.alerts))
+
+    def _alert(self, name: str, state: str, evidence: str, fix: str) -> dict[str, Any]:
+        text = progress.alert_text(name, evidence, fix)
+        return {"step": self.step, "state": state, "text": text, "evidence": evidence}
 
     def _row(self, line: Mapping[str, float]) -> str:
         """Return a line's values in the places of `names` as JSON, with new keys at the end."""
@@ -192,7 +196,8 @@ class TrainingDashboard(anywidget.AnyWidget):
         self._spent += time.monotonic() - begun
 
     def _standing(self) -> dict[str, Any]:
-        gravity, text = progress.sentence(self.lines, self.alerts, self.base, self.is_over)
+        facts = (self.base, self.total_steps, self.is_over, self.correct)
+        gravity, text = progress.sentence(self.lines, self.alerts, *facts)
         requests = [name for name in self.wishes if getattr(self.buttons, name).is_set()]
         return {
             **{"gravity": gravity, "sentence": text, "phase": self.phase, "step": self.step},

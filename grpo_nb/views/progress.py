@@ -1,6 +1,7 @@
 """Say where a training stands in one sentence, and choose what a dashboard shows of a step."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from statistics import fmean
@@ -11,6 +12,9 @@ from grpo_nb.stats import wilson
 SOLVED = 0.98  # share of right answers in validation from which more training is a waste of time
 SILENT = 0.9  # share of groups without a signal, mean over FEW steps, that is worth a warning
 FEW = 5  # steps of such a mean
+START = 10  # steps, at least, whose mean is the reward at first
+UNKNOWN = "whether answers are right is unknown: Monitor(trainer, correct=…)"
+RATES = r"; (recorded tiny runs|public runs|error rate)[^;)]*"  # in an alert's evidence
 SHOWN = 8  # completions of a group
 CHARACTERS = 1_500  # of a completion, or of a question
 TEXTS = {"question", "completion", "reward", "advantage", "images"}
@@ -51,60 +55,138 @@ def validations(lines: Iterable[Line]) -> list[tuple[int, float]]:
 
 
 def sentence(
-    lines: Sequence[Line], alerts: Sequence[Mapping[str, Any]], base: Sequence[float], is_over: bool
+    lines: Sequence[Line],
+    alerts: Sequence[Mapping[str, Any]],
+    base: Sequence[float],
+    total_steps: int,
+    is_over: bool = False,
+    correct: str = "",
 ) -> tuple[str, str]:
     """Return the gravity ("stop", "warning", "good" or "") and the sentence about a training.
 
     Args:
         lines: Finite numbers of the lines of metrics.jsonl.
-        alerts: The alerts so far, with "step".
+        alerts: The alerts so far, with "state" and "text" (see `alert_text`).
         base: The result of `before_training`.
+        total_steps: The number of steps of the training.
         is_over: Whether training has ended.
+        correct: The name of the reward that says what is right; "" if it is not known.
 
     >>> line = {"eval/accuracy": 1.0}
-    >>> sentence([{"step": 25, **line}, {"step": 50, **line}], [], [], False)
+    >>> sentence([{"step": 25, **line}, {"step": 50, **line}], [], [], 99)
     ('good', 'solved: the validation is at 100% since step 25: stop?')
     """
-    newest = {alert["state"]: alert for alert in alerts}
+    newest = {alert["state"]: alert["text"] for alert in alerts}
     if "stop" in newest:
-        return "stop", _alert(newest["stop"])
+        return "stop", newest["stop"]
     shares = [(line["step"], line["eval/accuracy"]) for line in lines if "eval/accuracy" in line]
     solved = list(takewhile(lambda pair: pair[1] >= SOLVED, reversed(shares)))
     if solved and solved[0][0]:
         since = f"solved: the validation is at {solved[0][1]:.0%} since step {solved[-1][0]}"
         return "good", since + ("" if is_over else ": stop?")
     if newest:
-        return "warning", _alert(next(reversed(newest.values())))
+        return "warning", next(reversed(newest.values()))
     silent = [line["frac_reward_zero_std"] for line in lines if "frac_reward_zero_std" in line]
     if len(silent) >= FEW and fmean(silent[-FEW:]) >= SILENT:
         return "warning", "hardly any group has a signal: its completions all earn the same"
-    return _change(lines, base)
+    return _validated(shares, base) or _change(lines, shares, total_steps, correct)
 
 
-def _alert(alert: Mapping[str, Any]) -> str:
-    return f"{alert['name']}, step {alert['step']}: {alert['evidence']}. {alert['fix']}"
+def alert_text(name: str, evidence: str, fix: str) -> str:
+    """Return an alert in one sentence, without how often others raised it.
+
+    >>> alert_text("spike", "step 9: kl is high (5; public runs: 1 of 38 sound)", "wait")
+    'spike, step 9: kl is high (5) → wait'
+    """
+    return f"{name}, {re.sub(RATES, '', evidence)} → {fix}"
 
 
-def _change(lines: Sequence[Line], base: Sequence[float]) -> tuple[str, str]:
-    """Say whether validation, or else the reward, has left the place where it began."""
-    rates = validations(lines)
-    if len(base) == 3 and len(rates) > 1:
-        before, low, high = base
-        now = f"{before:.0%} before training, {rates[-1][1]:.0%} at step {rates[-1][0]}"
-        if rates[-1][1] > high:
-            return "good", f"it learns: validation {now}"
-        if rates[-1][1] < low:
-            return "warning", f"it gets worse: validation {now}"
-    rewards = [line["reward"] for line in lines if "reward" in line]
-    part = len(rewards) // 4
-    if part < FEW:
+def _validated(
+    shares: Sequence[tuple[int, float]], base: Sequence[float]
+) -> tuple[str, str] | None:
+    """Say whether the validation has left the interval in which it began; None if it has not."""
+    if len(base) < 3 or len(shares) < 2:
+        return None
+    (before, low, high), (step, share) = base, shares[-1]
+    now = f"{before:.0%} before training, {share:.0%} at step {step}"
+    if share > high:
+        return "good", f"it learns: validation {now}"
+    return ("warning", f"it gets worse: validation {now}") if share < low else None
+
+
+def _change(
+    lines: Sequence[Line], shares: Sequence[tuple[int, float]], total_steps: int, correct: str
+) -> tuple[str, str]:
+    """Say whether the reward, and the one that says what is right, have left their beginnings."""
+    # The first part of the training stays the same while it goes on.
+    steps, part = [line for line in lines if "reward" in line], max(START, total_steps // 10)
+    if len(steps) < 2 * part:
         return "", "too early to tell"
-    first, last = rewards[:part], rewards[-part:]
-    errors = [math.dist(values, [fmean(values)] * part) / part for values in (first, last)]
-    gain, change = fmean(last) - fmean(first), f"{fmean(first):.3g} at first, {fmean(last):.3g} now"
-    if abs(gain) > 2 * math.hypot(*errors):
-        return ("good", f"the reward rises: {change}") if gain > 0 else ("", f"it falls: {change}")
-    return "", f"the reward has not moved beyond its noise: {change}"
+    ends = steps[:part], steps[-part:]
+    names = [match[1] for key in steps[-1] if (match := re.fullmatch("rewards/(.*)/mean", key))]
+    names += [correct] if correct and correct not in names else []
+    rises = {name: _rise(*ends, f"rewards/{name}/mean", f"{name}/factor") for name in names}
+    total, figures = _rise(*ends, "reward")
+    rising = ", ".join(f"`{name}`" for name in names if rises[name][0] > 0)
+    text = {1: "the reward rises" + (f" with {rising}" if rising else ""), -1: "the reward falls"}
+    text = f"{text.get(total, 'the reward has not moved beyond its noise')}: {figures}"
+    means = f"(means of the first and the last {part} steps)"
+    if correct:
+        right, figures = rises[correct]
+        count = ("no more", "more", "fewer")[right]
+        text = f"{count} answers are right: `{correct}` {figures}; {text} {means}"
+        return ("", "good", "warning")[right], text
+    if shares:
+        validation = f"validation {shares[0][1]:.0%} at first, {shares[-1][1]:.0%} now"
+        return "", f"{text} {means}; {validation}"
+    return "", f"{text} {means}" + (f"; {UNKNOWN}" if total > 0 else "")
+
+
+def _rise(
+    first: Sequence[Line], last: Sequence[Line], key: str, factor: str = ""
+) -> tuple[int, str]:
+    """Return 1 if a curve rose beyond its noise, -1 if it fell, else 0; and its two means.
+
+    Args:
+        first: Lines of the beginning.
+        last: The latest lines.
+        key: The curve.
+        factor: The curve of the factor by which the reward is scheduled.
+    """
+    parts = [[x[key] / (x.get(factor) or 1) for x in part if key in x] for part in (first, last)]
+    if not all(parts):
+        return 0, "without scores"
+    means = [fmean(values) for values in parts]
+    errors = [math.dist(v, [m] * len(v)) / len(v) for v, m in zip(parts, means, strict=True)]
+    gain, noise = means[1] - means[0], 2 * math.hypot(*errors)
+    return (gain > noise) - (gain < -noise), f"{means[0]:.3g} → {means[1]:.3g}"
+
+
+def ending(
+    step: int, total_steps: int, goes_on: str, error: BaseException | None = None, reason: str = ""
+) -> str:
+    """Say what ended a training, and how it goes on.
+
+    Args:
+        step: The last step that was trained.
+        total_steps: The number of steps of the training.
+        goes_on: How it goes on.
+        error: The error or interrupt that ended it.
+        reason: What else ended it before its last step.
+
+    >>> ending(60, 60, "")
+    'finished after step 60'
+    >>> ending(7, 60, "trainer.train() goes on", KeyError("answer"))
+    "ended by an error after step 7: KeyError: 'answer'; trainer.train() goes on"
+    """
+    if isinstance(error, KeyboardInterrupt):
+        reason = "stopped by you"
+    elif error is not None:
+        what = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return f"ended by an error after step {step}: {what}; {goes_on}"
+    elif step >= total_steps:
+        return f"finished after step {step}"
+    return f"{reason or 'ended before its last step,'} after step {step}; {goes_on}"
 
 
 def one_group(step: int, completions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

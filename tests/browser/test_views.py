@@ -26,8 +26,8 @@ from grpo_nb.checks import Check
 lines = training.read_lines(Path("{METRICS}"))
 dashboard = views.TrainingDashboard(training.Buttons(), True, "To stop: interrupt")
 dashboard"""
-SAMPLE = """alerts = [Check("spike", "warning", "2.1, 0.3 before", "lower it")]
-alerts += [Check("not a number", "stop", "reward is nan", "lower the rate")]
+SAMPLE = """alerts = [Check("spike", "warning", "step 9: 2.1, 0.3 before", "lower it")]
+alerts += [Check("not a number", "stop", "step 9: reward is nan", "lower the rate")]
 text = "<script>document.title = 'taken over'</script> " + "so and so " * 60
 scores = {"exact_match_reward": 1.0, "reward": 1.5, "advantage": 0.7}
 sample = lambda step: [
@@ -46,9 +46,9 @@ frame["reward"] = sum(frame[name] * weight for name, weight in weights.items())
 columns = ["question", "completion", *weights, "reward", "advantage"]
 sample = lambda step: frame.loc[frame["step"] == step, columns].to_dict("records")
 alerts = []"""
-ALERTS = [
-    "stop · step 9 · not a number reward is nan → lower the rate",
-    "warning · step 9 · spike 2.1, 0.3 before → lower it",
+ALERTS = [  # the sentence on top, and the list
+    "not a number, step 9: reward is nan → lower the rate",
+    "warning · spike, step 9: 2.1, 0.3 before → lower it",
 ]
 # A resumed training: the first steps are there at once, the others come while the cell runs.
 TRAIN = """buttons, last = dashboard.buttons, len(lines) * 7 // 10
@@ -58,14 +58,19 @@ updates = [
     for line in lines[:last]
 ]
 dashboard.begin(updates[: last // 2], total, eval_rows=64)
-for update in updates[last // 2 :]:
+for update in updates[last // 2 : -1]:
     dashboard(update)
     assert not buttons.stop.wait(0.001)
 dashboard.say(f"step {dashboard.step + 1}: generating")
 print("asked for a checkpoint:", buttons.save.wait(100))
 buttons.save.clear()
+# Training resumes, and no file has the completions.
+dashboard.begin([update._replace(completions=()) for update in updates[:-3]], total, 64)
+dashboard(updates[-1])
+print("goes on after step", dashboard.step)
 dashboard.say(f"step {dashboard.step + 1}: generating")
-print("asked to stop:", buttons.stop.wait(100))"""
+print("asked to stop:", buttons.stop.wait(100))
+dashboard(training.Update(lines[last], total, sample(last + 1), []))"""
 MADE = """import pandas as pd
 from IPython.display import HTML
 from PIL import Image
@@ -177,8 +182,8 @@ def test_numbers_alerts_and_completions_are_shown_while_the_cell_runs(page, dash
     assert chart.locator("canvas").evaluate("image => image.width") > 400
     if TRAINED:
         return
-    assert dashboard.locator(".alerts li").all_inner_texts() == ALERTS
-    expect(dashboard.get_by_role("status")).to_contain_text("not a number, step 9")
+    shown = [dashboard.get_by_role("status"), *dashboard.locator(".alerts li").all()]
+    assert [node.inner_text() for node in shown] == ALERTS, "each of them once"
     assert page.title() != "taken over"
     expect(dashboard.locator(".card .text").first).to_contain_text("<script>document.title")
     entropy = dashboard.get_by_role("img", name=re.compile("^entropy"))
@@ -231,8 +236,18 @@ def test_the_buttons_reach_the_running_cell(page, dashboard):
     save.click()
     expect(output).to_be_visible()
     expect(save).to_be_enabled()
+    goes_on = page.locator(".jp-OutputArea-output", has_text="goes on after step")
+    step = re.search(r"after step (\d+)", goes_on.inner_text())[1]
+    expect(dashboard.locator("h4")).to_contain_text(f"One prompt at step {step}:")
+    slider = dashboard.get_by_role("slider", name="step")
+    newest = slider.get_attribute("max")
+    assert int(newest) > 20, "those before the resume are there"
+    expect(slider).to_have_value(newest)
+    slider.fill("0")  # and there it stays when the next step comes
     dashboard.get_by_role("button", name="Stop after this step").click()
     expect(page.get_by_text("asked to stop: True")).to_be_visible()
     expect(page.locator(".jp-InputPrompt").last).not_to_have_text("[*]:")
-    expect(dashboard.get_by_text("stopped after step")).to_be_visible()
+    expect(dashboard.get_by_text("stopped by you after step")).to_be_visible()
+    expect(slider).to_have_attribute("max", str(int(newest) + 1))
+    expect(slider).to_have_value("0")
     expect(dashboard.get_by_role("button")).to_have_count(0)

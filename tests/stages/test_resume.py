@@ -389,7 +389,8 @@ def test_stop_halts_run_all_in_a_notebook_and_the_same_trainer_goes_on(start):
     with pytest.raises(KeyboardInterrupt, match="stopped after step 1; run this cell again"):
         trainer.train()
     assert (trainer.folder / "adapter/adapter_model.safetensors").is_file(), "cells below can go on"
-    assert trainer.monitor.dashboard.now["phase"] == "stopped after step 1, with a checkpoint"
+    phase = trainer.monitor.dashboard.now["phase"]
+    assert phase == "stopped by you after step 1; trainer.train() goes on"
     trainer.train()
     assert [line["step"] for line in lines_of(trainer.stage.run)] == [1, 2, 3]
     board = trainer.monitor.dashboard

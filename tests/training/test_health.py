@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_nb import training
+from grpo_nb.checks import Check
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import Sample
 from grpo_nb.rewards import reward, reward_set
@@ -136,6 +137,14 @@ def test_each_fault_is_found_once_and_gone_once_fixed(rule, faults, fix, healthy
     assert rule not in rules(run(**healthy))
 
 
+@pytest.mark.parametrize(("correct", "payer"), [("right", "`right`"), ("", "the rewards")])
+def test_a_share_in_the_evidence_says_of_what_it_is(correct, payer):
+    lines = run(**{SILENT: 0.99, RIGHT: 0.02, "reward": 0.02})
+    alert = examine(lines, EXPECTED._replace(correct=correct))[0]
+    share = rf"in \d+% of the groups all .* earns \d+% of what {payer} can pay"
+    assert re.search(share, alert.evidence)
+
+
 def test_a_real_training_raises_nothing():
     lines = training.read_lines(PROJECT_ROOT / "tests/healthy_metrics.jsonl")
     weights = {"exact_match_reward": 1, "fuzzy_match_reward": 0.25, FORM: 0.25}
@@ -242,6 +251,9 @@ def test_every_setting_that_a_fix_names_exists():
     assert len(named) > 5
     for name in named:
         config.refuse_unknown_setting(name)
+    alerts = [Check(rule, "warning", "", texts["fix"]) for rule, texts in health.ALERTS.items()]
+    ours = r"notebook \d|policy identity|\b(?:grpo|lora|train|data|rewards|model)\.[a-z_]+"
+    assert not re.search(ours, str(list(map(health.in_trls_words, alerts))))
 
 
 def test_summary():

@@ -60,7 +60,9 @@ def test_each_step_is_a_line_in_a_file_and_in_the_terminal(tmp_path, capsys):
     lines = lines_of(tmp_path)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]  # whatever logging_steps says
     assert {"reward", "rewards/says/mean", "frac_reward_zero_std", "grad_norm"} <= lines[0].keys()
-    assert "step 4/4: reward " in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "step 4/4: reward " in told
+    assert told.count("guard: the engine samples from this policy (score ") == 1
     assert monitor.failure == "" and monitor.alerts == []
     rows = monitor.completions()
     assert (
@@ -78,21 +80,41 @@ from pathlib import Path
 from grpo_nb import Guard, Monitor
 from test_monitor import stock
 trainer = stock(Path(FOLDER))
-monitor = Monitor(trainer)
+monitor = Monitor(trainer, correct="says")
 trainer.train()
 assert not monitor.failure, monitor.failure
 board = monitor.dashboard
 assert board.now["phase"] == "finished after step 4" and board.ranges["says"] == [0, 1]
+assert board.correct == "says"
 assert not board.error and "completions" in board.new_groups
 """
 
 
-def test_in_a_notebook_the_dashboard_is_shown(tmp_path):
-    cell = nbformat.v4.new_code_cell(CELL.replace("FOLDER", repr(str(tmp_path))))
+FAILS = """
+def fails(completions, trainer_state, **kwargs):
+    if trainer_state.global_step == 2:
+        raise KeyError("no such column")
+    return [0.5] * len(completions)
+trainer = stock(Path(FOLDER), [fails])
+with Monitor(trainer) as monitor:
+    trainer.train()
+"""
+PHASE = """
+from grpo_nb.training import newest_checkpoint
+again = f"trainer.train(resume_from_checkpoint={newest_checkpoint(FOLDER)!r}) goes on"
+phase = monitor.dashboard.now["phase"]
+assert phase == f"ended by an error after step 2: KeyError: 'no such column'; {again}", phase
+"""
+
+
+def test_in_a_notebook_the_dashboard_is_shown_and_says_how_a_training_ended(tmp_path):
+    sources = [source.replace("FOLDER", repr(str(tmp_path))) for source in (CELL, FAILS, PHASE)]
+    cells = list(map(nbformat.v4.new_code_cell, sources))
+    cells[1].metadata["tags"] = ["raises-exception"]
     resources = {"metadata": {"path": str(PROJECT_ROOT)}}
-    notebook = nbformat.v4.new_notebook(cells=[cell])
+    notebook = nbformat.v4.new_notebook(cells=cells)
     NotebookClient(notebook, kernel_name="python3", resources=resources).execute()
-    assert "widget-view" in str(cell.outputs) and len(lines_of(tmp_path)) == 4
+    assert "widget-view" in str(cells[0].outputs) and len(lines_of(tmp_path)) == 2
 
 
 def test_an_interrupt_or_an_error_inside_with_loses_no_step(tmp_path):
@@ -112,7 +134,7 @@ def test_an_interrupt_or_an_error_inside_with_loses_no_step(tmp_path):
     whole = stock(tmp_path / "whole", [short])
     whole.train()
     stops = at(2, lambda: signal.raise_signal(signal.SIGINT))
-    said = r"stopped after step 2; to go on, .*resume_from_checkpoint=newest_checkpoint\('.*'\)\)"
+    said = r"stopped after step 2; trainer.train\(resume_from_checkpoint='.*checkpoint-2'\) goes"
     with (
         pytest.raises(KeyboardInterrupt, match=said),
         Monitor(trainer := stock(tmp_path, [stops]), show=False),
@@ -129,7 +151,8 @@ def test_an_interrupt_or_an_error_inside_with_loses_no_step(tmp_path):
         Monitor(trainer := stock(tmp_path, [at(4, fail)]), show=False),
     ):
         trainer.train(resume_from_checkpoint=first)
-    assert f"the training is kept in {tmp_path / 'checkpoint-3'}; " in error.value.__notes__[0]
+    again = f"trainer.train(resume_from_checkpoint='{tmp_path / 'checkpoint-3'}') goes on"
+    assert error.value.__notes__ == [again]
     state = tmp_path / "checkpoint-3/trainer_state.json"
     state.write_text(state.read_text()[:-9])  # a kill while it was written
     assert newest_checkpoint(tmp_path) == first and newest_checkpoint(tmp_path / "no") is None
@@ -204,6 +227,7 @@ def test_a_grave_alert_is_told_and_ends_the_training_where_that_is_asked(tmp_pat
     assert trainer.state.global_step == last
     assert [a.name for a in monitor.alerts if a.state == "stop"][:1] == ["not a number"]
     assert heard == monitor.alerts and len(lines_of(tmp_path, "alerts.jsonl")) == len(heard)
+    assert heard[0].fix.startswith("lower learning_rate; "), "as TRL calls it"
 
 
 def test_a_monitor_that_fails_says_so_once_and_stands_aside(tmp_path, capsys):

@@ -58,8 +58,10 @@ def line(found, name):
     return next(check for check in found if check.name == name)
 
 
-def test_a_sound_training_passes_and_is_predicted(trainer):
+def test_a_sound_training_passes_and_is_predicted(trainer, capsys):
     found = preflight.preflight(trainer)
+    told = r"preflight: the largest step is tried … 8 checks passed in \d+ s\n"
+    assert re.search(told, capsys.readouterr().out)
     assert {c.state for c in found} == {"ok"} and {c.fix for c in found} == {""}
     names = "context, end of turn, sampling, memory, gradient, time, adapters, disk"
     assert ", ".join(check.name for check in found) == names

@@ -9,7 +9,7 @@ import pytest
 from grpo_nb.checks import Check
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.runs import Run
-from grpo_nb.training import Buttons, Update
+from grpo_nb.training import Buttons, Update, health
 from grpo_nb.views import charts, progress, training_charts
 from grpo_nb.views.dashboard import CHUNK, GROUPS, TrainingDashboard
 
@@ -74,10 +74,15 @@ def test_a_resumed_training_shows_what_was_trained_before():
     assert len(sent(dashboard, "rows")) == 60 and dashboard.alerts[0]["step"] == 9
     assert sent(dashboard, "groups")[-1]["step"] == 60
     assert "left" in dashboard.now["figures"]
+    dashboard.begin([update(line) for line in LINES[:50]], 100)  # no file has the completions
+    assert [group["step"] for group in sent(dashboard, "groups")][-1] == 50
+    dashboard.begin([], 100)
+    assert sent(dashboard, "groups") == []
 
 
 def test_after_stop_the_board_says_so():
     dashboard = TrainingDashboard(Buttons())
+    dashboard.goes_on = lambda: "train() goes on"
     dashboard.begin([], 100)
     dashboard(update(LINES[0] | {"step": 30}))
     assert "left" in dashboard.now["figures"]
@@ -85,11 +90,27 @@ def test_after_stop_the_board_says_so():
     assert dashboard.buttons.stop.is_set() and dashboard.now["requests"] == ["stop"]
     dashboard(update(LINES[0] | {"step": 31}))
     dashboard.rest()
-    assert dashboard.now["phase"] == "stopped after step 31, with a checkpoint"
+    assert dashboard.now["phase"] == "stopped by you after step 31; train() goes on"
     assert dashboard.now["over"] and "left" not in dashboard.now["figures"]
     dashboard.buttons.stop.clear()  # as `train` does when it goes on
     dashboard.begin([update(LINES[0] | {"step": 31})], 100)
     assert not dashboard.now["over"] and dashboard.now["requests"] == []
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "phase"),
+    [
+        (9, KeyboardInterrupt(), "stopped by you after step 9; no checkpoint is kept"),
+        (9, KeyError("x"), "ended by an error after step 9: KeyError: 'x'; no checkpoint is kept"),
+        (9, None, "ended before its last step, after step 9; no checkpoint is kept"),
+        (100, None, "finished after step 100"),
+    ],
+)
+def test_the_board_says_what_ended_the_training(step, error, phase):
+    dashboard = TrainingDashboard(Buttons())
+    dashboard.begin([update({"step": step, "reward": 0.5})], 100)
+    dashboard.rest(error)
+    assert dashboard.now["phase"] == phase and dashboard.now["over"]
 
 
 def test_a_click_that_the_main_thread_answers_would_wait_for_the_cell():
@@ -117,20 +138,46 @@ SENTENCES = {  # of validations: gravity and a part of the sentence
 def test_one_sentence_says_where_the_validation_stands(rates, expected):
     lines = validated(*rates)
     base = progress.before_training(lines, 64)
-    gravity, text = progress.sentence(lines, [], base, is_over=False)
+    gravity, text = progress.sentence(lines, [], base, 100)
     assert (gravity, expected[1] in text) == (expected[0], True), text
 
 
 def test_the_sentence_names_what_stops_first_then_silent_groups_and_the_reward():
-    alerts = [{"step": 4, **Check("nan", "stop", "it is", "lower it")._asdict()}]
-    alerts += [{"step": 9, **Check("spike", "warning", "2.1", "wait")._asdict()}]
-    say = lambda lines, alerts: progress.sentence(lines, alerts, [], False)  # noqa: E731
-    assert say(validated(0.5, 1.0), alerts) == ("stop", "nan, step 4: it is. lower it")
-    assert say(LINES, alerts[1:]) == ("warning", "spike, step 9: 2.1. wait")
-    assert say(LINES, [])[0] == "good" and say(LINES, [])[1].startswith("the reward rises: ")
+    watch = health.Watch(health.Expected({"exact": (1.0, 0.0, 1.0)}))
+    nan = watch.alert("not a number", "loss", "loss is nan", 4)
+    spike = watch.alert("spike", "kl", "2.1", 9)
+    alerts = fed(update(LINES[3], alerts=[nan]), update(LINES[8], alerts=[spike])).alerts
+    say = lambda lines, alerts: progress.sentence(lines, alerts, [], 60)  # noqa: E731
+    gravity, text = say(validated(0.5, 1.0), alerts)
+    begins = "not a number, step 4: loss is NaN or infinite (loss is nan) → lower grpo.learning"
+    assert gravity == "stop" and text.startswith(begins), "the step once, and no others' rates"
+    assert say(LINES, alerts[1:]) == ("warning", alerts[1]["text"])
+    assert say(LINES, [])[1].startswith("the reward rises with ")
     silent = [line | {"frac_reward_zero_std": 1.0} for line in LINES]
     assert say(silent, [])[1].startswith("hardly any group has a signal")
     assert say([{"step": n, "reward": 0.5} for n in range(40)], [])[0] == ""
+
+
+UP, FLAT, DOWN = [0.1] * 10 + [0.8] * 50, [0.25] * 60, [0.5] * 10 + [0.25] * 50
+TRUTHS = [  # the reward for what is right; its curve; gravity and parts of the sentence
+    ("", FLAT, "", "the reward rises with `form`: 0.1 → 0.8 (means of the first and the last 10"),
+    ("", FLAT, "", "; whether answers are right is unknown: Monitor(trainer, correct=…)"),
+    ("right", FLAT, "", "no more answers are right: `right` 0.25 → 0.25; the reward rises with"),
+    ("right", UP, "good", "more answers are right: `right` 0.1 → 0.8; "),
+    ("right", DOWN, "warning", "fewer answers are right: `right` 0.5 → 0.25; "),
+]
+
+
+@pytest.mark.parametrize(("correct", "right", "expected", "part"), TRUTHS)
+def test_only_right_answers_are_good_news(correct, right, expected, part):
+    curves = zip(UP, right, strict=True)
+    lines = [
+        {"step": n, "reward": form, "rewards/form/mean": form, "rewards/right/mean": score}
+        for n, (form, score) in enumerate(curves)
+    ]
+    for count in (30, 60):  # what was at first stays the same
+        say = progress.sentence(lines[:count], [], [], 60, correct=correct)
+        assert (say[0], part in say[1]) == (expected, True), say
 
 
 def test_the_base_has_an_interval_where_the_number_of_prompts_is_known():

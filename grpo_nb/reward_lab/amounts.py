@@ -252,9 +252,11 @@ def _judge(attack: Attack, text: str, scores: np.ndarray, paid: Amounts, part: R
             break
     is_right = attack.kind in ("honest", "padded")
     extra = (scores - (paid.right if is_right else paid.wrong)).mean(axis=0)
-    payer = int(extra.argmin() if attack.kind == "honest" else extra.argmax())
+    payer, own = int(extra.argmax()), scores.mean(axis=0)
+    payer = payer if own[payer] >= TIE else int(own.argmax())  # one that pays 0 does not
+    payer = int(extra.argmin()) if attack.kind == "honest" else payer
     means = (float(each.sum(axis=1).mean()) for each in (scores, paid.right, paid.wrong))
-    return Result(attack, text, scores.mean(axis=0), *means, level, because, payer)
+    return Result(attack, text, own, *means, level, because, payer)
 
 
 def _tests(
@@ -280,14 +282,19 @@ def _tests(
         yield "stop", "earns as much as a right answer", total > full - margin / 2
         yield "stop", "counts as right", counts & (total > full - NEARLY * gap)
         yield "warning", "counts as right, and earns less", counts
-        knows = KNOWING.search(str(attack.completion)) or attack.family == "single test"
-        if not knows and attack.name not in BODIES:  # wrong programs fail in many ways
+        if not may_earn(attack):
             honest = np.maximum(low, paid.longer.sum(axis=1))
             honest += NEARLY * gap if attack.family == SAMPLED else 0
             yield "warning", "earns more than an honest wrong answer", total > honest + margin
         if attack.family == "empty form":
             pays = (low > none + margin) & (total > low - margin)
             yield "warning", "earns as much as an honest wrong answer", pays
+
+
+def may_earn(attack: Attack) -> bool:
+    """Return whether an attack may earn more than an honest wrong answer: it knows something."""
+    knows = KNOWING.search(str(attack.completion)) or attack.family == "single test"
+    return bool(knows) or attack.name in BODIES  # wrong programs fail in many ways
 
 
 def share_of_right(scores: np.ndarray, paid: Amounts, part: Roles) -> np.ndarray:
@@ -350,8 +357,6 @@ def _check(family: str, each: Sequence[Result], names: Sequence[str], part: Role
             f"{worst.right:.3g}; `{names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"
         )
         return Check(family, "warning", evidence, FIXES.get(family, ""))
-    if worst.scores[worst.payer] < TIE:  # what pays is another
-        worst = worst._replace(payer=int(np.argmax(worst.scores)))
     evidence = (
         f"{cut(worst.completion)} {worst.because}: {worst.total:.3g}; right {worst.right:.3g}, "
         f"wrong {worst.wrong:.3g}; `{names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"

@@ -23,7 +23,15 @@ from grpo_nb.reward_lab import amounts, linter, programs, written
 from grpo_nb.reward_lab.amounts import FIXES
 from grpo_nb.reward_lab.attacks import Attack, Attacks, verified
 from grpo_nb.reward_lab.mentions import accepted, columns_of, missing_columns, strings_of
-from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, cut, prompt_text, read_rows
+from grpo_nb.reward_lab.scoring import (
+    READ_ROWS,
+    Fault,
+    Row,
+    Scorer,
+    cut,
+    prompt_text,
+    read_rows,
+)
 from grpo_nb.rewards.contract import TRLS_OWN, parameters_of
 
 CHARACTERS = 4  # per token, for the length of the longest completion
@@ -70,7 +78,10 @@ class RewardVerdict(NamedTuple):
 
     def __str__(self) -> str:
         stops, warnings = (named(self.findings, state) for state in ("stop", "warning"))
-        outcome = f"do not train: {stops}" if stops else "train: right answers win, attacks lose"
+        outcome = "right answers win, attacks lose"
+        if not self.reference:
+            outcome = "nothing says stop, but no right answer is known"
+        outcome = f"do not train: {stops}" if stops else f"train: {outcome}"
         outcome += f"; warnings: {warnings}" if warnings else ""
         lines = [f"{outcome} ({_count(self.rows, 'row')}, {self.seconds:.1f} s)"]
         if self.reference:
@@ -127,8 +138,9 @@ def check_rewards(
         reward_funcs: What GRPOTrainer gets: a function, or a list of functions, partials,
             instances or async functions.
         dataset: The rows: train_dataset, a list of dicts, or a DataFrame. The first 256 are read.
-        completions: Completions sampled by the model, for the first rows in order: a list of texts
-            or messages, or a list of groups; None to test without any.
+        completions: What the model sampled: a list of groups, one for each of the first rows, in
+            their order. completions[i] lists what was sampled for row i, each a text or a chat (a
+            list of messages). `sample` returns this shape. None to test without any.
         reward_weights: One weight for each reward; by default those of `args`, else 1.
         correct: The reward, or the rewards, that say what is right; by default found by what
             they pay for.
@@ -199,7 +211,8 @@ class RewardCheck:
         self.scorer = Scorer(funcs, read_rows(options.dataset), options.processing_class, weights)
         self.correct = _numbers(options.correct, self.scorer)
         self.reference, self.form = options.reference, options.form
-        self.sampled, self.longest = _texts(options.completions), _longest(options.args)
+        self.sampled = _texts(options.completions, len(self.scorer.rows))
+        self.longest = _longest(options.args)
         self.attacks = verified(options.attacks)
         self.checks: list[Check] = []
         self.written: written.Written | None = None
@@ -455,7 +468,7 @@ class RewardCheck:
         self.executed = amounts.runs_here(scorer, style, rows[0])
         if self.executed:
             self.add("runs here", "warning", "a completion's code ran in this process")
-        near = [pair for pair in self._sampled() if not scorer.any_slow or pair[0] in earnings.rows]
+        near = [pair for pair in self.sampled if not scorer.any_slow or pair[0] in earnings.rows]
         self.paid_wrong = amounts.best_wrong(scorer, style, part, near)
         self.results = amounts.attack_all(self.every_attack(), earnings, part)
         self.checks += amounts.findings(self.results, scorer.names, part)
@@ -557,18 +570,13 @@ class RewardCheck:
                 evidence = f"{scores[0]:.3g} for all {len(scores)} completions that were tried"
                 self.add("constant", "warning", evidence, number)
 
-    def _sampled(self) -> list[tuple[int, str]]:
-        """Return the sampled completions with the numbers of their rows."""
-        return [(number % len(self.scorer.rows), text) for number, text in self.sampled]
-
     def _score_sampled(self) -> None:
         """Score sampled completions, and say on how many prompts they differ."""
         if not self.sampled:
             return
-        pairs = self._sampled()
-        totals = self.scorer.totals(pairs)
+        totals = self.scorer.totals(self.sampled)
         groups: dict[int, list[float]] = {}
-        for (number, _), total in zip(pairs, totals, strict=True):
+        for (number, _), total in zip(self.sampled, totals, strict=True):
             groups.setdefault(number, []).append(total)
         same = [number for number, group in groups.items() if np.ptp(group) < 1e-6]
         evidence = (
@@ -665,12 +673,21 @@ def _numbers(correct: Any, scorer: Scorer) -> list[int]:
     return numbers
 
 
-def _texts(completions: Sequence[Any] | None) -> list[tuple[int, str]]:
-    """Return (number of the row, text) of sampled completions, one or a group for each row."""
+def _texts(completions: Sequence[Any] | None, rows: int) -> list[tuple[int, str]]:
+    """Return (number of the row, text) of sampled completions, one or a group for each row.
+
+    Raises:
+        ValueError: There are more of them than rows.
+    """
     from grpo_nb.rewards.prompts import completion_text
 
+    if completions is not None and len(completions) > rows and rows < READ_ROWS:
+        raise ValueError(
+            f"completions has {len(completions)} entries, and dataset {_count(rows, 'row')}: give "
+            "one list for each row, in the order of the rows, with all that was sampled for it"
+        )
     pairs = []
-    for number, each in enumerate(completions or ()):
+    for number, each in enumerate((completions or ())[:rows]):
         is_one = isinstance(each, str) or (each and isinstance(each[0], dict))
         pairs += [(number, completion_text(one)) for one in ([each] if is_one else each)]
     return pairs

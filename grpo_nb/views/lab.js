@@ -1,22 +1,26 @@
 // Draws the Reward Lab. `data` comes once from the kernel: completions with their scores. Totals,
-// advantages, sorting, filters and search are computed here; `state` is what the person has set.
-// Only "score again", "keep as attack" and "ask again" go to the kernel.
+// advantages, which attacks win, order, filters and search are computed here; `state` is what the
+// person has set. Only "score again", "keep as attack" and "ask again" go to the kernel.
 
 const EPSILON = 1e-4; // added to standard deviations, as in TRL
 const TIE = 1e-6; // totals that are this close differ only by rounding
 const ROW = 42; // height of a row [px]
 
-// -- arithmetic, as in grpo_nb/reward_lab/advantages.py
+// -- arithmetic, as in advantages.py and amounts.py of grpo_nb/reward_lab
 
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 const scored = (values) => values.filter((value) => value !== null);
-const orZero = (value) => (Number.isFinite(value) ? value : 0);
+const ends = (values) => (values.length ? [Math.min(...values), Math.max(...values)] : [0, 0]);
+const spread = (values) => ends(values)[1] - ends(values)[0];
 
 function moments(values) {
   const all = scored(values);
   const mean = sum(all) / all.length;
   return [mean, Math.sqrt(sum(all.map((v) => (v - mean) ** 2)) / (all.length - 1))];
 }
+
+const scaled = (values, [mean, std], divide = true) =>
+  values.map((v) => (v === null ? 0 : (v - mean) / (divide ? std + EPSILON : 1)) || 0);
 
 export function totalOf(scores, weights) {
   const each = scores.map((score, n) => (score === null ? 0 : score * weights[n]));
@@ -25,28 +29,35 @@ export function totalOf(scores, weights) {
 
 // groups: [groups][completions][rewards], null for None. Returns [groups][completions].
 export function advantages(groups, weights, scaling = "group", aggregation = "") {
-  const scaled = (values, [mean, std], divide = true) =>
-    values.map((v) => orZero(v === null ? 0 : (v - mean) / (divide ? std + EPSILON : 1)));
-  if (aggregation === "normalize_then_sum") {
-    const totals = groups.map((group) => {
-      const columns = weights.map((_, n) => group.map((scores) => scores[n]));
-      const parts = columns.map((column) => scaled(column, moments(column)));
-      return group.map((scores, place) =>
-        totalOf(scores.map((s, n) => (s === null ? null : parts[n][place])), weights));
-    });
-    const batch = moments(totals.flat());
-    return totals.map((group) => scaled(group, batch));
-  }
-  const totals = groups.map((group) => group.map((scores) => totalOf(scores, weights)));
+  const isEach = aggregation === "normalize_then_sum"; // each reward is scaled in its group first
+  const totals = groups.map((group) => {
+    const columns = weights.map((_, n) => group.map((scores) => scores[n]));
+    const parts = isEach ? columns.map((column) => scaled(column, moments(column))) : columns;
+    return group.map((scores, place) =>
+      totalOf(scores.map((score, n) => (score === null ? null : parts[n][place])), weights));
+  });
   const batch = moments(totals.flat());
   return totals.map((group) => {
-    const [mean, std] = moments(group);
-    return scaled(group, [mean, scaling === "batch" ? batch[1] : std], scaling !== "none");
+    const [mean, std] = isEach ? batch : moments(group);
+    const by = [mean, scaling === "batch" ? batch[1] : std];
+    return scaled(group, by, isEach || scaling !== "none");
   });
 }
 
-// Returns what a table of completions comes to with these weights.
-export function measure(data, rows, weights) {
+// Returns "stop" or "warning" if an attack wins by its total in its group, else "". The verdict
+// looks at several rows. `share` is how far the attack is from wrong (0) to right (1).
+function levelOf({ kind, knows }, total, share, { right, wrong, honest }) {
+  const gap = Math.max(right - wrong, 0);
+  const margin = 0.02 * gap + TIE;
+  if (kind === "padded") return total > right + margin ? "warning" : "";
+  if (kind === "honest") return share < 0.5 ? "warning" : "";
+  const counts = share >= 0.99;
+  if (total > right - margin / 2 || (counts && total > right - gap / 4)) return "stop";
+  return counts || (!knows && total > honest + margin) ? "warning" : "";
+}
+
+// Returns what a table of completions comes to with these weights. attacks: by row, if it is one.
+export function measure(data, rows, attacks, weights) {
   const places = data.groups.map(() => []);
   const written = data.groups.map(() => []);
   rows.forEach((row, n) => (row.kind === "sampled" ? places : written)[row.group].push(n));
@@ -54,46 +65,55 @@ export function measure(data, rows, weights) {
   const scores = places.map((group) => group.map((n) => rows[n].scores));
   const each = advantages(scores, weights, data.scaling, data.aggregation);
   const batch = moments(places.flat().map((n) => total[n]))[1];
-  const advantage = rows.map(() => null);
+  const [advantage, level] = [rows.map(() => null), rows.map(() => "")];
+  const rightly = weights.map((weight, r) => (data.rewards[r].role === "right" ? weight : 0));
   const groups = places.map((group, g) => {
     group.forEach((n, place) => (advantage[n] = each[g][place]));
     const [mean, own] = moments(group.map((n) => total[n]));
     const std = { none: 1 - EPSILON, batch }[data.scaling] ?? own;
     if (std > TIE && data.aggregation !== "normalize_then_sum")
       for (const n of written[g]) // as if the group stayed as it is
-        if (total[n] !== null) advantage[n] = orZero((total[n] - mean) / (std + EPSILON));
-    const spread = (values) => (values.length ? Math.max(...values) - Math.min(...values) : 0);
-    const used = group.length ? group : written[g];
-    const honest = written[g].find((n) => rows[n].kind === "other");
-    return {
-      size: group.length, spread: spread(scored(used.map((n) => total[n]))),
-      signal: group.length > 1 && spread(each[g]) > TIE, honest: total[honest] ?? 0,
-    };
+        if (total[n] !== null) advantage[n] = (total[n] - mean) / (std + EPSILON) || 0;
+    const of = (kind) => written[g].filter((n) => rows[n].kind === kind);
+    const [[right], [wrong, ...others]] = [of("reference"), of("other")];
+    const honest = Math.max(...[wrong, ...others].map((n) => total[n] ?? 0));
+    const at = { right: total[right], wrong: total[wrong], honest };
+    const part = (n) => totalOf(rows[n].scores, rightly);
+    for (const n of right === undefined ? [] : [...group, ...written[g]]) {
+      const way = part(right) - part(wrong);
+      const share = Math.abs(way) > TIE ? (part(n) - part(wrong)) / way : NaN;
+      if (attacks[n]) level[n] = levelOf(attacks[n], total[n], share, at);
+    }
+    const used = scored((group.length ? group : written[g]).map((n) => total[n]));
+    const signal = group.length > 1 && spread(each[g]) > TIE;
+    return { size: group.length, spread: spread(used), signal, honest };
   });
-  return { total, advantage, groups };
+  return { total, advantage, level, groups };
 }
 
 // -- drawing
+
+const fill = (node, ...children) => node.replaceChildren(...children.flat(Infinity).filter(Boolean));
 
 function h(tag, attributes, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes))
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value ?? "");
-  node.append(...children.flat());
+  fill(node, ...children);
   return node;
 }
 
-const toggled = (list, item) => (list.includes(item) ? list.filter((each) => each !== item)
-  : [...list, item]);
+const button = (label, onclick, options) => h("button", { onclick, ...options }, label);
 const short = (name) => name.replace(/_reward$/, "").replaceAll("_", " ");
 const number = (value) => String(Number(value.toPrecision(3)));
 const missing = (row) => (row.failed ? "raises" : "None");
+const count = (size, what) => `${size} ${what}${size === 1 ? "" : "s"}`;
 
 function heat(value, [low, high]) {
   if (value === null) return "";
   const part = high > low ? (value - low) / (high - low) : 0;
-  const [r, g, b] = [[128, 30], [128, 110], [128, 235]].map(([a, z]) => a + (z - a) * part);
+  const [r, g, b] = [30, 110, 235].map((blue) => 128 + (blue - 128) * part); // from grey
   return `background: rgba(${r}, ${g}, ${b}, ${0.1 + 0.4 * part})`;
 }
 
@@ -109,114 +129,115 @@ function images(group) {
   return node;
 }
 
-const CHIPS = [
-  ["wrong but paid", "it is wrong, and earns more than an honest wrong answer or its group"],
-  ["rewards disagree", "one reward pays it well, another badly"],
-  ["no signal", "its group earns the same throughout: nothing is learnt from it"],
-  ["edited", "written here"],
-  ["None", "a reward gave no score"],
-  ["lost attacks", "show the attacks that lose, too"],
-];
+const [PAID, LOST] = ["wrong but paid", "lost attacks"];
+const CHIPS = { // [what it means, whether it holds for completion n]
+  [PAID]: ["it is wrong, and wins, or earns more than an honest wrong answer or its group",
+    ({ level, now }, n, row, group) => row.wrong && row.kind !== "other"
+      && (level[n] || now.total[n] > group.honest + TIE || now.advantage[n] > TIE)],
+  "rewards disagree": ["one reward pays it well, another badly", (lab, n, row) =>
+    spread(row.scores.flatMap((score, r) => {
+      const [low, high] = lab.ranges[r];
+      const weight = Math.sign(lab.state.weights[r]);
+      const part = (weight * (score - (weight > 0 ? low : high))) / (high - low);
+      return score !== null && weight && high > low ? [part] : [];
+    })) > 0.5],
+  "no signal": ["its group earns the same throughout: nothing is learnt from it",
+    (lab, n, row, group) => row.kind === "sampled" && !group.signal],
+  edited: ["written here", (lab, n, row) => row.kind === "edited"],
+  "no score": ["a reward returned None, or raised", (lab, n, row) => row.scores.includes(null)],
+  [LOST]: ["show the attacks that lose, too", ({ level, own }, n, row) =>
+    row.kind === "attack" && !level[n] && !own[n]],
+};
 
 class Lab {
-  constructor(model, el) {
+  constructor(model, el, signal) {
     const data = model.get("data");
     Object.assign(this, { model, data, note: "", id: Math.random().toString(36).slice(2) });
-    this.state = {
-      weights: data.weights, sort: ["total", true], chips: [], search: "", group: null,
-      open: null, tab: "completions", ...model.get("state"),
+    this.state = { // place: the completion in focus, which the tab "completion" shows whole
+      weights: data.weights, sort: ["", true], chips: [], search: "", group: null,
+      place: null, tab: "completions", ...model.get("state"),
     };
     this.build();
     el.classList.add("grpo-lab");
     el.append(this.root);
-    const redraw = () => this.draw();
+    for (const part of ["report", "own"]) model.on(`change:${part}`, () => this.update());
     const last = () => data.completions.length + model.get("added").length - 1;
-    this.handlers = { "change:report": redraw, "change:own": redraw,
-      "change:added": () => this.update({ open: last() }),
-      "msg:custom": (reply) => this.say(reply.note, reply.failed) };
-    for (const [name, call] of Object.entries(this.handlers)) model.on(name, call);
+    model.on("change:added", () => this.open(last()));
+    model.on("msg:custom", (reply) => this.say(reply.note, reply.failed));
     // JupyterLab listens first: plain keys are the Lab's, and Ctrl-S its own.
-    this.allow = (event) => this.root.toggleAttribute(
-      "data-lm-suppress-shortcuts", !event.ctrlKey && !event.metaKey);
-    window.addEventListener("keydown", this.allow, true);
-    this.watch = new ResizeObserver(() => this.drawRows());
-    this.watch.observe(this.body);
+    const allow = ({ ctrlKey, metaKey }) => this.root.toggleAttribute(
+      "data-lm-suppress-shortcuts", !ctrlKey && !metaKey);
+    window.addEventListener("keydown", allow, { capture: true, signal });
+    new ResizeObserver(() => this.drawRows()).observe(this.body);
     this.update();
   }
 
-  close() {
-    clearTimeout(this.timer);
-    this.watch.disconnect();
-    window.removeEventListener("keydown", this.allow, true);
-    for (const [name, call] of Object.entries(this.handlers)) this.model.off(name, call);
-  }
-
   say(note, failed = false) {
-    clearTimeout(this.timer);
     this.note = note;
     this.root.classList.toggle("failed", failed);
-    this.draw(["Bar"]);
+    this.draw();
   }
 
   ask(content) {
     this.model.send(content);
-    this.say("the kernel is asked…");
-    const busy = "no answer yet: the kernel is busy with a cell, or it is not running";
-    this.timer = setTimeout(() => this.say(busy), 5000);
+    this.say("the kernel is asked, and answers when no cell runs…");
   }
 
   // -- what is computed
 
   update(change = {}) {
-    const { data } = this;
+    const { data, model } = this;
     const state = (this.state = { ...this.state, ...change });
     if (Object.keys(change).length) {
-      this.model.set("state", state);
-      this.model.save_changes();
+      model.set("state", state);
+      model.save_changes();
     }
-    const rows = (this.rows = [...data.completions, ...this.model.get("added")]);
-    const now = (this.now = measure(data, rows, state.weights));
-    this.before = measure(data, rows, data.weights);
-    this.ranges = data.rewards.map((_, n) => {
-      const scores = scored(rows.map((row) => row.scores[n]));
-      return scores.length ? [Math.min(...scores), Math.max(...scores)] : [0, 0];
-    });
+    const rows = (this.rows = [...data.completions, ...model.get("added")]);
+    const all = [...rows.keys()];
+    this.ranges = data.rewards.map((_, r) => ends(scored(rows.map((row) => row.scores[r]))));
+    this.own = all.map((n) => model.get("own").find((each) => each.rows.includes(n)));
+    this.attacks = all.map((n) => this.own[n] ?? rows[n].attack);
+    const at = (weights) => measure(data, rows, this.attacks, weights);
+    const now = (this.now = at(state.weights));
+    this.before = at(data.weights);
+    const report = model.get("report");
+    const verdict = at(report.weights).level;
+    this.level = now.level.map((level, n) => // the verdict's, until the weights turn it
+      (level === verdict[n] ? report.won[this.attacks[n]?.name] ?? level : level));
+    this.sets = Object.fromEntries(Object.entries(CHIPS).map(([chip, [, is]]) =>
+      [chip, new Set(all.filter((n) => is(this, n, rows[n], now.groups[rows[n].group])))]));
+    const isChosen = (chip, n) => state.chips.includes(chip) && this.sets[chip].has(n);
+    const isShown = (n) => !this.sets[LOST].has(n) || isChosen(LOST, n) || isChosen(PAID, n);
+    this.whole = new Set(all.filter(isShown));
+    const chips = state.chips.filter((chip) => chip in CHIPS && chip !== LOST);
     const words = state.search.toLowerCase();
-    const found = [...rows.keys()].filter((n) =>
-      (state.group === null || rows[n].group === state.group)
+    const shown = [...this.whole].filter((n) => chips.every((chip) => this.sets[chip].has(n))
+      && (state.group === null || rows[n].group === state.group)
       && `${rows[n].name} ${rows[n].text}`.toLowerCase().includes(words));
-    const loses = (n) => rows[n].kind === "attack" && !rows[n].won;
-    const all = found.filter((n) => state.chips.includes("lost attacks") || !loses(n));
-    this.counts = CHIPS.map(([chip]) => (chip === "lost attacks" ? found.filter(loses)
-      : all.filter((n) => this.matches(n, chip))).length);
-    const key = {
-      total: (n) => now.total[n], advantage: (n) => now.advantage[n],
-      completion: (n) => -rows[n].group,
-    }[state.sort[0]] ?? ((n) => rows[n].scores[state.sort[0]]);
-    const sign = state.sort[1] ? 1 : -1;
-    const value = (n) => sign * (key(n) ?? -sign * Infinity); // None stands last
-    this.shown = all.filter((n) => state.chips.every((chip) => this.matches(n, chip)));
-    this.shown.sort((a, b) => (value(b) - value(a) > TIE) - (value(a) - value(b) > TIE) || a - b);
+    this.shown = state.sort[0] === "" ? this.inTurn(shown) : this.sorted(shown);
     this.draw();
   }
 
-  matches(n, chip) {
-    const { rows, now, state } = this;
-    const row = rows[n];
-    const group = now.groups[row.group];
-    if (chip === "wrong but paid")
-      return row.wrong && (now.total[n] > group.honest + TIE
-        || (row.kind === "sampled" && now.advantage[n] > TIE));
-    if (chip === "no signal") return row.kind === "sampled" && !group.signal;
-    if (chip === "edited") return row.kind === "edited";
-    if (chip === "None") return row.scores.includes(null);
-    if (chip === "lost attacks") return true;
-    const parts = row.scores.map((score, r) => {
-      const part = (score - this.ranges[r][0]) / (this.ranges[r][1] - this.ranges[r][0]);
-      const weight = state.weights[r];
-      return score === null || !weight || Number.isNaN(part) ? null : weight > 0 ? part : 1 - part;
-    });
-    return Math.max(...scored(parts)) - Math.min(...scored(parts)) > 0.5;
+  sorted(list) {
+    const { rows, now, state: { sort: [by, isDown] } } = this;
+    const { total, advantage } = now;
+    const column = { total, advantage, completion: rows.map((row) => -row.group) }[by]
+      ?? rows.map((row) => row.scores[by]);
+    const sign = isDown ? 1 : -1;
+    const value = (n) => (column[n] === null ? -Infinity : sign * column[n]);
+    return list.sort((a, b) => (value(b) - value(a) > TIE) - (value(a) - value(b) > TIE) || a - b);
+  }
+
+  // What wins or is wrong but paid stands before the rest; in each part, groups take turns.
+  inTurn(list) {
+    const { rows, now, level, sets } = this;
+    const rank = (n) => (level[n] || sets[PAID].has(n) ? 0 : 1);
+    list.sort((a, b) => (level[b] === "stop") - (level[a] === "stop")
+      || now.total[b] - now.total[a]);
+    const turns = {};
+    const turn = list.map((n) => [n, (turns[[rank(n), rows[n].group]] ??= []).push(n)]);
+    turn.sort(([a, i], [b, j]) => rank(a) - rank(b) || i - j || rows[a].group - rows[b].group);
+    return turn.map(([n]) => n);
   }
 
   // -- the parts that stay
@@ -230,10 +251,12 @@ class Lab {
     });
     this.heads = {};
     const head = (by, label, title, ...more) => {
-      const onclick = () => this.update(
-        { sort: [by, this.state.sort[0] !== by || !this.state.sort[1]] });
-      const button = h("button", { onclick, title }, label);
-      return (this.heads[by] = h("div", { role: "columnheader" }, button, ...more));
+      const onclick = () => { // down, up, and as it was
+        const [now, isDown] = this.state.sort;
+        this.update({ sort: now !== by ? [by, true] : isDown ? [by, false] : ["", true] });
+      };
+      return (this.heads[by] = h("div", { role: "columnheader" },
+        button(label, onclick, { title }), ...more));
     };
     this.weights = data.rewards.map(({ name }, n) => h("input", {
       type: "number", step: "any", value: state.weights[n], "aria-label": `weight of ${name}`,
@@ -249,7 +272,7 @@ class Lab {
     this.body = h("div", {
       class: "body", role: "grid", tabindex: "0", "aria-label": "completions",
       style: `--rewards: ${data.rewards.length}`, onscroll: () => this.drawRows(),
-      onclick: (event) => this.open(event.target.closest("[data-n]")?.dataset.n),
+      onclick: ({ target }) => this.open(target.closest("[data-n]")?.dataset.n),
     }, heads, this.space);
     const table = h("section", { class: "table" }, part("strip"), part("about"),
       h("div", { class: "tools" }, part("chips"), this.search), this.body);
@@ -264,18 +287,8 @@ class Lab {
     if (values.every(Number.isFinite)) this.update({ weights: values });
   }
 
-  get current() {
-    return this.state.open ?? this.cursor;
-  }
-
   open(n) {
-    if (n !== undefined) this.update({ open: Number(n), tab: "completion" });
-  }
-
-  shut() {
-    this.cursor = this.state.open;
-    this.update({ open: null, tab: "completions" });
-    this.body.focus();
+    if (n !== undefined) this.update({ place: Number(n), tab: "completion" });
   }
 
   key(event) {
@@ -285,30 +298,34 @@ class Lab {
     if (event.key === "/" && !isTyping) this.search.focus();
     else if (event.key === "Escape") this.shut();
     else if (event.target !== this.body) return;
-    else if (event.key === "Enter") this.open(this.cursor ?? this.shown[0]);
+    else if (event.key === "Enter") this.open(this.state.place ?? this.shown[0]);
     else if (event.key === "ArrowDown") this.step(1);
     else if (event.key === "ArrowUp") this.step(-1);
     else return;
     event.preventDefault();
   }
 
+  shut() {
+    this.update({ tab: "completions" });
+    this.body.focus();
+  }
+
   step(by) {
     const { shown, body } = this;
-    const place = Math.max(0, Math.min(shown.length - 1, shown.indexOf(this.current) + by));
-    this.cursor = shown[place];
+    const n = shown.indexOf(this.state.place) + by;
+    const place = Math.max(0, Math.min(shown.length - 1, n));
     const height = body.clientHeight - body.firstChild.offsetHeight;
     body.scrollTop = Math.min(Math.max(body.scrollTop, (place + 1) * ROW - height), place * ROW);
-    if (this.state.open === null) this.drawRows();
-    else this.open(this.cursor);
+    this.update({ place: shown[place] ?? null });
   }
 
   // -- the parts that are drawn again
 
-  draw(parts = ["Bar", "Strip", "Tools", "Rows", "Side"]) {
+  draw() {
     const active = document.activeElement;
     const parent = this.root.contains(active) ? active.parentNode : null;
     const place = parent && [...parent.children].indexOf(active);
-    for (const part of parts) this[`draw${part}`]();
+    for (const part of ["Bar", "Strip", "Tools", "Rows", "Side"]) this[`draw${part}`]();
     if (!parent || this.root.contains(active)) return;
     const next = parent.children[place]; // what stands where the focus was
     (this.root.contains(next) && next.matches("button") ? next : this.body).focus();
@@ -319,23 +336,28 @@ class Lab {
     const report = this.model.get("report");
     const differs = (weights) => String(state.weights) !== String(weights);
     const names = this.model.get("own").map((each) => each.name);
-    const change = differs(report.weights) ? "a weight was moved"
-      : String(names) === String(report.attacks) ? "" : "an attack was kept or forgotten";
-    const word = change ? "out of date" : report.state;
+    const less = (some, others) => some.filter((name) => !others.includes(name)).length;
+    const [more, gone] = [less(names, report.attacks), less(report.attacks, names)];
+    const attacks = (size, what) =>
+      size && `${size} ${size === 1 ? "attack was" : "attacks were"} ${what}`;
+    const changes = [differs(report.weights) && "a weight was moved",
+      attacks(gone, "forgotten"), attacks(more, "added")].filter(Boolean);
+    const isStop = report.state === "stop" && changes.length === 1 && more; // more only adds stops
+    const word = changes.length && !isStop ? "out of date" : report.state;
+    this.root.dataset.verdict = word;
     const line = report.line.replace("{}", state.weights.map(number).join(", "));
-    const copy = { title: "copy it: write it where the rewards are",
-      onclick: () => navigator.clipboard?.writeText(line) };
     const reset = () => {
       this.weights.forEach((field, n) => (field.value = data.weights[n]));
       this.weigh();
     };
-    const again = () => this.ask({ do: "judge", weights: state.weights });
-    this.bar.replaceChildren(
+    fill(this.bar,
       h("b", { class: `pill ${word.replaceAll(" ", "-")}`, role: "status" }, word),
-      h("span", { class: "sentence", title: report.sentence }, change || report.sentence),
-      change ? h("button", { class: "main", onclick: again }, "Ask again") : "",
-      ...(differs(data.weights) ? [h("button", { onclick: reset }, "Reset"),
-        h("button", copy, `copy: ${line}`)] : []),
+      h("span", { class: "sentence" },
+        changes.length ? `ask again: ${changes.join(", ")}` : report.sentence),
+      changes.length && button("Ask again",
+        () => this.ask({ do: "judge", weights: state.weights }), { class: "main" }),
+      differs(data.weights) && [button("Reset", reset), button(`copy: ${line}`,
+        () => navigator.clipboard?.writeText(line), { title: "write it where the rewards are" })],
       h("span", { class: "note", "aria-live": "polite" }, this.note));
   }
 
@@ -343,33 +365,39 @@ class Lab {
     const { now, before, state, data } = this;
     const most = Math.max(TIE, ...now.groups.map((group) => group.spread));
     const lost = now.groups.map((group, g) => before.groups[g].signal && !group.signal);
-    this.strip.replaceChildren(...now.groups.map((group, g) => h("button", {
-      title: `${g + 1}. ${data.groups[g].question}\nspread ${number(group.spread)}`,
-      class: `block${lost[g] ? " lost" : ""}`, style: heat(group.spread, [0, most]),
-      "aria-pressed": String(state.group === g), "aria-label": `group ${g + 1}`,
-      onclick: () => this.update({ group: state.group === g ? null : g }),
-    })));
+    fill(this.strip, now.groups.map((group, g) => button("",
+      () => this.update({ group: state.group === g ? null : g }), {
+        title: `${g + 1}. ${data.groups[g].question}\nspread ${number(group.spread)}`,
+        class: `block${lost[g] ? " lost" : ""}`, style: heat(group.spread, [0, most]),
+        "aria-pressed": String(state.group === g), "aria-label": `group ${g + 1}`,
+      })));
     const sampled = now.groups.filter((group) => group.size > 1).length;
     const numbers = lost.flatMap((is, g) => (is ? [g + 1] : [])).join(", ");
     const text = !sampled ? "no sampled groups: pass `completions` to see advantages"
       : `${now.groups.filter((group) => group.signal).length} of ${sampled} groups with signal`
         + (numbers && `; lost by these weights: ${numbers}`);
     const chosen = data.groups[state.group];
-    this.about.replaceChildren(h("span", {}, text), chosen ? h("span", { class: "prompt" },
-      images(chosen), `${state.group + 1}. ${chosen.question} → ${chosen.reference}`) : "");
+    fill(this.about, h("span", {}, text), chosen && h("span", { class: "prompt" },
+      images(chosen), `${state.group + 1}. ${chosen.question} → ${chosen.reference}`));
   }
 
   drawTools() {
-    const { state } = this;
-    this.chips.replaceChildren(...CHIPS.map(([chip, title], n) => h("button", {
-      title, "aria-pressed": String(state.chips.includes(chip)),
-      onclick: () => this.update({ chips: toggled(state.chips, chip) }),
-    }, `${chip} ${this.counts[n]}`)));
-    const tabs = [["completions", {}], ["attacks and findings", { open: null }],
-      ...(state.open === null ? [] : [["completion", {}]])];
-    this.tabs.replaceChildren(...tabs.map(([tab, change]) => h("button", {
-      "aria-pressed": String(state.tab === tab), onclick: () => this.update({ ...change, tab }),
-    }, tab)));
+    const { state, rows, sets, shown, whole } = this;
+    const chips = Object.entries(CHIPS).map(([chip, [title]]) => {
+      const all = [...sets[chip]].filter((n) => chip === PAID || chip === LOST || whole.has(n));
+      const groups = count(new Set(all.map((n) => rows[n].group)).size, "group");
+      const isPressed = state.chips.includes(chip);
+      const others = state.chips.filter((each) => each !== chip);
+      return (all.length || isPressed) && button(
+        `${chip} ${all.length}${chip === "no signal" ? `, in ${groups}` : ""}`,
+        () => this.update({ chips: isPressed ? others : [...others, chip] }),
+        { title, "aria-pressed": String(isPressed) });
+    });
+    const part = shown.length < whole.size ? `${shown.length} of ` : "";
+    fill(this.chips, `${part}${count(whole.size, "completion")}`, chips);
+    const tabs = ["completions", "attacks and findings", state.place !== null && "completion"];
+    fill(this.tabs, tabs.map((tab) => tab && button(tab, () => this.update({ tab }),
+      { "aria-pressed": String(state.tab === tab) })));
     this.root.dataset.tab = state.tab;
     const order = state.sort[1] ? "descending" : "ascending";
     for (const [by, head] of Object.entries(this.heads))
@@ -382,77 +410,81 @@ class Lab {
     space.dataset.empty = shown.length ? "" : "nothing is left: remove a filter";
     const first = Math.max(0, Math.floor(body.scrollTop / ROW) - 4);
     const part = shown.slice(first, first + Math.ceil(body.clientHeight / ROW) + 8);
-    space.replaceChildren(...part.map((n, place) => this.row(n, first + place)));
+    fill(space, part.map((n, place) => this.row(n, first + place)));
     body.setAttribute("aria-rowcount", shown.length);
-    body.setAttribute("aria-activedescendant", `${this.id}-${this.current}`);
+    body.setAttribute("aria-activedescendant", `${this.id}-${this.state.place}`);
+  }
+
+  // The group, whether the completion wins as an attack, its name, and whether it was kept.
+  label(n) {
+    const [row, level] = [this.rows[n], this.level[n]];
+    const won = this.attacks[n]?.kind === "honest" ? "right, earns less: " : "attack, wins: ";
+    return [h("small", { class: level }, `${row.group + 1} · ${level && won}${row.name}`),
+      this.own[n] && h("small", { class: "kept" }, "✓ kept")];
   }
 
   row(n, place) {
     const row = this.rows[n];
+    const total = this.now.total[n];
     const cell = (name, options, ...children) =>
       h("div", { role: "gridcell", class: name, ...options }, ...children);
     return h("div", {
-      class: `row ${row.won}`, role: "row", id: `${this.id}-${n}`, "data-n": n,
+      class: "row", role: "row", id: `${this.id}-${n}`, "data-n": n,
       title: this.data.groups[row.group].question, "aria-rowindex": place + 1,
-      style: `top: ${place * ROW}px`, "aria-selected": String(n === this.current),
-    }, cell("number total", {}, this.now.total[n] === null ? "–" : number(this.now.total[n])),
+      style: `top: ${place * ROW}px`, "aria-selected": String(n === this.state.place),
+    }, cell("number total", {}, total === null ? "–" : number(total)),
     cell("number", {}, against(this.now.advantage[n])),
-    ...row.scores.map((score, r) => cell("number", { title: row.why[r],
+    row.scores.map((score, r) => cell("number", { title: row.why[r],
       style: heat(score, this.ranges[r]) }, score === null ? missing(row) : number(score))),
-    cell("text", {}, images(this.data.groups[row.group]),
-      h("small", {}, `${row.group + 1} · ${row.won ? "attack, wins: " : ""}${row.name}`),
+    cell("text", {}, images(this.data.groups[row.group]), this.label(n),
       ` ${row.text.slice(0, 400)}`));
   }
 
   drawSide() {
-    const { open, weights } = this.state;
-    const key = JSON.stringify([open, weights, this.model.get("own"), this.model.get("report")]);
+    const { place, tab, weights } = this.state;
+    const report = this.model.get("report");
+    const key = JSON.stringify([place, tab, weights, this.model.get("own"), report]);
     if (key === this.drawn) return; // a text that is being edited stays
     this.drawn = key;
-    const { cards, lost } = this.model.get("report");
-    this.side.replaceChildren(...(this.rows[open] ? this.drawer(open) : [
-      ...cards.map((card) => this.card(card)), cards.length ? "" : "no finding",
-      h("details", {}, h("summary", {}, `${lost.length} lost`),
-        h("ul", {}, lost.map(([name, total]) => h("li", {}, `${number(total)} · ${name}`)))),
-    ]));
+    const isOpen = tab === "completion" && this.rows[place];
+    fill(this.side, isOpen ? this.drawer(place) : [h("small", {}, this.data.origin),
+      report.cards.length ? report.cards.map((card) => this.card(card)) : "no finding"]);
     this.side.scrollTop = 0;
   }
 
-  card(card) {
-    const place = this.rows.findIndex((row) => row.kind === "attack" && row.name === card.attack);
-    const lines = [h("p", {}, card.evidence)];
-    if (card.attack) lines.unshift(h("pre", { title: "marked: what the right answer lacks" },
-      card.difference.map(([isNew, text]) => (isNew ? h("ins", {}, text) : text))));
-    if (card.code) lines.push(h("pre", {}, `line ${card.line}: ${card.code}`),
-      h("p", {}, "on the completion ", h("q", {}, card.completion)));
-    return h("article", { class: card.state },
-      h("h4", {}, `${card.state}: ${card.name}`), ...lines,
-      card.fix ? h("p", { class: "fix" }, `→ ${card.fix}`) : "",
-      place < 0 ? "" : h("button", { onclick: () => this.open(place) }, "Open"));
+  card({ state, name, attack, difference, evidence, code, line, completion, fix }) {
+    const place = this.attacks.findIndex((each) => each && each.name === attack);
+    return h("article", {}, h("h4", {}, h("b", { class: `pill ${state}` }, state), ` ${name}`),
+      attack && h("pre", { title: "marked: where it differs from the right answer" },
+        difference.map(([mark, text]) => (mark ? h(mark, {}, text) : text))),
+      h("p", {}, evidence),
+      code && [h("pre", {}, `line ${line}: ${code}`),
+        h("p", {}, "on the completion ", h("q", {}, completion))],
+      fix && h("p", { class: "fix" }, `→ ${fix}`),
+      place >= 0 && button("Open", () => this.open(place)));
   }
 
   drawer(n) {
     const row = this.rows[n];
     const group = this.data.groups[row.group];
-    const isKept = this.model.get("own").some((each) => each.name === row.name
-      || (each.group === row.group && each.text === row.text));
     const box = h("textarea", { "aria-label": "completion", rows: 8, spellcheck: "false" });
     box.value = row.text;
-    const button = (label, what, name) => h("button", { class: name, onclick: () => this.ask(
-      { do: what, group: row.group, name: row.name, text: box.value }) }, label);
+    const asking = (label, what, name) => button(label, () => this.ask(
+      { do: what, group: row.group, name: row.name, text: box.value }), { class: name });
     const at = row.answer ? row.text.lastIndexOf(row.answer) : row.text.length;
+    const shut = { class: "close", "aria-label": "close" };
     return [
-      h("h4", {}, `${row.group + 1} · ${row.name}`, h("button", {
-        class: "close", "aria-label": "close", onclick: () => this.shut() }, "✕")),
+      h("h4", {}, this.label(n), button("✕", () => this.shut(), shut)),
       h("p", {}, images(group), group.question, group.reference && ` → ${group.reference}`),
       h("p", {}, h("b", {}, `earns ${number(this.now.total[n] ?? 0)} `),
         against(this.now.advantage[n])),
-      h("pre", {}, row.text.slice(0, at), row.answer ? h("mark", {}, row.answer) : "",
+      h("pre", {}, row.text.slice(0, at), row.answer && h("mark", {}, row.answer),
         row.text.slice(at + row.answer.length)),
-      ...this.data.rewards.map((reward, r) => this.payment(row, reward, r)),
+      row.kind === "reference" && h("small", {}, this.data.origin),
+      this.data.rewards.map((reward, r) => this.payment(row, reward, r)),
       h("details", { class: "edit" }, h("summary", {}, "edit"), box,
-        button("Score again", "score", "main")),
-      button(isKept ? "Forget this attack" : "Keep as attack", "keep"),
+        asking("Score again", "score", "main")),
+      asking(this.own[n] ? "✓ Kept: forget it" : "Keep as attack", "keep"),
     ];
   }
 
@@ -468,9 +500,4 @@ class Lab {
   }
 }
 
-export default {
-  render({ model, el }) {
-    const lab = new Lab(model, el);
-    return () => lab.close();
-  },
-};
+export default { render({ model, el, signal }) { new Lab(model, el, signal); } };

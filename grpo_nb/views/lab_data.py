@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grpo_nb.answers.compare import compare_answers
+from grpo_nb.checks import Check
 from grpo_nb.refusals import own_frame
-from grpo_nb.reward_lab import amounts, written
+from grpo_nb.reward_lab import amounts, own_attacks, written
+from grpo_nb.reward_lab.attacks import HACKS, SAMPLED, Attack
 from grpo_nb.reward_lab.check import RewardCheck, RewardVerdict
 from grpo_nb.reward_lab.scoring import prompt_text
 from grpo_nb.rewards import Reward
@@ -26,17 +28,19 @@ from grpo_nb.views import tables
 OTHERS = 8  # names of attacks in a card
 FEW = 4  # rows that are shown if there is neither a sampled completion nor a right answer
 REASON, CARD, QUESTION = 200, 600, 300  # characters that are shown
+SPACES = str.maketrans({" ": "·", "\t": "⇥", "\n": "↵\n"})  # where nothing else differs
 TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 
 
 class Text(NamedTuple):
-    """Hold a completion of a row: what kind it is, and whether it is known to be wrong."""
+    """Hold a completion of a row: its kind, whether it is known to be wrong, which attack it is."""
 
     row: int
     kind: str
     name: str
     text: str
     wrong: bool | None = None
+    attack: Attack | None = None
 
 
 def contents(check: RewardCheck, conditions: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,33 +69,64 @@ def contents(check: RewardCheck, conditions: Mapping[str, Any]) -> dict[str, Any
     lines = completions(check, texts, {row: place for place, row in enumerate(numbers)})
     weights = list(map(float, scorer.weights))
     parts = {"rewards": rewards, "groups": groups, "completions": lines, "weights": weights}
-    return {**parts, **conditions}
+    return {**parts, **conditions, "origin": _origin(check)}
+
+
+def _origin(check: RewardCheck) -> str:
+    """Return a sentence that says where the right answers come from; "" if there are none."""
+    style = check.written
+    if style is None or not style.answers:
+        return ""
+    if style.own:
+        return f"The right answers are what {style.source} returns."
+    form = "the form that was given" if check.form else "the form that the rewards pay most"
+    source = style.source if style.source == written.EXPRESSION else f"the column {style.source}"
+    origin = f"The right answers are {source}, written in {form}: {style.form!r}."
+    is_reasoned = "{reasoning}" in style.form
+    return origin + f" Their reasoning, {style.reasoning!r}, is invented." * is_reasoned
 
 
 def _texts(check: RewardCheck) -> list[Text]:
     """Return the completions that are shown, in the order of their rows."""
     scorer, style = check.scorer, check.written
-    count, attacked = len(scorer.rows), check.paid.rows if check.paid else []
+    attacked, (once, same) = check.paid.rows if check.paid else [], _attacks(check)
     texts, sizes = [], Counter()
-    for number, text in check.sampled:
-        row = number % count
+    for row, text in check.sampled:
         sizes[row] += 1
-        texts.append(Text(row, "sampled", f"sampled {sizes[row]}", text))
-    rows = {*attacked, *(each.row for each in texts)} or range(min(FEW, count))
+        name = f"sampled {sizes[row]}"
+        texts.append(Text(row, "sampled", name, text, attack=same.get((row, text))))
+    rows = {*attacked, *(each.row for each in texts)} or range(min(FEW, len(scorer.rows)))
     for row in rows:
         if style and row in style.answers:
             texts.append(Text(row, "reference", "the right answer", style.right(row), False))
             texts.append(Text(row, "other", "another row's answer", style.wrong(row), True))
+            if (longer := style.wrong(row, style.longer)) != style.wrong(row):
+                texts.append(Text(row, "other", "another row's answer, reasoned", longer, True))
         texts.append(Text(row, "empty", "an empty completion", "", True))
-    once: dict[str, Text] = {}  # an attack is shown on the first row on which it can be written
-    for row in attacked:
-        for attack, text in check.every_attack().on(row):
-            wrong = attack.kind in amounts.HACKS
-            once.setdefault(attack.name, Text(row, "attack", attack.name, text, wrong))
-    texts += once.values()
+    texts += once
     if check.unusable or scorer.any_slow:
         texts = [each for each in texts if scorer.has((each.row, each.text))]
     return sorted(texts, key=lambda each: each.row)
+
+
+def _attacks(check: RewardCheck) -> tuple[list[Text], dict[tuple[int, str], Attack]]:
+    """Return each attack on one row, and those that were sampled, {(row, text): attack}.
+
+    The attacks are shown on the rows in turn, a person's own on the first; sampled ones only there.
+    """
+    sampled, ways, same = dict.fromkeys(check.sampled), {}, {}
+    for row in check.paid.rows if check.paid else ():
+        for attack, text in check.every_attack().on(row):
+            is_model = attack.family == SAMPLED
+            pairs = [pair for pair in sampled if is_model and pair[1] == text]
+            pairs += [pair for pair in [(row, text)] if pair in sampled]
+            same |= dict.fromkeys(pairs, attack)
+            line = Text(row, "attack", attack.name, text, attack.kind in HACKS, attack)
+            ways.setdefault(attack.name, []).append(line)
+    names = {attack.name for attack in same.values()}
+    rest = [lines for name, lines in ways.items() if name not in names]
+    turns = [0 if lines[0].attack in check.attacks else n for n, lines in enumerate(rest)]
+    return [lines[n % len(lines)] for n, lines in zip(turns, rest, strict=True)], same
 
 
 def completions(
@@ -108,17 +143,47 @@ def completions(
     if not pairs:
         return []
     scores, reasons = check.scorer.scores(pairs), _reasons(check, pairs)
-    wins = {result.attack.name: result.level for result in check.results}
     lines = []
     for number, (each, own) in enumerate(zip(texts, scores, strict=True)):
         answer = _answer(check, each.text)
         wrong = _is_wrong(check, each, own, answer) if each.wrong is None else each.wrong
+        is_attack = each.attack and (wrong or each.attack.kind not in HACKS)
         line = {"group": places[each.row], "kind": each.kind, "name": each.name, "text": each.text}
         line |= {"scores": [None if np.isnan(score) else float(score) for score in own]}
         line |= {"why": [reason[number][:REASON] for reason in reasons], "answer": answer}
-        line |= {"wrong": wrong, "won": wins.get(each.name, "") if each.kind == "attack" else ""}
+        line |= {"wrong": wrong, "attack": _rules(each.attack) if is_attack else None}
         lines.append(line | {"failed": pairs[number] in check.scorer.failed})
     return lines
+
+
+def _rules(attack: Attack) -> dict[str, Any]:
+    """Return what the browser has to know of an attack to say whether it wins."""
+    return {"name": attack.name, "kind": attack.kind, "knows": amounts.may_earn(attack)}
+
+
+def own_lines(
+    check: RewardCheck,
+    attacks: Sequence[Attack],
+    groups: Sequence[Mapping[str, Any]],
+    lines: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Return a person's own attacks, each with the places of the completions that are this attack.
+
+    Args:
+        check: The check.
+        attacks: The attacks.
+        groups: The groups, of `contents`.
+        lines: The completions, of `contents` and of `completions`.
+    """
+    answers = check.written.answers if check.written else {}
+    own = {each.name: _rules(each) | {"rows": []} for each in attacks}
+    for place, line in enumerate(lines if own else ()):
+        answer = answers.get(groups[line["group"]]["row"], "")
+        attack = own_attacks.attack_of(line["text"], answer, attacks)
+        name = line["name"] if line["kind"] == "attack" else attack.name
+        if name in own:
+            own[name]["rows"].append(place)
+    return list(own.values())
 
 
 def _reasons(check: RewardCheck, pairs: Sequence[tuple[int, str]]) -> list[list[str]]:
@@ -177,44 +242,63 @@ def _is_wrong(check: RewardCheck, each: Text, scores: np.ndarray, answer: str) -
 # -- the verdict
 
 
-def report(check: RewardCheck, verdict: RewardVerdict) -> dict[str, Any]:
-    """Return the verdict: its state, a sentence, a card for each finding, and what lost."""
+def report(check: RewardCheck, verdict: RewardVerdict, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the verdict: its state, a sentence, a card for each finding, and which attacks won.
+
+    Args:
+        check: The check.
+        verdict: What it returned.
+        data: The completions that are shown, of `contents`.
+    """
+    rows = [group["row"] for group in data["groups"]]
+    lines = [line for line in data["completions"] if line["attack"]]
+    shown = {line["attack"]["name"]: (rows[line["group"]], line["text"]) for line in lines}
     states = {finding.state for finding in verdict.findings}
     state = next((state for state in ("stop", "warning") if state in states), "passed")
-    lost = [result for result in check.results if not result.level]
     return {
         "state": state,
         "sentence": str(verdict).partition("\n")[0],
-        "cards": [_card(check, *finding) for finding in verdict.findings],
-        "lost": [(r.attack.name, r.total) for r in sorted(lost, key=lambda r: -r.total)],
+        "cards": [_card(check, finding, shown) for finding in verdict.findings],
+        "won": {result.attack.name: result.level for result in check.results},
         "weights": list(map(float, check.scorer.weights)),
         "attacks": [attack.name for attack in check.attacks],
     }
 
 
-def _card(check: RewardCheck, name: str, state: str, evidence: str, fix: str) -> dict[str, Any]:
+def _card(
+    check: RewardCheck, finding: Check, shown: Mapping[str, tuple[int, str]]
+) -> dict[str, Any]:
     """Return a finding with the attack that earns most by it, or the line that raised."""
-    card = {"name": name, "state": state, "evidence": evidence, "fix": fix}
-    each = [result for result in check.results if result.level and result.attack.family == name]
+    card, results = finding._asdict(), [result for result in check.results if result.level]
+    each = [result for result in results if result.attack.family == finding.name]
     if not each:
-        return card | _fault(check, name)
+        return card | _fault(check, finding.name)
     is_honest = each[0].attack.kind == "honest"
     worst = (min if is_honest else max)(each, key=lambda r: (r.level == "stop", r.total - r.right))
     others = ", ".join([r.attack.name for r in each if r is not worst][:OTHERS])
     amount = f"{worst.total:.3g}; right {worst.right:.3g}, wrong {worst.wrong:.3g}"
     payer = f"`{check.scorer.names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"
     evidence = f"{worst.because}: {amount}; {payer}{others and f'; so do: {others}'}"
-    reference = check.written.right(check.paid.rows[0])
-    difference = _difference(reference[:CARD], worst.completion[:CARD])
+    row, text = shown.get(worst.attack.name, (check.paid.rows[0], worst.completion))
+    difference = _difference(check.written.right(row)[:CARD], text[:CARD])
     card |= {"attack": worst.attack.name, "evidence": evidence, "difference": difference}
     return card
 
 
-def _difference(reference: str, text: str) -> list[tuple[bool, str]]:
-    """Return the text in parts, each with whether the reference lacks it."""
+def _difference(reference: str, text: str) -> list[tuple[str, str]]:
+    """Return the text in parts, [(mark, part)]: "ins" for what the reference lacks, else "".
+
+    If it lacks nothing, "del" marks what stands only in the reference.
+    """
     old, new = TOKEN.findall(reference), TOKEN.findall(text)
     blocks = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    return [(kind != "equal", "".join(new[a:b])) for kind, _, _, a, b in blocks if b > a]
+    parts = [("ins" * (kind != "equal"), new[a:b]) for kind, _, _, a, b in blocks]
+    if not any(mark and part for mark, part in parts):
+        parts = [("del" * (kind == "delete"), old[a:b]) for kind, a, b, *_ in blocks]
+    texts = [(mark, "".join(part)) for mark, part in parts if part]
+    return [
+        (mark, text.translate({} if text.strip() or not mark else SPACES)) for mark, text in texts
+    ]
 
 
 def _fault(check: RewardCheck, name: str) -> dict[str, Any]:

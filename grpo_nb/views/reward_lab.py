@@ -67,9 +67,7 @@ class RewardLab(anywidget.AnyWidget):
         self.run, self.line, own = run, weights_line, list(options.get("attacks", ()))
         self.attacks = own + [each for each in self.session if each not in own and not run]
         self.judge(dataset, options.get("reward_weights"))
-        conditions = _conditions(options.get("args"))
-        self.data = lab_data.contents(self.check, conditions)
-        self._name_own()
+        self._find_own()
         self.on_msg(self._reply)
         in_order(self)
 
@@ -81,15 +79,14 @@ class RewardLab(anywidget.AnyWidget):
         options = self.options | {"reward_weights": weights, "attacks": self.attacks}
         self.check = RewardCheck(self.reward_funcs, dataset, self.completions, **options)
         self.verdict = self.check.run()
-        self.report = lab_data.report(self.check, self.verdict) | {"line": self.line}
+        self.data = self.data or lab_data.contents(self.check, _conditions(options.get("args")))
+        report = lab_data.report(self.check, self.verdict, self.data)
+        self.report = report | {"line": self.line}
 
-    def _name_own(self, text: str = "", group: int = -1, attack: Attack | None = None) -> None:
-        """Tell the browser which attacks there are, and which completion became one just now."""
-        texts = {each["name"]: each for each in self.own}
-        if attack:
-            texts[attack.name] = {"name": attack.name, "group": group, "text": text}
-        empty = {"group": -1, "text": ""}
-        self.own = [texts.get(each.name, {"name": each.name, **empty}) for each in self.attacks]
+    def _find_own(self) -> None:
+        """Tell the browser which attacks are a person's own, and which completions these are."""
+        groups = self.data["groups"]
+        self.own = lab_data.own_lines(self.check, self.attacks, groups, self._lines())
 
     def _reply(self, _: Any, message: dict[str, Any], __: Any) -> None:
         """Do what the browser asks, and reply with a sentence."""
@@ -111,6 +108,7 @@ class RewardLab(anywidget.AnyWidget):
         name = f"edited {len(self.added) + 1}"
         edited = [lab_data.Text(row, "edited", name, text)]
         self.added = self.added + lab_data.completions(self.check, edited, {row: group})
+        self._find_own()
         return "scored"
 
     def keep(self, group: int, text: str, name: str = "") -> str:
@@ -142,7 +140,7 @@ class RewardLab(anywidget.AnyWidget):
             type(self).session[:] = own
         if is_new and not any(line["text"] == text for line in self._lines()):
             self.score(group, text)
-        self._name_own(text, group, attack if is_new else None)
+        self._find_own()
         place = f"in {own_attacks.FILE} of the run" if self.run else "for this session"
         return f"kept {place}; the next verdict counts it" if is_new else "forgotten"
 

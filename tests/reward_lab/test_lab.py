@@ -18,6 +18,7 @@ from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
+from grpo_nb.views import lab_data
 
 SO = crc32(b"so!")  # a text that no attack is made of
 HEDGE = RIGHT.format("84 or 85")
@@ -60,6 +61,7 @@ def test_it_takes_what_check_rewards_takes_and_shows_the_same_verdict():
 
 def test_the_table_has_what_was_sampled_what_is_right_and_each_attack_once():
     lab = open_lab()
+    assert "column answer" in lab.data["origin"] and "'1+1=2', is invented" in lab.data["origin"]
     [first, second] = lines(lab, kind="sampled")
     assert first["text"] == RIGHT.format("85") and first["scores"] == [1.0, 1.0, 1.0, 1.0]
     assert first["why"][0] == "85, read as a number, is 85" and first["answer"] == "85"
@@ -67,9 +69,22 @@ def test_the_table_has_what_was_sampled_what_is_right_and_each_attack_once():
     assert len(lines(lab, kind="reference")) == len(lab.data["groups"]) == len(ROWS)
     attacks = lines(lab, kind="attack")
     assert len({each["name"] for each in attacks}) == len(attacks) > 40
+    assert len({each["group"] for each in attacks}) == len(ROWS)
     assert [r["role"] for r in lab.data["rewards"]][:2] == ["right", "form"]
     assert lab.data["weights"] == MATH.reward_weights
-    assert len(lab.report["lost"]) == len(lab.verdict.table) and lab.report["state"] == "passed"
+    assert set(lab.report["won"].values()) == {""} and lab.report["state"] == "passed"
+
+
+def test_a_sampled_completion_that_is_tried_as_an_attack_is_listed_once():
+    def counts(completions, **_):
+        return [text.count("=") / 4 for text in completions]
+
+    spam = RIGHT.format("7").replace("1+1=2", "so = = = = =")
+    sampled = [["a"], [spam, "b"], [RIGHT.format("15"), spam]]
+    lab = RewardLab([mentions, counts], TEXTS, sampled, form="tags")
+    [name] = [name for name, level in lab.report["won"].items() if level and "sampled" in name]
+    again = lines(lab, text=spam)
+    assert [(line["kind"], line["attack"]["name"]) for line in again] == [("sampled", name)] * 2
 
 
 def test_a_wrong_answer_that_a_reward_takes_for_right_is_called_wrong():
@@ -80,12 +95,28 @@ def test_a_wrong_answer_that_a_reward_takes_for_right_is_called_wrong():
 
 def test_the_card_of_an_attack_marks_what_the_right_answer_lacks():
     lab = open_lab([mentions], TEXTS, form="tags")
-    card = next(card for card in lab.report["cards"] if "difference" in card)
-    [attack] = lines(lab, kind="attack", name=card["attack"])
-    parts = {is_new: [t for new, t in card["difference"] if new == is_new] for is_new in (0, 1)}
-    assert "".join(text for _, text in card["difference"]) == attack["text"][:600]
-    assert "<reasoning>" in parts[0] and "<reasoning>" not in parts[1] and parts[1]
+    for card in [card for card in lab.report["cards"] if "difference" in card]:
+        [attack] = lines(lab, kind="attack", name=card["attack"])
+        [right] = lines(lab, kind="reference", group=attack["group"])
+        assert "".join(text for _, text in card["difference"]) == attack["text"][:600]
+        assert all(text in right["text"] for mark, text in card["difference"] if not mark)
+    card = lab.report["cards"][0]
+    assert "<reasoning>" in [text for mark, text in card["difference"] if not mark]
     assert card["state"] == "stop" and "`mentions` pays 1" in card["evidence"] and card["fix"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a:\n1", [("", "a:"), ("ins", "↵\n"), ("", "1")]),
+        ("a:\t1", [("", "a:"), ("ins", "⇥"), ("", "1")]),
+        ("a: 1 ", [("", "a: 1"), ("ins", "·")]),
+        ("a:1", [("", "a:"), ("del", "·"), ("", "1")]),
+        ("b: 1", [("ins", "b"), ("", ": 1")]),
+    ],
+)
+def test_a_difference_that_is_only_space_is_shown(text, shown):
+    assert lab_data._difference("a: 1", text) == shown
 
 
 def test_the_card_of_a_reward_that_raises_has_its_line_and_the_completion():
@@ -116,12 +147,14 @@ def test_a_completion_that_is_kept_counts_in_the_next_verdict_and_in_the_next_la
     lab = open_lab(rewards, TEXTS, form="tags")
     assert lab.report["state"] != "stop"
     assert "next verdict" in lab.keep(0, "so!") and lab.report["attacks"] == []
-    assert lab.own == [{"name": "kept: so!", "group": 0, "text": "so!"}]
+    [own] = lab.own
+    assert own["name"] == "kept: so!" and [lab._lines()[n]["text"] for n in own["rows"]] == ["so!"]
     lab._reply(lab, {"do": "judge", "weights": [1.0, 1.0]}, [])
     assert lab.report["state"] == "stop" and lab.report["attacks"] == ["kept: so!"]
     assert "kept: so!" in [card.get("attack") for card in lab.report["cards"]]
     again = open_lab(rewards, TEXTS, form="tags")
-    assert again.report["state"] == "stop" and lines(again, name="kept: so!")[0]["won"] == "stop"
+    assert again.report["state"] == "stop" and again.report["won"]["kept: so!"] == "stop"
+    assert again._lines()[again.own[0]["rows"][0]]["name"] == "kept: so!"
     assert again.keep(0, "so!", "kept: so!") == "forgotten" and again.own == []
     assert open_lab(rewards, TEXTS, form="tags").report["state"] != "stop"
 

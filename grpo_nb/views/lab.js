@@ -46,20 +46,20 @@ export function advantages(groups, weights, scaling = "group", aggregation = "")
 
 // Returns "stop" or "warning" if an attack wins by its total in its group, else "". The verdict
 // looks at several rows. `share` is how far the attack is from wrong (0) to right (1).
-function levelOf({ kind, knows }, total, share, { right, wrong, honest }) {
+function levelOf({ kind, knows }, total, share, { right, wrong, honest, empty }) {
   const gap = Math.max(right - wrong, 0);
   const margin = 0.02 * gap + TIE;
   if (kind === "padded") return total > right + margin ? "warning" : "";
   if (kind === "honest") return share < 0.5 ? "warning" : "";
   const counts = share >= 0.99;
   if (total > right - margin / 2 || (counts && total > right - gap / 4)) return "stop";
-  return counts || (!knows && total > honest + margin) ? "warning" : "";
+  const isForm = kind === "form" && wrong > empty + margin && total > wrong - margin;
+  return counts || isForm || (!knows && total > honest + margin) ? "warning" : "";
 }
 
 // Returns what a table of completions comes to with these weights. attacks: by row, if it is one.
 export function measure(data, rows, attacks, weights) {
-  const places = data.groups.map(() => []);
-  const written = data.groups.map(() => []);
+  const [places, written] = [0, 1].map(() => data.groups.map(() => []));
   rows.forEach((row, n) => (row.kind === "sampled" ? places : written)[row.group].push(n));
   const total = rows.map((row) => totalOf(row.scores, weights));
   const scores = places.map((group) => group.map((n) => rows[n].scores));
@@ -75,9 +75,9 @@ export function measure(data, rows, attacks, weights) {
       for (const n of written[g]) // as if the group stayed as it is
         if (total[n] !== null) advantage[n] = (total[n] - mean) / (std + EPSILON) || 0;
     const of = (kind) => written[g].filter((n) => rows[n].kind === kind);
-    const [[right], [wrong, ...others]] = [of("reference"), of("other")];
-    const honest = Math.max(...[wrong, ...others].map((n) => total[n] ?? 0));
-    const at = { right: total[right], wrong: total[wrong], honest };
+    const [[right], [empty], [wrong, longer]] = ["reference", "empty", "other"].map(of);
+    const honest = Math.max(total[wrong] ?? 0, total[longer] ?? total[wrong] ?? 0);
+    const at = { right: total[right], wrong: total[wrong], honest, empty: total[empty] };
     const part = (n) => totalOf(rows[n].scores, rightly);
     for (const n of right === undefined ? [] : [...group, ...written[g]]) {
       const way = part(right) - part(wrong);
@@ -93,14 +93,14 @@ export function measure(data, rows, attacks, weights) {
 
 // -- drawing
 
-const fill = (node, ...children) => node.replaceChildren(...children.flat(Infinity).filter(Boolean));
+const fill = (node, ...parts) => node.replaceChildren(...parts.flat(Infinity).filter(Boolean));
 
 function h(tag, attributes, ...children) {
   const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes))
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else node.setAttribute(name, value ?? "");
   fill(node, ...children);
+  for (const [name, value] of Object.entries(attributes))
+    if (name in node) node[name] = value;
+    else node.setAttribute(name, value);
   return node;
 }
 
@@ -123,11 +123,8 @@ function against(value) {
   return [h("span", { class: side, "aria-hidden": "true" }, sign), ` ${value.toFixed(2)}`];
 }
 
-function images(group) {
-  const node = h("span", { class: "images" });
-  node.innerHTML = group.images; // <img> of data that this package encoded
-  return node;
-}
+// `images` are <img> of data that this package encoded.
+const images = (group) => h("span", { class: "images", innerHTML: group.images });
 
 const [PAID, LOST] = ["wrong but paid", "lost attacks"];
 const CHIPS = { // [what it means, whether it holds for completion n]
@@ -153,10 +150,8 @@ class Lab {
   constructor(model, el, signal) {
     const data = model.get("data");
     Object.assign(this, { model, data, note: "", id: Math.random().toString(36).slice(2) });
-    this.state = { // place: the completion in focus, which the tab "completion" shows whole
-      weights: data.weights, sort: ["", true], chips: [], search: "", group: null,
-      place: null, tab: "completions", ...model.get("state"),
-    };
+    this.state = { weights: data.weights, sort: ["", true], chips: [], search: "", group: null,
+      place: null, tab: "completions", ...model.get("state") }; // place: of the row in focus
     this.build();
     el.classList.add("grpo-lab");
     el.append(this.root);
@@ -245,10 +240,8 @@ class Lab {
   build() {
     const { data, state } = this;
     const part = (name, ...more) => (this[name] = h("div", { class: name }, ...more));
-    this.search = h("input", {
-      type: "search", placeholder: "search  /", "aria-label": "search", value: state.search,
-      oninput: () => this.update({ search: this.search.value }),
-    });
+    this.search = h("input", { type: "search", placeholder: "search  /", value: state.search,
+      "aria-label": "search", oninput: () => this.update({ search: this.search.value }) });
     this.heads = {};
     const head = (by, label, title, ...more) => {
       const onclick = () => { // down, up, and as it was
@@ -258,10 +251,8 @@ class Lab {
       return (this.heads[by] = h("div", { role: "columnheader" },
         button(label, onclick, { title }), ...more));
     };
-    this.weights = data.rewards.map(({ name }, n) => h("input", {
-      type: "number", step: "any", value: state.weights[n], "aria-label": `weight of ${name}`,
-      oninput: () => this.weigh(),
-    }));
+    this.weights = data.rewards.map(({ name }, n) => h("input", { type: "number", step: "any",
+      value: state.weights[n], "aria-label": `weight of ${name}`, oninput: () => this.weigh() }));
     const heads = h("div", { class: "row head", role: "row" },
       head("total", "total", "weighted sum of the scores"),
       head("advantage", "advantage", "against the sampled group, as the trainer computes it"),
@@ -269,17 +260,15 @@ class Lab {
         `${name}${role && `, pays for ${role}`}`, h("label", {}, "×", this.weights[n]))),
       head("completion", "completion", "in the order of the prompts"));
     this.space = h("div", { class: "space", role: "rowgroup" });
-    this.body = h("div", {
-      class: "body", role: "grid", tabindex: "0", "aria-label": "completions",
+    this.body = h("div", { class: "body", role: "grid", tabindex: "0", "aria-label": "completions",
       style: `--rewards: ${data.rewards.length}`, onscroll: () => this.drawRows(),
-      onclick: ({ target }) => this.open(target.closest("[data-n]")?.dataset.n),
-    }, heads, this.space);
+      onclick: ({ target }) => this.open(target.closest("[data-n]")?.dataset.n) },
+    heads, this.space);
     const table = h("section", { class: "table" }, part("strip"), part("about"),
       h("div", { class: "tools" }, part("chips"), this.search), this.body);
-    this.root = h("div", {
-      class: "lab tex2jax_ignore mathjax_ignore", "data-jp-suppress-context-menu": "true",
-      onkeydown: (event) => this.key(event),
-    }, part("bar"), part("tabs"), h("div", { class: "parts" }, table, part("side")));
+    this.root = h("div", { class: "lab tex2jax_ignore mathjax_ignore",
+      "data-jp-suppress-context-menu": "true", onkeydown: (event) => this.key(event) },
+    part("bar"), part("tabs"), h("div", { class: "parts" }, table, part("side")));
   }
 
   weigh() {
@@ -338,8 +327,7 @@ class Lab {
     const names = this.model.get("own").map((each) => each.name);
     const less = (some, others) => some.filter((name) => !others.includes(name)).length;
     const [more, gone] = [less(names, report.attacks), less(report.attacks, names)];
-    const attacks = (size, what) =>
-      size && `${size} ${size === 1 ? "attack was" : "attacks were"} ${what}`;
+    const attacks = (n, what) => n && `${n} ${n === 1 ? "attack was" : "attacks were"} ${what}`;
     const changes = [differs(report.weights) && "a weight was moved",
       attacks(gone, "forgotten"), attacks(more, "added")].filter(Boolean);
     const isStop = report.state === "stop" && changes.length === 1 && more; // more only adds stops
@@ -366,11 +354,10 @@ class Lab {
     const most = Math.max(TIE, ...now.groups.map((group) => group.spread));
     const lost = now.groups.map((group, g) => before.groups[g].signal && !group.signal);
     fill(this.strip, now.groups.map((group, g) => button("",
-      () => this.update({ group: state.group === g ? null : g }), {
-        title: `${g + 1}. ${data.groups[g].question}\nspread ${number(group.spread)}`,
+      () => this.update({ group: state.group === g ? null : g }),
+      { title: `${g + 1}. ${data.groups[g].question}\nspread ${number(group.spread)}`,
         class: `block${lost[g] ? " lost" : ""}`, style: heat(group.spread, [0, most]),
-        "aria-pressed": String(state.group === g), "aria-label": `group ${g + 1}`,
-      })));
+        "aria-pressed": String(state.group === g), "aria-label": `group ${g + 1}` })));
     const sampled = now.groups.filter((group) => group.size > 1).length;
     const numbers = lost.flatMap((is, g) => (is ? [g + 1] : [])).join(", ");
     const text = !sampled ? "no sampled groups: pass `completions` to see advantages"
@@ -467,9 +454,9 @@ class Lab {
   drawer(n) {
     const row = this.rows[n];
     const group = this.data.groups[row.group];
-    const box = h("textarea", { "aria-label": "completion", rows: 8, spellcheck: "false" });
-    box.value = row.text;
-    const asking = (label, what, name) => button(label, () => this.ask(
+    const box = h("textarea",
+      { "aria-label": "completion", rows: 8, spellcheck: false, value: row.text });
+    const asking = (label, what, name = "") => button(label, () => this.ask(
       { do: what, group: row.group, name: row.name, text: box.value }), { class: name });
     const at = row.answer ? row.text.lastIndexOf(row.answer) : row.text.length;
     const shut = { class: "close", "aria-label": "close" };

@@ -158,7 +158,8 @@ def completions(
 
 def _rules(attack: Attack) -> dict[str, Any]:
     """Return what the browser has to know of an attack to say whether it wins."""
-    return {"name": attack.name, "kind": attack.kind, "knows": amounts.may_earn(attack)}
+    kind = "form" if attack.family == "empty form" else attack.kind
+    return {"name": attack.name, "kind": kind, "knows": amounts.may_earn(attack)}
 
 
 def own_lines(

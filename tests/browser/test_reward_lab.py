@@ -12,6 +12,7 @@ from browsing import NEEDS_BROWSER, SLOW, contrast, jupyterlab, run_all_cells
 from labs import open_lab
 from playwright.sync_api import expect
 
+from grpo_nb import check_rewards
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.reward_lab.advantages import advantages
 from grpo_nb.views import RewardLab
@@ -65,9 +66,9 @@ MANY = """rows = [dict(row, answer=str(n)) for row in dataset for n in range(32)
 RewardLab([match_format, check_answer], rows, [said(n, 1) + ["", "?"] for n in range(256)])"""
 REFUSED = "RewardLab([match_format], [])"
 CELLS = (REWARDS, DATA, OPEN, BROKEN, MANY, REFUSED)
-MODULE = """async ([source, ...values]) => {
+MODULE = """async ([source, name, ...values]) => {
   const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
-  return (await import(url)).advantages(...values);
+  return (await import(url))[name](...values);
 }"""
 
 
@@ -87,14 +88,21 @@ RENDER = """async ([source, style, values]) => {
 }"""
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_it_needs_no_more_than_anywidget_gives_and_takes_the_hosts_colors(browser, host):
-    lab, (colors, scheme) = open_lab(), HOSTS[host]
+def render(browser, lab, colors="", **options):
+    """A page that shows a Lab without a kernel."""
     values = {name: getattr(lab, name) for name in ("data", "report", "state", "added", "own")}
-    blank = browser.new_page(color_scheme=scheme)
+    blank = browser.new_page(**options)
     style = f":root {{ {colors} }}\n{RewardLab._css}"
     blank.evaluate(RENDER, [RewardLab._esm, style, values])
+    return blank
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_it_needs_no_more_than_anywidget_gives_and_takes_the_hosts_colors(browser, host):
+    colors, scheme = HOSTS[host]
+    blank = render(browser, open_lab(), colors, color_scheme=scheme)
     expect(blank.get_by_role("status")).to_have_text("passed")
+    expect(blank.get_by_role("button", name="no score")).to_have_count(0)
     blank.get_by_text("sampled 1").click()
     for node in blank.locator("[data-n] > *, .pill, summary, mark, .chips button, pre").all():
         assert contrast(node) > 4.5, node.inner_text()
@@ -150,10 +158,50 @@ def test_the_browsers_advantages_are_pythons(browser, scaling, aggregation):
         for group in scores.reshape(6, 4, 3)
     ]
     blank = browser.new_page()
-    shown = blank.evaluate(MODULE, [RewardLab._esm, groups, weights, scaling, aggregation])
+    arguments = [RewardLab._esm, "advantages", groups, weights, scaling, aggregation]
+    shown = blank.evaluate(MODULE, arguments)
     blank.close()
     expected = advantages(scores, weights, 4, scaling, aggregation)
     np.testing.assert_allclose(np.ravel(shown), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("weights", [[1, 1, 0], [3, 1, 0], [0, 1, 0.1], [1, 1, -1]])
+def test_attacks_that_win_by_the_browsers_totals_win_in_the_next_verdict(browser, weights):
+    exec(f"{REWARDS}\n{DATA}", names := {})
+    rewards = [names[name] for name in ("match_format", "check_answer", "shows_work")]
+    sampled = (rewards, names["dataset"], names["completions"])
+    lab, blank = RewardLab(*sampled), browser.new_page()
+    attacks = [line["attack"] for line in lab.data["completions"]]
+    table = [RewardLab._esm, "measure", lab.data, lab.data["completions"], attacks]
+    before, now = (blank.evaluate(MODULE, [*table, w])["level"] for w in ([1, 1, 1], weights))
+    blank.close()
+    names = [attack and attack["name"] for attack in attacks]
+    levels = zip(names, before, now, strict=True)
+    won = {name: lab.report["won"][name] if a == b else b for name, a, b in levels if name}
+    verdict = check_rewards(*sampled, reward_weights=weights)
+    expected = {line["attack"]: line["won"] for line in verdict.table if line["attack"] in won}
+    assert len(expected) > 70 and {name: won[name] for name in expected} == expected
+
+
+def test_an_attack_that_wins_only_beside_its_group_is_wrong_but_paid(browser):
+    def well_formed(completions, **_):
+        return [float("<answer>" in text) for text in completions]
+
+    def right(completions, answer, **_):
+        pairs = zip(answer, completions, strict=True)
+        return [float(f"<answer>{want}</answer>" in text) for want, text in pairs]
+
+    dataset = [{"prompt": "a sum", "answer": str(n)} for n in (20, 31, 42, 53)]
+    lab = RewardLab([right, well_formed], dataset, [["a", "b", "<answer>"]] * 4, form="tags")
+    assert lab.report["won"]["negated"] == ""  # it earns what an honest wrong answer does
+    blank = render(browser, lab)
+    attack = blank.locator("[data-n]", has_text="negated")
+    expect(blank.locator("[data-n]").first).to_be_visible()
+    expect(attack).to_have_count(0)
+    press(blank, "wrong but paid")
+    blank.get_by_role("searchbox").fill("negated")
+    assert [line[:2] for line in rows(blank)] == [("1", "▲ 1.15")]
+    blank.close()
 
 
 @pytest.mark.parametrize("width", [1440, 900])
@@ -161,6 +209,7 @@ def test_verdict_and_first_completions_are_in_the_first_sight(page, lab, width):
     page.set_viewport_size({"width": width, "height": 900})
     box, row = lab.bounding_box(), lab.locator("[data-n]").nth(8).bounding_box()
     assert box["height"] <= 660 and row["y"] + row["height"] < box["y"] + box["height"]
+    assert [text[0] for *_, text in rows(lab)][:8] == list("12345678")  # of each group one
     expect(lab.get_by_role("status")).to_have_text("stop")
     expect(lab).to_contain_text("do not train: ")
     if width == 1440 and os.environ.get("GRPO_NB_SCREENSHOT"):
@@ -180,10 +229,15 @@ def test_verdict_and_first_completions_are_in_the_first_sight(page, lab, width):
 
 def test_the_wrong_completion_that_earns_most_is_found_by_the_keyboard(page, lab):
     press(lab, "wrong but paid")
+    chip = lab.get_by_role("button", name="wrong but paid").inner_text()
+    number = int(chip.split()[-1])
+    expect(lab.get_by_text(f"{number} of ")).to_be_visible()
     grid = lab.get_by_role("grid")
     grid.press("/")
     page.keyboard.type("sampled")
     expect(lab.get_by_role("searchbox")).to_have_value("sampled")
+    expect(lab.get_by_text(f"{number} of ")).to_have_count(0)
+    expect(lab.get_by_role("button", name=chip, exact=True)).to_be_visible()
     expect(lab.locator("[data-n]").first).to_contain_text("84 or 85")
     assert rows(lab)[0][:2] == ("4", "▲ 0.63")
     grid.focus()
@@ -206,10 +260,15 @@ def test_an_edited_completion_is_scored_and_a_kept_one_turns_the_verdict(page, l
     lab.get_by_role("button", name="Score again").click()
     expect(lab.get_by_text("shows work (form) 20 × 1 = 20")).to_be_visible()
     lab.get_by_role("button", name="Keep as attack").click()
-    expect(lab.get_by_role("status")).to_have_text("out of date")
+    expect(lab.get_by_text("ask again: 1 attack was added")).to_be_visible()
+    expect(lab.get_by_role("status")).to_have_text("stop")
+    expect(lab.get_by_role("button", name="Kept: forget it")).to_be_visible()
     lab.get_by_role("button", name="Ask again").click()
+    expect(lab.get_by_role("button", name="Ask again")).to_have_count(0)
     expect(lab.get_by_role("status")).to_have_text("stop")
     page.keyboard.press("Escape")
+    lab.get_by_role("searchbox").fill("edited")
+    expect(lab.locator("[data-n]", has_text="✓ kept")).to_contain_text("= = =")
     card = lab.get_by_role("article").filter(has_text="kept: ")
     expect(card).to_contain_text("earns more than a right answer: 21; right")
 
@@ -218,7 +277,11 @@ def test_totals_follow_a_weight_and_groups_that_lose_their_signal_are_named(page
     lab.get_by_role("searchbox").fill("")
     press(lab, "wrong but paid", False)
     weight = lab.get_by_role("spinbutton", name="weight of shows_work")
+    stuffed = lab.get_by_text("attack, wins: equations")
+    expect(stuffed).to_be_visible()
     weight.fill("0")
+    expect(stuffed).to_have_count(0)
+    expect(lab.get_by_role("button", name="no signal 2, in 1 group")).to_be_visible()
     expect(lab).to_contain_text("7 of 8 groups with signal; lost by these weights: 6")
     expect(lab.get_by_role("status")).to_have_text("out of date")
     assert {total for total, *_ in rows(lab)} <= {"4", "3", "1", "0"}
@@ -252,7 +315,7 @@ def test_a_reward_that_raises_shows_its_line_and_the_completion(page):
     card = lab.get_by_role("article").filter(has_text="careless: raises")
     expect(card).to_contain_text("ZeroDivisionError: float division by zero")
     expect(card).to_contain_text("line 3: return [float(a in t) / len(t.split())")
-    press(lab, "None")
+    press(lab, "no score")
     expect(lab.locator("[data-n]").first).to_contain_text("raises")
 
 

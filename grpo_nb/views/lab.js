@@ -184,6 +184,7 @@ class Lab {
     const { data, model } = this;
     const state = (this.state = { ...this.state, ...change });
     if (Object.keys(change).length) {
+      this.note = "";
       model.set("state", state);
       model.save_changes();
     }
@@ -434,14 +435,15 @@ class Lab {
     if (key === this.drawn) return; // a text that is being edited stays
     this.drawn = key;
     const isOpen = tab === "completion" && this.rows[place];
-    fill(this.side, isOpen ? this.drawer(place) : [h("small", {}, this.data.origin),
+    fill(this.side, isOpen ? this.drawer(place) : [
+      this.data.origin && h("small", {}, this.data.origin),
       report.cards.length ? report.cards.map((card) => this.card(card)) : "no finding"]);
     this.side.scrollTop = 0;
   }
 
   card({ state, name, attack, difference, evidence, code, line, completion, fix }) {
     const place = this.attacks.findIndex((each) => each && each.name === attack);
-    return h("article", {}, h("h4", {}, h("b", { class: `pill ${state}` }, state), ` ${name}`),
+    return h("article", { class: state }, h("h4", {}, h("b", { class: "pill" }, state), ` ${name}`),
       attack && h("pre", { title: "marked: where it differs from the right answer" },
         difference.map(([mark, text]) => (mark ? h(mark, {}, text) : text))),
       h("p", {}, evidence),
@@ -467,7 +469,7 @@ class Lab {
         against(this.now.advantage[n])),
       h("pre", {}, row.text.slice(0, at), row.answer && h("mark", {}, row.answer),
         row.text.slice(at + row.answer.length)),
-      row.kind === "reference" && h("small", {}, this.data.origin),
+      row.kind === "reference" && h("p", {}, this.data.origin),
       this.data.rewards.map((reward, r) => this.payment(row, reward, r)),
       h("details", { class: "edit" }, h("summary", {}, "edit"), box,
         asking("Score again", "score", "main")),

@@ -81,7 +81,7 @@ def _origin(check: RewardCheck) -> str:
         return f"The right answers are what {style.source} returns."
     form = "the form that was given" if check.form else "the form that the rewards pay most"
     source = style.source if style.source == written.EXPRESSION else f"the column {style.source}"
-    origin = f"The right answers are {source}, written in {form}: {style.form!r}."
+    origin = f"The right answers are made from {source}, in {form}: {style.form!r}."
     is_reasoned = "{reasoning}" in style.form
     return origin + f" Their reasoning, {style.reasoning!r}, is invented." * is_reasoned
 
@@ -110,10 +110,7 @@ def _texts(check: RewardCheck) -> list[Text]:
 
 
 def _attacks(check: RewardCheck) -> tuple[list[Text], dict[tuple[int, str], Attack]]:
-    """Return each attack on one row, and those that were sampled, {(row, text): attack}.
-
-    The attacks are shown on the rows in turn, a person's own on the first; sampled ones only there.
-    """
+    """Return each attack once, and those that were sampled, {(row, text): attack}."""
     sampled, ways, same = dict.fromkeys(check.sampled), {}, {}
     for row in check.paid.rows if check.paid else ():
         for attack, text in check.every_attack().on(row):
@@ -125,8 +122,15 @@ def _attacks(check: RewardCheck) -> tuple[list[Text], dict[tuple[int, str], Atta
             ways.setdefault(attack.name, []).append(line)
     names = {attack.name for attack in same.values()}
     rest = [lines for name, lines in ways.items() if name not in names]
-    turns = [0 if lines[0].attack in check.attacks else n for n, lines in enumerate(rest)]
-    return [lines[n % len(lines)] for n, lines in zip(turns, rest, strict=True)], same
+    return [_telling(check, lines, number) for number, lines in enumerate(rest)], same
+
+
+def _telling(check: RewardCheck, lines: Sequence[Text], number: int) -> Text:
+    """Return an attack on a row on which it does best; of several such rows, another each time."""
+    totals = check.scorer.totals([(line.row, line.text) for line in lines])
+    gains = -totals if lines[0].attack.kind == "honest" else totals
+    best = [line for line, gain in zip(lines, gains, strict=True) if gain > gains.max() - 1e-6]
+    return best[0 if lines[0].attack in check.attacks else number % len(best)]
 
 
 def completions(

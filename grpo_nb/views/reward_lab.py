@@ -36,6 +36,8 @@ class RewardLab(anywidget.AnyWidget):
     again, and kept as an attack, which counts in every Lab of this session.
 
     Args:
+        completions: What the model sampled, completions[i][j]: one list of texts or chats for each
+            row, in the order of the rows, as `sample` returns them.
         run: The run of notebook 2, whose file keeps the attacks.
         weights_line: How weights are written where the rewards read them, with {} for the numbers.
 

@@ -340,7 +340,7 @@ class Lab {
       this.weigh();
     };
     fill(this.bar,
-      h("b", { class: `pill ${word.replaceAll(" ", "-")}`, role: "status" }, word),
+      h("b", { class: `pill ${word}`, role: "status" }, word),
       h("span", { class: "sentence" },
         changes.length ? `ask again: ${changes.join(", ")}` : report.sentence),
       changes.length && button("Ask again",
@@ -431,10 +431,10 @@ class Lab {
   drawSide() {
     const { place, tab, weights } = this.state;
     const report = this.model.get("report");
-    const key = JSON.stringify([place, tab, weights, this.model.get("own"), report]);
+    const isOpen = tab === "completion" && this.rows[place];
+    const key = JSON.stringify([isOpen && place, weights, this.model.get("own"), report]);
     if (key === this.drawn) return; // a text that is being edited stays
     this.drawn = key;
-    const isOpen = tab === "completion" && this.rows[place];
     fill(this.side, isOpen ? this.drawer(place) : [
       this.data.origin && h("small", {}, this.data.origin),
       report.cards.length ? report.cards.map((card) => this.card(card)) : "no finding"]);

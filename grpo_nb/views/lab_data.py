@@ -185,7 +185,7 @@ def own_lines(
     for place, line in enumerate(lines if own else ()):
         answer = answers.get(groups[line["group"]]["row"], "")
         attack = own_attacks.attack_of(line["text"], answer, attacks)
-        name = line["name"] if line["kind"] == "attack" else attack.name
+        name = attack.name if attack in attacks else line["name"]
         if name in own:
             own[name]["rows"].append(place)
     return list(own.values())

@@ -722,6 +722,12 @@ def test_an_attack_that_cannot_be_written_is_refused(attack, refusal):
         found(SOUND, attacks=[attack])
 
 
+def test_completions_in_one_list_for_all_rows_are_refused():
+    refusal = "completions has 9 entries, and dataset 4 rows: give one list for each row"
+    with pytest.raises(ValueError, match=refusal):
+        found(SOUND, NUMBERS[:4], completions=["41"] * 9)
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -19,19 +19,11 @@ import numpy as np
 
 from grpo_nb import refusals
 from grpo_nb.checks import Check, Checks
-from grpo_nb.reward_lab import amounts, linter, programs, written
+from grpo_nb.reward_lab import amounts, linter, programs, scoring, written
 from grpo_nb.reward_lab.amounts import FIXES
 from grpo_nb.reward_lab.attacks import Attack, Attacks, verified
 from grpo_nb.reward_lab.mentions import accepted, columns_of, missing_columns, strings_of
-from grpo_nb.reward_lab.scoring import (
-    READ_ROWS,
-    Fault,
-    Row,
-    Scorer,
-    cut,
-    prompt_text,
-    read_rows,
-)
+from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, cut, prompt_text, read_rows
 from grpo_nb.rewards.contract import TRLS_OWN, parameters_of
 
 CHARACTERS = 4  # per token, for the length of the longest completion
@@ -681,7 +673,7 @@ def _texts(completions: Sequence[Any] | None, rows: int) -> list[tuple[int, str]
     """
     from grpo_nb.rewards.prompts import completion_text
 
-    if completions is not None and len(completions) > rows and rows < READ_ROWS:
+    if completions is not None and len(completions) > rows and rows < scoring.READ_ROWS:
         raise ValueError(
             f"completions has {len(completions)} entries, and dataset {_count(rows, 'row')}: give "
             "one list for each row, in the order of the rows, with all that was sampled for it"

@@ -17,7 +17,7 @@ import numpy as np
 from grpo_nb.answers.compare import compare_answers
 from grpo_nb.checks import Check
 from grpo_nb.refusals import own_frame
-from grpo_nb.reward_lab import amounts, own_attacks, written
+from grpo_nb.reward_lab import amounts, written
 from grpo_nb.reward_lab.attacks import HACKS, SAMPLED, Attack
 from grpo_nb.reward_lab.check import RewardCheck, RewardVerdict
 from grpo_nb.reward_lab.scoring import prompt_text
@@ -155,40 +155,15 @@ def completions(
         line = {"group": places[each.row], "kind": each.kind, "name": each.name, "text": each.text}
         line |= {"scores": [None if np.isnan(score) else float(score) for score in own]}
         line |= {"why": [reason[number][:REASON] for reason in reasons], "answer": answer}
-        line |= {"wrong": wrong, "attack": _rules(each.attack) if is_attack else None}
+        line |= {"wrong": wrong, "attack": rules(each.attack) if is_attack else None}
         lines.append(line | {"failed": pairs[number] in check.scorer.failed})
     return lines
 
 
-def _rules(attack: Attack) -> dict[str, Any]:
+def rules(attack: Attack) -> dict[str, Any]:
     """Return what the browser has to know of an attack to say whether it wins."""
     kind = "form" if attack.family == "empty form" else attack.kind
     return {"name": attack.name, "kind": kind, "knows": amounts.may_earn(attack)}
-
-
-def own_lines(
-    check: RewardCheck,
-    attacks: Sequence[Attack],
-    groups: Sequence[Mapping[str, Any]],
-    lines: Sequence[Mapping[str, Any]],
-) -> list[dict[str, Any]]:
-    """Return a person's own attacks, each with the places of the completions that are this attack.
-
-    Args:
-        check: The check.
-        attacks: The attacks.
-        groups: The groups, of `contents`.
-        lines: The completions, of `contents` and of `completions`.
-    """
-    answers = check.written.answers if check.written else {}
-    own = {each.name: _rules(each) | {"rows": []} for each in attacks}
-    for place, line in enumerate(lines if own else ()):
-        answer = answers.get(groups[line["group"]]["row"], "")
-        attack = own_attacks.attack_of(line["text"], answer, attacks)
-        name = attack.name if attack in attacks else line["name"]
-        if name in own:
-            own[name]["rows"].append(place)
-    return list(own.values())
 
 
 def _reasons(check: RewardCheck, pairs: Sequence[tuple[int, str]]) -> list[list[str]]:
@@ -257,13 +232,13 @@ def report(check: RewardCheck, verdict: RewardVerdict, data: Mapping[str, Any]) 
     """
     rows = [group["row"] for group in data["groups"]]
     lines = [line for line in data["completions"] if line["attack"]]
-    shown = {line["attack"]["name"]: (rows[line["group"]], line["text"]) for line in lines}
+    versions = {line["attack"]["name"]: (rows[line["group"]], line["text"]) for line in lines}
     states = {finding.state for finding in verdict.findings}
     state = next((state for state in ("stop", "warning") if state in states), "passed")
     return {
         "state": state,
         "sentence": str(verdict).partition("\n")[0],
-        "cards": [_card(check, finding, shown) for finding in verdict.findings],
+        "cards": [_card(check, finding, versions) for finding in verdict.findings],
         "won": {result.attack.name: result.level for result in check.results},
         "weights": list(map(float, check.scorer.weights)),
         "attacks": [attack.name for attack in check.attacks],
@@ -271,7 +246,7 @@ def report(check: RewardCheck, verdict: RewardVerdict, data: Mapping[str, Any]) 
 
 
 def _card(
-    check: RewardCheck, finding: Check, shown: Mapping[str, tuple[int, str]]
+    check: RewardCheck, finding: Check, versions: Mapping[str, tuple[int, str]]
 ) -> dict[str, Any]:
     """Return a finding with the attack that earns most by it, or the line that raised."""
     card, results = finding._asdict(), [result for result in check.results if result.level]
@@ -284,7 +259,7 @@ def _card(
     amount = f"{worst.total:.3g}; right {worst.right:.3g}, wrong {worst.wrong:.3g}"
     payer = f"`{check.scorer.names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"
     evidence = f"{worst.because}: {amount}; {payer}{others and f'; so do: {others}'}"
-    row, text = shown.get(worst.attack.name, (check.paid.rows[0], worst.completion))
+    row, text = versions.get(worst.attack.name, (check.paid.rows[0], worst.completion))
     difference = _difference(check.written.right(row)[:CARD], text[:CARD])
     card |= {"attack": worst.attack.name, "evidence": evidence, "difference": difference}
     return card

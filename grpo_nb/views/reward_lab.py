@@ -87,8 +87,15 @@ class RewardLab(anywidget.AnyWidget):
 
     def _find_own(self) -> None:
         """Tell the browser which attacks are a person's own, and which completions these are."""
-        groups = self.data["groups"]
-        self.own = lab_data.own_lines(self.check, self.attacks, groups, self._lines())
+        answers = self.check.written.answers if self.check.written else {}
+        own = {each.name: lab_data.rules(each) | {"rows": []} for each in self.attacks}
+        for place, line in enumerate(self._lines() if own else ()):
+            answer = answers.get(self.data["groups"][line["group"]]["row"], "")
+            attack = own_attacks.attack_of(line["text"], answer, self.attacks)
+            name = attack.name if attack in self.attacks else line["name"]
+            if name in own:
+                own[name]["rows"].append(place)
+        self.own = list(own.values())
 
     def _reply(self, _: Any, message: dict[str, Any], __: Any) -> None:
         """Do what the browser asks, and reply with a sentence."""

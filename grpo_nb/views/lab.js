@@ -47,14 +47,16 @@ export function advantages(groups, weights, scaling = "group", aggregation = "")
 // Returns "stop" or "warning" if an attack wins by its total in its group, else "". The verdict
 // looks at several rows. `share` is how far the attack is from wrong (0) to right (1).
 function levelOf({ kind, knows }, total, share, { right, wrong, honest, empty }) {
-  const gap = Math.max(right - wrong, 0);
+  const gap = right - wrong;
+  if (gap <= TIE) return ""; // nothing is right here
   const margin = 0.02 * gap + TIE;
   if (kind === "padded") return total > right + margin ? "warning" : "";
   if (kind === "honest") return share < 0.5 ? "warning" : "";
   const counts = share >= 0.99;
   if (total > right - margin / 2 || (counts && total > right - gap / 4)) return "stop";
   const isForm = kind === "form" && wrong > empty + margin && total > wrong - margin;
-  return counts || isForm || (!knows && total > honest + margin) ? "warning" : "";
+  const most = honest + margin + (kind === "sampled" ? gap / 4 : 0);
+  return counts || isForm || (!knows && total > most) ? "warning" : "";
 }
 
 // Returns what a table of completions comes to with these weights. attacks: by row, if it is one.

@@ -118,8 +118,9 @@ def _attacks(check: RewardCheck) -> tuple[list[Text], dict[tuple[int, str], Atta
             pairs = [pair for pair in sampled if is_model and pair[1] == text]
             pairs += [pair for pair in [(row, text)] if pair in sampled]
             same |= dict.fromkeys(pairs, attack)
-            line = Text(row, "attack", attack.name, text, attack.kind in HACKS, attack)
-            ways.setdefault(attack.name, []).append(line)
+            if check.scorer.has((row, text)):  # the check has scored it
+                line = Text(row, "attack", attack.name, text, attack.kind in HACKS, attack)
+                ways.setdefault(attack.name, []).append(line)
     names = {attack.name for attack in same.values()}
     rest = [lines for name, lines in ways.items() if name not in names]
     return [_telling(check, lines, number) for number, lines in enumerate(rest)], same
@@ -162,7 +163,7 @@ def completions(
 
 def rules(attack: Attack) -> dict[str, Any]:
     """Return what the browser has to know of an attack to say whether it wins."""
-    kind = "form" if attack.family == "empty form" else attack.kind
+    kind = {"empty form": "form", SAMPLED: "sampled"}.get(attack.family, attack.kind)
     return {"name": attack.name, "kind": kind, "knows": amounts.may_earn(attack)}
 
 

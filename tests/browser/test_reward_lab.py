@@ -165,7 +165,7 @@ def test_the_browsers_advantages_are_pythons(browser, scaling, aggregation):
     np.testing.assert_allclose(np.ravel(shown), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("weights", [[1, 1, 0], [3, 1, 0], [0, 1, 0.1], [1, 1, -1]])
+@pytest.mark.parametrize("weights", [[1, 1, 0], [1, 0, 1], [0, 1, 0.1], [1, 1, -1]])
 def test_attacks_that_win_by_the_browsers_totals_win_in_the_next_verdict(browser, weights):
     exec(f"{REWARDS}\n{DATA}", names := {})
     rewards = [names[name] for name in ("match_format", "check_answer", "shows_work")]
@@ -179,8 +179,8 @@ def test_attacks_that_win_by_the_browsers_totals_win_in_the_next_verdict(browser
     levels = zip(names, before, now, strict=True)
     won = {name: lab.report["won"][name] if a == b else b for name, a, b in levels if name}
     verdict = check_rewards(*sampled, reward_weights=weights)
-    expected = {line["attack"]: line["won"] for line in verdict.table if line["attack"] in won}
-    assert len(expected) > 70 and {name: won[name] for name in expected} == expected
+    expected = {line["attack"]: line["won"] for line in verdict.table if line["won"]}
+    assert {name: level for name, level in won.items() if level} == expected
 
 
 def test_an_attack_that_wins_only_beside_its_group_is_wrong_but_paid(browser):

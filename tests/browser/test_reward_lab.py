@@ -66,6 +66,8 @@ MANY = """rows = [dict(row, answer=str(n)) for row in dataset for n in range(32)
 RewardLab([match_format, check_answer], rows, [said(n, 1) + ["", "?"] for n in range(256)])"""
 REFUSED = "RewardLab([match_format], [])"
 CELLS = (REWARDS, DATA, OPEN, BROKEN, MANY, REFUSED)
+STATES = ("stop", "warning", "note")
+COLOR = "node => getComputedStyle(node).backgroundColor"
 MODULE = """async ([source, name, ...values]) => {
   const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
   return (await import(url))[name](...values);
@@ -221,6 +223,8 @@ def test_verdict_and_first_completions_are_in_the_first_sight(page, lab, width):
         expect(lab.locator("[data-n]").first).to_be_hidden()
     expect(lab.get_by_role("article").first).to_be_visible()
     expect(lab.locator("ins").first).to_be_visible()
+    pills = [lab.locator("article .pill").get_by_text(state).first for state in STATES]
+    assert len({pill.evaluate(COLOR) for pill in pills}) == len(STATES)
     if width == 900:
         lab.get_by_role("button", name="completions", exact=False).first.click()
         page.set_viewport_size({"width": 1440, "height": 900})

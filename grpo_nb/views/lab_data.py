@@ -81,9 +81,8 @@ def _origin(check: RewardCheck) -> str:
         return f"The right answers are what {style.source} returns."
     form = "the form that was given" if check.form else "the form that the rewards pay most"
     source = style.source if style.source == written.EXPRESSION else f"the column {style.source}"
-    origin = f"The right answers are made from {source}, in {form}: {style.form!r}."
-    is_reasoned = "{reasoning}" in style.form
-    return origin + f" Their reasoning, {style.reasoning!r}, is invented." * is_reasoned
+    more = f" Their reasoning, {style.reasoning!r}, is invented." * ("{reasoning}" in style.form)
+    return f"The right answers are made from {source}, in {form}: {style.form!r}.{more}"
 
 
 def _texts(check: RewardCheck) -> list[Text]:
@@ -93,8 +92,8 @@ def _texts(check: RewardCheck) -> list[Text]:
     texts, sizes = [], Counter()
     for row, text in check.sampled:
         sizes[row] += 1
-        name = f"sampled {sizes[row]}"
-        texts.append(Text(row, "sampled", name, text, attack=same.get((row, text))))
+        attack = same.get((row, text))
+        texts.append(Text(row, "sampled", f"sampled {sizes[row]}", text, attack=attack))
     rows = {*attacked, *(each.row for each in texts)} or range(min(FEW, len(scorer.rows)))
     for row in rows:
         if style and row in style.answers:
@@ -114,10 +113,8 @@ def _attacks(check: RewardCheck) -> tuple[list[Text], dict[tuple[int, str], Atta
     sampled, ways, same = dict.fromkeys(check.sampled), {}, {}
     for row in check.paid.rows if check.paid else ():
         for attack, text in check.every_attack().on(row):
-            is_model = attack.family == SAMPLED
-            pairs = [pair for pair in sampled if is_model and pair[1] == text]
-            pairs += [pair for pair in [(row, text)] if pair in sampled]
-            same |= dict.fromkeys(pairs, attack)
+            pairs = sampled if attack.family == SAMPLED else [(row, text)]
+            same |= {pair: attack for pair in pairs if pair[1] == text and pair in sampled}
             if check.scorer.has((row, text)):  # the check has scored it
                 line = Text(row, "attack", attack.name, text, attack.kind in HACKS, attack)
                 ways.setdefault(attack.name, []).append(line)
@@ -246,10 +243,8 @@ def report(check: RewardCheck, verdict: RewardVerdict, data: Mapping[str, Any]) 
     }
 
 
-def _card(
-    check: RewardCheck, finding: Check, versions: Mapping[str, tuple[int, str]]
-) -> dict[str, Any]:
-    """Return a finding with the attack that earns most by it, or the line that raised."""
+def _card(check: RewardCheck, finding: Check, versions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a finding with the attack that earns most, as it is shown, or the line that raised."""
     card, results = finding._asdict(), [result for result in check.results if result.level]
     each = [result for result in results if result.attack.family == finding.name]
     if not each:
@@ -277,9 +272,7 @@ def _difference(reference: str, text: str) -> list[tuple[str, str]]:
     if not any(mark and part for mark, part in parts):
         parts = [("del" * (kind == "delete"), old[a:b]) for kind, a, b, *_ in blocks]
     texts = [(mark, "".join(part)) for mark, part in parts if part]
-    return [
-        (mark, text.translate({} if text.strip() or not mark else SPACES)) for mark, text in texts
-    ]
+    return [(m, text.translate(SPACES) if m and text.isspace() else text) for m, text in texts]
 
 
 def _fault(check: RewardCheck, name: str) -> dict[str, Any]:

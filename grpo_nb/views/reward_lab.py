@@ -82,20 +82,17 @@ class RewardLab(anywidget.AnyWidget):
         self.check = RewardCheck(self.reward_funcs, dataset, self.completions, **options)
         self.verdict = self.check.run()
         self.data = self.data or lab_data.contents(self.check, _conditions(options.get("args")))
-        report = lab_data.report(self.check, self.verdict, self.data)
-        self.report = report | {"line": self.line}
+        self.report = lab_data.report(self.check, self.verdict, self.data) | {"line": self.line}
 
     def _find_own(self) -> None:
         """Tell the browser which attacks are a person's own, and which completions these are."""
         answers = self.check.written.answers if self.check.written else {}
-        own = {each.name: lab_data.rules(each) | {"rows": []} for each in self.attacks}
-        for place, line in enumerate(self._lines() if own else ()):
+        rows: dict[str, list[int]] = {each.name: [] for each in self.attacks}
+        for place, line in enumerate(self._lines() if rows else ()):
             answer = answers.get(self.data["groups"][line["group"]]["row"], "")
             attack = own_attacks.attack_of(line["text"], answer, self.attacks)
-            name = attack.name if attack in self.attacks else line["name"]
-            if name in own:
-                own[name]["rows"].append(place)
-        self.own = list(own.values())
+            rows.get(attack.name if attack in self.attacks else line["name"], []).append(place)
+        self.own = [lab_data.rules(each) | {"rows": rows[each.name]} for each in self.attacks]
 
     def _reply(self, _: Any, message: dict[str, Any], __: Any) -> None:
         """Do what the browser asks, and reply with a sentence."""

@@ -23,12 +23,13 @@ TOOLS = {
     "grpo_nb.evaluation.evaluate": "evaluate",
     "grpo_nb.export.merging": "merge",
     "grpo_nb.runs.directory": "start",
+    "grpo_nb.training.difficulty": "difficulty",
     "grpo_nb.training.guard": "Guard",
     "grpo_nb.training.monitor": "Monitor",
     "grpo_nb.training.preflight": "preflight",
     "grpo_nb.views.reward_lab": "RewardLab",
 }
 __all__ = ["Guard", "Monitor", "RewardLab", "RewardVerdict"]
-__all__ += ["autopsy", "check_environment", "check_rewards", "evaluate", "merge"]
+__all__ += ["autopsy", "check_environment", "check_rewards", "difficulty", "evaluate", "merge"]
 __all__ += ["placebo", "preflight", "prepare", "reward", "sample", "start"]
 __getattr__ = exports(__name__, TOOLS)

@@ -142,6 +142,7 @@ class TrainConfig(Section):
     guard_steps: int = setting(50, "steps between policy identity checks; 0: never", ge=0)
     resume: Literal["auto", "always", "never"] = setting("auto", "continue an interrupted training")
     placebo: Placebo = setting("none", "a placebo: shuffled rewards, or format-only ones")
+    difficulty: bool = setting(False, "draw the rows from which something can still be learnt")
 
 
 class PolicyConfig(Section):

@@ -49,9 +49,20 @@ def pool(seed: int, sizes):
         "impossible": [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in pairs],
     }
     held_out = kinds["fitting"][-PROMPTS:]
-    rows = [row for kind, size in sizes.items() for row in kinds[kind][:size]]
+    rows = [
+        row | {"level": n}
+        for n, (kind, size) in enumerate(sizes.items(), 1)
+        for row in kinds[kind][:size]
+    ]
     return [
-        [{"prompt": build_prompt(row["question"]), "answer": row["answer"]} for row in each]
+        [
+            {
+                "prompt": build_prompt(row["question"]),
+                "answer": row["answer"],
+                "level": row.get("level", 0),
+            }
+            for row in each
+        ]
         for each in (rng.sample(rows, len(rows)), held_out)
     ]
 
@@ -65,6 +76,7 @@ def train(way: str, seed: int, options) -> dict:
         from grpo_nb.runs import Run, Stage
         from grpo_nb.runs.config import resolve
         from grpo_nb.training import difficulty
+
         global PLAIN
         PLAIN = PLAIN or difficulty.Difficulty.weights
 
@@ -82,6 +94,8 @@ def train(way: str, seed: int, options) -> dict:
         rows, held_out = pool(seed, sizes)
         preset = Path(folder) / "right.py"
         preset.write_text(RIGHT)
+        if way != "levels":
+            rows = [{k: v for k, v in row.items() if k != "level"} for row in rows]
         chosen, policy = rewards.load_preset(str(preset)), models.load_policy(config)
         trainer = stages.build_trainer(policy, chosen, rows, Stage(Run("benchmark"), "03", config))
         if way != "uniform":

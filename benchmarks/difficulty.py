@@ -1,11 +1,12 @@
-"""Do rows drawn by difficulty teach more? Against TRL's order, on a pool of which a part fits.
+"""Do rows that are drawn by difficulty teach more than TRL's order? The table in docs/gym.md.
 
-    python benchmarks/difficulty.py    # 5 seeds, two ways
+    python benchmarks/difficulty.py    # 5 seeds, three ways; about 10 minutes, idle
 
-The pool: sums without a carry, which the tiny base answers 89 % right when it samples (easy), sums
-and differences with one (31 %: fitting), and sums of three digits (0 %: impossible). Every EVERY
-steps PROMPTS held-out prompts of the fitting kind are answered greedily, outside of the time that
-counts. Each training has a process of its own.
+The pool holds three kinds of rows in equal disorder. Sums without a carry are easy: the tiny base
+answers 89 % right when it samples. Sums and differences with a carry fit: 31 %. Sums of three
+digits are impossible. Only a right answer is paid. Every EVERY steps PROMPTS held-out rows of the
+kind that fits are answered greedily, outside of the time that counts, until TARGET are right. Each
+training has a process of its own.
 """
 
 import os
@@ -16,58 +17,67 @@ import argparse
 import json
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 TARGET, EVERY, PROMPTS, LONGEST = 0.75, 5, 128, 150
-PLAIN = None
+POOL = {"easy": 96, "fits": 64, "impossible": 96}
+WAYS = {
+    "TRL's order": "uniform",
+    "`difficulty(trainer)`": "difficulty",
+    "the same, kinds as levels 1 to 3": "levels",
+}
 RIGHT = """from grpo_nb import rewards
 reward_funcs = [rewards.numeric_correctness_reward]
 """
-POOL = {"easy": 128, "fitting": 64, "impossible": 64}
+SETTINGS = {
+    "train.eval_steps": 0,
+    "train.guard_steps": 0,
+    "grpo.max_steps": LONGEST,
+    "grpo.per_device_train_batch_size": 16,
+    "grpo.num_generations": 8,
+    "grpo.learning_rate": 2e-4,
+}
+Row = dict[str, Any]
 
 
-def has_carry(row) -> bool:
+def has_carry(row: Row) -> bool:
     a, b = row["a"] % 10, row["b"] % 10
     return a + b > 9 if row["operator"] == "+" else a < b
 
 
-def pool(seed: int, sizes):
-    """Return the rows to train on, and held-out rows of the fitting kind."""
+def pool(seed: int) -> tuple[list[Row], list[Row]]:
+    """Return the rows to train on, and held-out rows of the kind that fits."""
     from grpo_nb.machine import PROJECT_ROOT
     from grpo_nb.rewards.prompts import build_prompt
 
-    rng = random.Random(seed)
-    lines = (PROJECT_ROOT / "data/arithmetic.jsonl").read_text().splitlines()
-    known = rng.sample([json.loads(line) for line in lines], len(lines))
-    pairs = [(rng.randint(100, 999), rng.randint(100, 999)) for _ in range(1000)]
+    draw = random.Random(seed)
+    lines = (PROJECT_ROOT / "data/arithmetic.jsonl").read_text(encoding="utf-8").splitlines()
+    shipped = draw.sample([json.loads(line) for line in lines], len(lines))
+    pairs = [(draw.randint(100, 999), draw.randint(100, 999)) for _ in range(POOL["impossible"])]
     kinds = {
-        "easy": [row for row in known if not has_carry(row)],
-        "fitting": [row for row in known if has_carry(row)],
+        "easy": [row for row in shipped if not has_carry(row)],
+        "fits": [row for row in shipped if has_carry(row)],
         "impossible": [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in pairs],
     }
-    held_out = kinds["fitting"][-PROMPTS:]
-    rows = [
-        row | {"level": n}
-        for n, (kind, size) in enumerate(sizes.items(), 1)
-        for row in kinds[kind][:size]
-    ]
-    return [
-        [
-            {
-                "prompt": build_prompt(row["question"]),
-                "answer": row["answer"],
-                "level": row.get("level", 0),
-            }
-            for row in each
+
+    def prepared(kind: str, part: slice) -> list[Row]:
+        return [
+            {"prompt": build_prompt(row["question"]), "answer": row["answer"]}
+            | {"level": [*POOL].index(kind) + 1}
+            for row in kinds[kind][part]
         ]
-        for each in (rng.sample(rows, len(rows)), held_out)
-    ]
+
+    rows = [row for kind, size in POOL.items() for row in prepared(kind, slice(size))]
+    return draw.sample(rows, len(rows)), prepared("fits", slice(-PROMPTS, None))
 
 
-def train(way: str, seed: int, options) -> dict:
+def train(way: str, seed: int) -> dict[str, float]:
+    """Return steps, seconds of the processor, and groups with signal until the target."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRPO_NB_RUNS"] = folder
         from transformers import TrainerCallback
@@ -75,34 +85,15 @@ def train(way: str, seed: int, options) -> dict:
         from grpo_nb import models, rewards, stages
         from grpo_nb.runs import Run, Stage
         from grpo_nb.runs.config import resolve
-        from grpo_nb.training import difficulty
 
-        global PLAIN
-        PLAIN = PLAIN or difficulty.Difficulty.weights
-
-        settings = {
-            "seed": seed,
-            "train.eval_steps": 0,
-            "train.guard_steps": 0,
-            "grpo.max_steps": options.steps,
-            "grpo.per_device_train_batch_size": options.batch,
-            "grpo.learning_rate": options.rate,
-            "grpo.num_generations": 8,
-        }
-        config = resolve("tiny-cpu", settings)
-        sizes = dict(zip(POOL, options.pool))
-        rows, held_out = pool(seed, sizes)
-        preset = Path(folder) / "right.py"
-        preset.write_text(RIGHT)
+        (Path(folder) / "right.py").write_text(RIGHT, encoding="utf-8")
+        chosen = rewards.load_preset(f"{folder}/right.py")
+        how = {"seed": seed, "train.difficulty": way != "uniform"}
+        config = resolve("tiny-cpu", SETTINGS, how)
+        policy, (rows, held_out) = models.load_policy(config), pool(seed)
         if way != "levels":
-            rows = [{k: v for k, v in row.items() if k != "level"} for row in rows]
-        chosen, policy = rewards.load_preset(str(preset)), models.load_policy(config)
+            rows = [{name: row[name] for name in ("prompt", "answer")} for row in rows]
         trainer = stages.build_trainer(policy, chosen, rows, Stage(Run("benchmark"), "03", config))
-        if way != "uniform":
-            difficulty.difficulty(trainer, chosen.correct_func.__name__)
-            import ways
-
-            difficulty.Difficulty.weights = ways.WAYS.get(way, PLAIN)
         answers = [row["answer"] for row in held_out]
 
         def accuracy() -> float:
@@ -110,47 +101,54 @@ def train(way: str, seed: int, options) -> dict:
             texts = [group[0].text for group in groups]
             return statistics.mean(chosen.reward_funcs[0](completions=texts, answer=answers))
 
-        curve = []
-
         class Watch(TrainerCallback):
-            spent = 0.0
+            spent, reached = 0.0, False
 
             def on_step_begin(self, args, state, control, **kwargs):
                 self.started = time.process_time()
 
             def on_step_end(self, args, state, control, **kwargs):
                 self.spent += time.process_time() - self.started
-                if state.global_step % EVERY == 0:
-                    curve.append((state.global_step, self.spent, accuracy()))
-                    if curve[-1][2] >= TARGET:
-                        control.should_training_stop = True
+                if state.global_step % EVERY == 0 and accuracy() >= TARGET:
+                    self.reached = control.should_training_stop = True
 
-        trainer.add_callback(Watch())
+        watch = Watch()
+        trainer.add_callback(watch)
         trainer.train()
+        if not watch.reached:
+            raise SystemExit(f"{way}, seed {seed}: not reached in {LONGEST} steps")
         lines = [line for line in trainer.state.log_history if "frac_reward_zero_std" in line]
-        key = "rewards/" + chosen.correct_func.__name__ + "/group_std"
-        signal = [1 - line["frac_reward_zero_std"] for line in lines]
-        return {
-            "way": way,
-            "seed": seed,
-            "curve": curve,
-            "signal": signal,
-            "std": [line.get(key) for line in lines],
-        }
+    signal = 1 - statistics.mean(line["frac_reward_zero_std"] for line in lines)
+    return {"steps": trainer.state.global_step, "seconds": watch.spent, "signal": signal}
+
+
+def measured(way: str, seed: int) -> dict[str, float]:
+    """`train`, in a process of its own."""
+    command = [sys.executable, __file__, "--way", way, "--seed", str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--way", default="", help="internal: how this process draws its rows")
+    parser.add_argument("--seed", type=int, default=0, help="internal: with this seed")
+    options = parser.parse_args()
+    if options.way:
+        return print(json.dumps(train(options.way, options.seed)))
+    print("| rows | groups with signal | steps to 75 % | mean | processor [s] |")
+    print("|---|---|---|---|---|", flush=True)
+    for name, way in WAYS.items():
+        runs = [measured(way, seed) for seed in range(options.seeds)]
+        signal, seconds, mean = (
+            statistics.mean(run[key] for run in runs) for key in ("signal", "seconds", "steps")
+        )
+        steps = ", ".join(str(run["steps"]) for run in runs)
+        print(f"| {name} | {signal:.0%} | {steps} | {mean:.0f} | {seconds:.1f} |", flush=True)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=LONGEST)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--rate", type=float, default=5e-4)
-    parser.add_argument("--pool", type=int, nargs=3, default=list(POOL.values()))
-    parser.add_argument("--ways", nargs="+", default=["uniform", "product"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    options = parser.parse_args()
-    sys.path.insert(0, "/tmp/b51")
-    out = sys.stdout
-    sys.stdout = sys.stderr
-    for seed in options.seeds:
-        for way in options.ways:
-            print(json.dumps(train(way, seed, options)), file=out, flush=True)
+    main()

@@ -265,7 +265,8 @@ def table(report: Mapping[str, Any]) -> pd.DataFrame:
     frame = pd.DataFrame(lines)
     ends = [intervals["accuracy"] for intervals in frame.pop("intervals")]
     frame.insert(3, "95 %", [f"{e[0]:.3f} … {e[1]:.3f}" if e else "none" for e in ends])
-    return frame.loc[:, ~frame.round(9).T.duplicated()]
+    is_level = frame.columns.str.startswith("level ")
+    return frame.loc[:, is_level | ~frame.round(9).T.duplicated()]
 
 
 def before_after(samples: Samples, count: int) -> pd.DataFrame:

@@ -158,8 +158,9 @@ class Difficulty(TrainerCallback):
         groups = pd.DataFrame({"mean": means, "variance": variances}).dropna()
         self.groups |= {int(row): [*group] for row, *group in groups.itertuples()}
         self.place += 1
-        levels = self._open(self._frame()).groupby(self.levels["task"]).first()
-        trainer._metrics["train"]["difficulty/level"].append(float(levels.mean()))
+        if self.levels["number"].nunique() > 1:
+            levels = self._open(self._frame()).groupby(self.levels["task"]).first()
+            trainer._metrics["train"]["difficulty/level"].append(float(levels.mean()))
 
     @property
     def _per_epoch(self) -> int:

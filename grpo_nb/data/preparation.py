@@ -162,6 +162,8 @@ def prepare(
         config.system_prompt = form.system_prompt
     if gym.is_gym(source):
         vars(config).update(gym.SETTINGS)
+    elif levels:
+        raise ValueError(f"data.levels = {levels}: {source} has no curriculum; set 0")
     if processing_class is not None:
         tokenizer = tokenizer_of(processing_class)
         config.count_tokens = count_tokens or partial(template.count_tokens, tokenizer)

@@ -96,7 +96,7 @@ class Difficulty(TrainerCallback):
     def begin(self, state: dict[str, Any]) -> dict[str, Any]:
         """Continue from a state; return the one that is kept up to date from now on."""
         funcs = dict(zip(self.trainer.reward_func_names, self.trainer.reward_funcs, strict=True))
-        ends = declared_range(funcs[self.correct]) if self.correct else (math.inf, -math.inf)
+        ends = declared_range(funcs[self.correct]) if self.correct else ()
         self.chunks: list[list[int]] = state.get("chunks", [])
         self.groups = {int(row): group for row, group in state.get("groups", {}).items()}
         self.ends: list[float] = state.get("ends", list(ends))
@@ -135,7 +135,7 @@ class Difficulty(TrainerCallback):
 
     def _open(self, groups: pd.DataFrame) -> pd.Series:
         """Return for each row the highest level of its task that is drawn."""
-        low, high = self.ends
+        low, high = self.ends or (0.0, 1.0)
         rates = (groups["mean"] - low) / (high - low or 1.0)
         highest = {}
         for task, numbers in self.levels.groupby("task")["number"]:
@@ -148,13 +148,14 @@ class Difficulty(TrainerCallback):
 
     def note(self, rewards_N_F: "torch.Tensor") -> None:
         """Record what the groups of a chunk have earned, and the level that is drawn."""
-        trainer, scores = self.trainer, pd.DataFrame(rewards_N_F.float().cpu().numpy())
+        trainer, scores = self.trainer, pd.DataFrame(rewards_N_F.double().cpu().numpy())
         scores.columns = trainer.reward_func_names
         totals = scores.mul(trainer.reward_weights.tolist()).sum(axis=1, min_count=1)
         decisive = scores[self.correct] if self.correct else totals
-        self.ends[:] = np.nanmin([*self.ends, *decisive]), np.nanmax([*self.ends, *decisive])
+        ends = [*self.ends, *decisive.dropna().tolist()]
+        self.ends[:] = [min(ends), max(ends)] if ends else []
         rows = np.repeat(self.chunks[self.place], trainer.num_generations)
-        means, variances = decisive.groupby(rows).mean(), totals.groupby(rows).var(ddof=0)
+        means, variances = decisive.groupby(rows).mean(), totals.groupby(rows).var(ddof=0).round(9)
         groups = pd.DataFrame({"mean": means, "variance": variances}).dropna()
         self.groups |= {int(row): [*group] for row, *group in groups.itertuples()}
         self.place += 1

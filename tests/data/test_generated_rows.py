@@ -102,6 +102,11 @@ def test_what_cannot_work_is_refused_in_one_sentence(tasks, options, why):
     assert "\n" not in str(refusal.value)
 
 
+def test_levels_of_other_rows_are_refused():
+    with pytest.raises(ValueError, match="arithmetic has no curriculum; set 0"):
+        grpo_nb.prepare(levels=2)
+
+
 def test_without_the_package_a_sentence_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", None)
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)

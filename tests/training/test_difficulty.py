@@ -60,6 +60,7 @@ def test_a_row_is_noted_under_what_its_own_group_earned(tmp_path):
     trainer.train()
     means = {row: mean for row, (mean, _) in trainer.difficulty.groups.items()}
     assert means == {row: float(row) for row in means} and len(means) > 4
+    assert trainer.difficulty.ends == [min(means), max(means)]
 
 
 def with_groups(tmp_path, groups, rows=ROWS, **options):
@@ -97,8 +98,9 @@ def test_a_level_opens_when_the_one_below_is_learnt_each_task_for_itself(tmp_pat
     assert levels({n: [0.8, 0.2] for n in gcd}) == ["gcd 1", "gcd 2", "sum 1"]
 
 
-def test_the_level_is_logged(tmp_path):
-    trainer = drawn(tmp_path, correct="says", max_steps=1, logging_steps=1)
+@pytest.mark.parametrize("correct", ["says", ""])
+def test_the_level_is_logged(tmp_path, correct):
+    trainer = drawn(tmp_path, correct=correct, max_steps=1, logging_steps=1)
     trainer.train()
     assert trainer.state.log_history[0]["difficulty/level"] == 1
 

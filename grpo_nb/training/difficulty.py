@@ -41,8 +41,8 @@ def difficulty(trainer: Any, correct: str = "") -> None:
             place between the least and the largest seen.
 
     Raises:
-        ValueError: `correct` is none of the trainer's rewards, the dataset is a stream, an argument
-            contradicts the draws, or the rows or their levels cannot be drawn from.
+        ValueError: `correct` is none of the trainer's rewards, the dataset is a stream,
+            `ignore_data_skip` is set, or the rows or their levels cannot be drawn from.
     """
     draws = Difficulty(trainer, correct)
     for other in [c for c in trainer.callback_handler.callbacks if isinstance(c, Difficulty)]:
@@ -81,7 +81,10 @@ class Difficulty(TrainerCallback):
         self.trainer, self.correct, names = trainer, correct, trainer.reward_func_names
         if correct and correct not in names:
             raise ValueError(f"correct = {correct!r} is none of the rewards: {', '.join(names)}")
-        _refuse_arguments(trainer)
+        if not hasattr(trainer.train_dataset, "__len__"):
+            raise ValueError("rows are drawn by number, and this is a stream: give a Dataset")
+        if trainer.args.ignore_data_skip:
+            raise ValueError("ignore_data_skip = True would lose count of the rows: leave it out")
         self.form = trainer._get_train_sampler()  # TRL's
         self.form = getattr(self.form, "form", self.form)  # a cell that runs twice
         self.levels = _levels(trainer.train_dataset)
@@ -184,19 +187,6 @@ class Difficulty(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Find the chunk that is scored next."""
         self.place = self._place(state.global_step)[1]
-
-
-def _refuse_arguments(trainer: Any) -> None:
-    """Refuse a dataset that cannot be drawn from, and arguments that ask for another order."""
-    if not hasattr(trainer.train_dataset, "__len__"):
-        raise ValueError("rows are drawn by number, and this dataset is a stream: give a Dataset")
-    if not getattr(trainer, "shuffle_dataset", True):
-        raise ValueError(
-            "shuffle_dataset = False keeps the order of the rows, and difficulty draws them: set "
-            "one of the two"
-        )
-    if trainer.args.ignore_data_skip:
-        raise ValueError("ignore_data_skip = True would lose count of the rows: leave it out")
 
 
 def _levels(dataset: Any) -> pd.DataFrame:

@@ -109,7 +109,6 @@ def test_the_level_is_logged(tmp_path, correct):
     ("options", "why"),
     [
         ({"correct": "say"}, "correct = 'say' is none of the rewards: says, short"),
-        ({"shuffle_dataset": False}, "set one of the two"),
         ({"ignore_data_skip": True}, "leave it out"),
         ({"rows": ROWS[:3]}, "2 rows of the first level are fewer than the 4 prompts"),
         ({"rows": [row | {"level": "hard"} for row in ROWS]}, "'hard': write a number, or a name"),

@@ -4,9 +4,9 @@ Each tool takes what a notebook with TRL or Unsloth holds. `check_rewards` tests
 `RewardLab` shows what they pay, and `sample` gives both completions; `preflight` tries the largest
 step of its trainer, `difficulty` draws the rows that still teach, and `Monitor` and `Guard` watch
 it; `autopsy` reads the log of any run; `evaluate` compares models, `placebo` asks whether the
-reward caused a gain, and `merge` writes the model that was trained. `reward` lifts a scorer of one completion to TRL's shape, and
-`check_environment` plays an environment without a model, and `prepare` reads rows. `start` begins a
-stage of a run, as each notebook of this project does.
+reward caused a gain, and `merge` writes the model that was trained. `reward` lifts a scorer of one
+completion to TRL's shape, `check_environment` plays an environment without a model, and `prepare`
+reads rows. `start` begins a stage of a run, as each notebook of this project does.
 """
 
 from grpo_nb.lazy import exports

@@ -1,4 +1,4 @@
-"""Do rows that are drawn by difficulty teach more than TRL's order? The table in docs/gym.md.
+"""Do rows that are drawn by difficulty teach more than TRL's order? The table in docs/data.md.
 
     python benchmarks/difficulty.py    # 5 seeds, two pools, three ways; about 8 minutes, idle
 

@@ -2,11 +2,11 @@
 
 Each tool takes what a notebook with TRL or Unsloth holds. `check_rewards` tests its rewards,
 `RewardLab` shows what they pay, and `sample` gives both completions; `preflight` tries the largest
-step of its trainer, and `Monitor` and `Guard` watch it; `autopsy` reads the log of any run;
-`evaluate` compares models, `placebo` asks whether the reward caused a gain, and `merge` writes the
-model that was trained. `reward` lifts a scorer of one completion to TRL's shape, and
-`check_environment` plays an environment without a model, and `prepare` reads rows. `start` begins a
-stage of a run, as each notebook of this project does.
+step of its trainer, `difficulty` draws the rows that still teach, and `Monitor` and `Guard` watch
+it; `autopsy` reads the log of any run; `evaluate` compares models, `placebo` asks whether the
+reward caused a gain, and `merge` writes the model that was trained. `reward` lifts a scorer of one
+completion to TRL's shape, `check_environment` plays an environment without a model, and `prepare`
+reads rows. `start` begins a stage of a run, as each notebook of this project does.
 """
 
 from grpo_nb.lazy import exports
@@ -23,12 +23,13 @@ TOOLS = {
     "grpo_nb.evaluation.evaluate": "evaluate",
     "grpo_nb.export.merging": "merge",
     "grpo_nb.runs.directory": "start",
+    "grpo_nb.training.difficulty": "difficulty",
     "grpo_nb.training.guard": "Guard",
     "grpo_nb.training.monitor": "Monitor",
     "grpo_nb.training.preflight": "preflight",
     "grpo_nb.views.reward_lab": "RewardLab",
 }
 __all__ = ["Guard", "Monitor", "RewardLab", "RewardVerdict"]
-__all__ += ["autopsy", "check_environment", "check_rewards", "evaluate", "merge"]
+__all__ += ["autopsy", "check_environment", "check_rewards", "difficulty", "evaluate", "merge"]
 __all__ += ["placebo", "preflight", "prepare", "reward", "sample", "start"]
 __getattr__ = exports(__name__, TOOLS)

@@ -71,20 +71,25 @@ def rows(config: Any) -> Iterator[Row]:
     """
     weights, target = weights_of(config.source), config.max_rows or ROWS
     size = min(MOST, TRIES * target + 10)
-    sources = {task: _rows(task, size, config) for task in weights}
+    sources = {(task, n): _rows(task, size, config, n) for task in weights for n in _levels(config)}
     draw = random.Random(config.seed)
     while sources:
-        task = draw.choices([*sources], [weights[task] for task in sources])[0]
-        if row := next(sources[task], None):
+        source = draw.choices([*sources], [weights[task] for task, _ in sources])[0]
+        if row := next(sources[source], None):
             yield row
         else:
-            del sources[task]
+            del sources[source]
 
 
-def _rows(task: str, size: int, config: Any) -> Iterator[Row]:
-    """Yield the rows of one task, each question once."""
+def _levels(config: Any) -> Sequence[int]:
+    return range(1, config.levels + 1) if config.levels else [0]
+
+
+def _rows(task: str, size: int, config: Any, level: int = 0) -> Iterator[Row]:
+    """Yield the rows of one task, each question once; level 0 has the sizes that are set alone."""
     options = options_of(task, config)
     refuse_task(task, options)
+    options = _of_level(task, level) | options if level else options
     form, questions = getattr(config, "form", TAGS), set()
     # A generator makes row n by the number seed + n, so seeds side by side would share their rows.
     seed = random.Random(f"{getattr(config, 'seed', 0)} {task}").getrandbits(31)
@@ -102,12 +107,31 @@ def _rows(task: str, size: int, config: Any) -> Iterator[Row]:
             scored = gym_reward.score(form.write(None, answer), answer, entry, form=form)
             if answer and scored.score != 1:
                 raise ValueError(f"its own answer earns nothing in this form: {scored.reason}")
-            yield {"question": item["question"], "answer": answer, "entry": entry}
+            row = {"question": item["question"], "answer": answer, "entry": entry}
+            yield row | ({"level": f"{task} {level}"} if level else {})
     except Exception as error:  # a generator may raise anything, such as for an option's value
         raise ValueError(
             f"{NAME}{task} with data.options = {options} made no row ({error or repr(error)}): "
-            "change data.options, or take another task"
+            "change data.options, or take another task" + " or fewer data.levels" * (level > 0)
         ) from error
+
+
+def _of_level(task: str, level: int) -> dict[str, Any]:
+    """Return the options of a level of the task's curriculum, which begins at 1.
+
+    Raises:
+        ValueError: The task has no curriculum.
+    """
+    from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
+
+    factory = library().factory
+    if not factory.has_curriculum(task):
+        raise ValueError(f"{NAME}{task} has no levels: set data.levels = 0")
+    curriculum, usual = factory.create_curriculum(task), factory.DATASETS[task][1]()
+    curriculum.set_global_level(level - 1)
+    context = DefaultCurriculumContext(mode=RangeAttributeMode.UPPER_BOUND)  # this level alone
+    options = vars(curriculum.generate_configuration(context=context))
+    return {name: value for name, value in options.items() if value != getattr(usual, name)}
 
 
 def options_of(task: str, config: Any) -> dict[str, Any]:
@@ -164,13 +188,14 @@ def refuse_task(task: str, options: Mapping[str, Any]) -> None:
 
 
 def refuse_unusable(config: Any) -> None:
-    """Make the first row of each task, so that what would fail later fails now.
+    """Make the first row of each task and level, so that what would fail later fails now.
 
     Raises:
         ValueError: As in `rows`.
     """
     for task in weights_of(config.source):
-        next(_rows(task, 10, config))
+        for level in _levels(config):
+            next(_rows(task, 10, config, level))
 
 
 def figures(splits: Mapping[str, Sequence[Row]], config: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ may be a chat (a list of {"role", "content"}), whose turns are not changed. The 
 - `choices`: listed below the question as A, B, C…; the answer becomes a letter;
 - `tests`: passed on to code rewards;
 - `entry`: passed on to the reward of a generated row;
+- `level`: 2, or "gcd 2": passed on to `training.difficulty` and to the evaluation;
 - images (`data.image_column`): the prepared row has a list of PIL images under "images", and the
   content of the last turn of its prompt is a list of parts: the images, then the text.
 """
@@ -28,7 +29,7 @@ from grpo_nb.rewards.contract import TRLS_OWN
 from grpo_nb.rewards.prompts import Message, build_prompt, with_images
 
 CountTokens = Callable[[Sequence[list[Message]]], list[int]]
-SHAPE_COLUMNS = ("choices", "tests", "entry")  # passed on to the rewards
+SHAPE_COLUMNS = ("choices", "tests", "entry", "level")  # passed on
 TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked", "self", *TRLS_OWN}
 TAKEN |= {"completion", "environments", "image", "images"}  # names that TRL uses
 # U+FFFD, UTF-8 read as Latin-1 ("Ã©"), control characters, lone surrogates.

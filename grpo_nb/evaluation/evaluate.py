@@ -270,8 +270,9 @@ def answer_rows(
 
     Returns:
         One record per completion: row (index in `rows`), question, reference, completion, answer
-        (as extracted), tokens, truncated, each reward, reward (their weighted total), decoding, and
-        format (the first format reward); for episodes also `environments.figures`.
+        (as extracted), tokens, truncated, level (if rows have one), each reward, reward (their
+        weighted total), decoding, and format (the first format reward); for episodes also
+        `environments.figures`.
     """
     preset, tables, total = bench.preset, [], len(rows) * (1 + samples)
     for decoding, temperature in DECODING.items():
@@ -314,6 +315,8 @@ def score_rows(
             "truncated": [sample.truncated for sample in samples],
         }
     )
+    if "level" in columns:
+        lines["level"] = [row["level"] for row in prompts]
     lines[bench.preset.names] = scores = bench.score(prompts, completions)
     if bench.environment:
         opens = opens_call(bench.tokenizer)

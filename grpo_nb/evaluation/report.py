@@ -58,7 +58,8 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
 
     Returns:
         Means over the prompt's samples of accuracy, format, reward, each reward, tokens, truncated,
-        and the counts in EPISODE if the samples are episodes; then pass@1 … pass@k.
+        and the counts in EPISODE if the samples are episodes; then pass@1 … pass@k, and for each
+        level of the rows its accuracy, NaN for prompts of other levels.
     """
     names = ["accuracy", "format", "reward", *preset.names, "tokens", "truncated"]
     names += [name for name in (readings.LENIENT, readings.STRICT, *EPISODE) if name in lines]
@@ -67,6 +68,9 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
     right = np.stack([group.to_numpy() for _, group in by_row["correct"]])
     for k in range(1, right.shape[1] + 1):
         table[f"pass@{k}"] = pass_at_k(right, k)
+    levels = by_row["level"].first() if "level" in lines else pd.Series()
+    for level in sorted(set(levels.dropna()), key=str):
+        table[f"level {level}"] = table["accuracy"].where(levels == level)
     return table
 
 
@@ -261,7 +265,8 @@ def table(report: Mapping[str, Any]) -> pd.DataFrame:
     frame = pd.DataFrame(lines)
     ends = [intervals["accuracy"] for intervals in frame.pop("intervals")]
     frame.insert(3, "95 %", [f"{e[0]:.3f} … {e[1]:.3f}" if e else "none" for e in ends])
-    return frame.loc[:, ~frame.round(9).T.duplicated()]
+    is_level = frame.columns.str.startswith("level ")
+    return frame.loc[:, is_level | ~frame.round(9).T.duplicated()]
 
 
 def before_after(samples: Samples, count: int) -> pd.DataFrame:

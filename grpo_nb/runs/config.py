@@ -216,6 +216,11 @@ def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
             f"{data.max_pass_rate}: no prompt would be kept; raise data.max_pass_rate",
         ),
         (
+            train.difficulty and data.order != "shuffled",
+            f"train.difficulty = True draws the rows, and data.order = {data.order!r} keeps their "
+            "order: leave one of the two out",
+        ),
+        (
             choice and not data.difficulty_prompts,
             f"{choice}: no difficulty is measured (data.difficulty_prompts = 0); "
             "set data.difficulty_prompts = 200",

@@ -43,6 +43,7 @@ Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second 
 class DataConfig(Section):
     source: str = setting("arithmetic", "built-in set, file, hub dataset, reasoning-gym:TASK")
     options: Options = setting({}, "sizes of a task of reasoning-gym, such as {max_terms: 3}")
+    levels: int = setting(0, "levels of a task of reasoning-gym; 0: none", ge=0, le=9)
     shots: int = setting(0, "worked turns of other rows before each question", ge=0, le=16)
     subset: str = setting("", "configuration name of a hub dataset")
     split: str = setting("train", "split of a hub dataset")
@@ -142,6 +143,7 @@ class TrainConfig(Section):
     guard_steps: int = setting(50, "steps between policy identity checks; 0: never", ge=0)
     resume: Literal["auto", "always", "never"] = setting("auto", "continue an interrupted training")
     placebo: Placebo = setting("none", "a placebo: shuffled rewards, or format-only ones")
+    difficulty: bool = setting(False, "draw the rows from which something can still be learnt")
 
 
 class PolicyConfig(Section):

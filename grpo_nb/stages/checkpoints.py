@@ -113,6 +113,8 @@ def fingerprint(stage: "Stage", rewards: RewardSet, args: "GRPOConfig") -> dict[
     values["grpo.max_steps"] = args.max_steps
     if config.train.placebo != "none":
         values["train.placebo"] = config.train.placebo
+    if config.train.difficulty:
+        values["train.difficulty"] = True
     values["the prompts held out to validate on"] = prompts_to_hold_out(config.train)
     values["the rewards"] = reward_lab.fingerprint(rewards)
     rows = stage.run / "data/train.parquet"

@@ -67,6 +67,7 @@ from grpo_nb.stages.callbacks import StepCallback, progress_of
 from grpo_nb.stages.checkpoints import GOES_ON, save_trained
 from grpo_nb.stages.validation import Validation, hold_out, prompts_to_hold_out
 from grpo_nb.training import fast_cpu, guard, health, metrics, preflight, rules
+from grpo_nb.training.difficulty import difficulty
 from grpo_nb.training.interruptions import keep_last_step, stop_on_signals
 from grpo_nb.training.monitor import Monitor
 from grpo_nb.training.placebo import shuffled
@@ -475,6 +476,8 @@ def attach(
         trainer.unsloths_train = vars(trainer).pop("train", None)
         trainer.__class__ = type("RunTrainer", (RunTrainer, type(trainer)), {})
     trainer.join(stage, rewards, list(validation_rows), policy)
+    if stage.config.train.difficulty:
+        difficulty(trainer, rewards.correct_func.__name__)
 
 
 def _refuse_other_rewards(trainer: "trl.GRPOTrainer", rewards: RewardSet) -> None:

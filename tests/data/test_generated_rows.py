@@ -45,6 +45,16 @@ def test_several_tasks_are_mixed_by_weight_with_options_below_their_names():
         assert len({"Divisor" in text for text in texts}) == 1
 
 
+def test_levels_rise_with_the_curriculum_and_the_sizes_that_are_set_stay():
+    options = {"chain_sum": {"min_digits": 1, "max_digits": 1}}
+    made = prepared("chain_sum+gcd", 90, levels=3, options=options, shots=1)
+    assert len({row["level"] for row in all_rows(made)}) == 6
+    sums = [row for row in all_rows(made) if row["level"].startswith("chain_sum")]
+    for row in sums:
+        about = json.loads(row["entry"])["metadata"]
+        assert row["level"] == f"chain_sum {about['num_terms'] - 1}" and about["num_digits"] == 1
+
+
 def test_worked_turns_of_other_rows_stand_before_each_question_in_the_form_asked_for():
     for form in ("tags", "boxed"):
         made = prepared(shots=2, form=form)
@@ -80,14 +90,21 @@ def test_shots_work_with_any_rows_of_text():
         ("gcd+gcd", {}, "name each task once"),
         ("rubiks_cube", {}, "cannot be used: it has no reference answer"),
         ("arc_agi", {}, "cannot be used: its scorer compares tuples"),
+        ("acre", {"levels": 2}, "acre has no levels: set data.levels = 0"),
+        ("caesar_cipher", {"levels": 3}, "or fewer data.levels"),
         ("chain_sum", EASY | {"max_digits": 1, "allow_negation": False}, "set data.max_rows = "),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(tasks, options, why):
     rows = 2000 if "set data.max_rows" in why else 20
     with pytest.raises(ValueError, match=why) as refusal:
-        prepared(tasks, rows, options=options)
+        prepared(tasks, rows, **(options if "levels" in options else {"options": options}))
     assert "\n" not in str(refusal.value)
+
+
+def test_levels_of_other_rows_are_refused():
+    with pytest.raises(ValueError, match="arithmetic has no curriculum; set 0"):
+        grpo_nb.prepare(levels=2)
 
 
 def test_without_the_package_a_sentence_says_how_to_install_it(monkeypatch):

@@ -96,6 +96,15 @@ def report_of(samples, preset=MATH) -> dict:
     )
 
 
+def test_each_level_of_the_rows_has_its_accuracy():
+    lines = answers("1122")
+    names = ["gcd 1", "gcd 1", "gcd 1", "gcd 2"]
+    report = report_of({"a": lines.assign(level=[names[row] for row in lines["row"]])})
+    assert report["greedy"]["a"]["level gcd 1"] == pytest.approx(2 / 3)
+    assert report["greedy"]["a"]["level gcd 2"] == 0
+    assert {"level gcd 1", "level gcd 2"} <= {*evaluation.table(report)}
+
+
 def test_the_sentence_says_how_much_of_a_gain_is_format():
     """Of rewards of one's own, which pay for nothing but an answer in tags."""
 

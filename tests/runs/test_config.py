@@ -82,6 +82,11 @@ def test_a_setting_that_cannot_be_is_refused_with_what_would_do(settings, messag
         ),
         ({"data.max_pass_rate": 0.9}, "data.max_pass_rate = 0.9: no", "data.difficulty_prompts"),
         (
+            {"train.difficulty": True, "data.order": "easy_to_hard", "data.difficulty_prompts": 9},
+            "data.order = 'easy_to_hard' keeps their order",
+            "leave one of the two out",
+        ),
+        (
             {"model.fast_inference": "vllm", "policy.backend": "transformers"},
             "model.fast_inference = 'vllm' with policy.backend = 'transformers'",
             "set model.fast_inference = 'detect'",

@@ -99,6 +99,7 @@ def test_a_run_killed_three_times_ends_as_one_that_was_not(runs_dir):
     preset.write_text(ADAPTIVE)
     settings = {"policy.backend": "transformers", "grpo.max_steps": 8}
     settings |= {"rewards.preset": str(preset), "train.placebo": "shuffled"}
+    settings |= {"train.difficulty": True}
     whole, killed = make_run("whole", **settings), make_run("killed", **settings)
     done = launch(whole, processes=0)
     assert done.returncode == 0, done.stderr
@@ -150,6 +151,7 @@ def test_two_processes_train_as_one_and_go_on_with_each_other_s_work(runs_dir):
     preset = runs_dir / "adaptive.py"
     preset.write_text(ADAPTIVE)
     settings = PLANTED | {"rewards.preset": str(preset), "train.placebo": "shuffled"}
+    settings |= {"train.difficulty": True}
     one, two, mixed = (make_run(name, **settings) for name in ("one", "two", "mixed"))
     for run, processes in ((one, 1), (two, 2)):
         done = launch(run, "planted", processes=processes)

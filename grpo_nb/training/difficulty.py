@@ -1,0 +1,201 @@
+"""Draw the rows to train on by what the policy can do now: `difficulty(trainer)`.
+
+A group whose completions all earn the same teaches nothing. TRL draws each row once an epoch; here
+a row is drawn the more often, the more the completions of its last group differed. Rows that are
+always or never solved are drawn rarely, but never 0; rows that were not drawn yet count as the mean
+of those that were. Rows may have levels: a level's rows are drawn once the level below is learnt.
+
+The rows of one generation are a chunk, and chunk n is drawn by a generator with the seed (seed, n).
+transformers reads ahead, so that a checkpoint's trainer_state.json holds each chunk drawn, beside
+what the last groups earned: a training that resumes draws the same rows.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from transformers import TrainerCallback
+
+from grpo_nb.rewards import declared_range
+
+if TYPE_CHECKING:
+    import torch
+
+RARELY = 0.2  # weight of a row whose completions all earn the same; the largest weight is 1.2
+LEARNT = 0.7  # pass rate of a level above which the next one is drawn
+LEAST = 8  # rows of a level to be drawn before its pass rate counts
+STATE = "difficulty"  # the entry of trainer_state.json
+
+
+def difficulty(trainer: Any, correct: str = "") -> None:
+    """Let a trainer draw the rows that still teach, from the next `trainer.train()` on.
+
+    TRL's repetition of prompts stays. If the rows have a column `level`, such as 1, 2, … or
+    "gcd 1", "gcd 2", …, rows of a level are drawn once the pass rate of the one below is above 0.7.
+
+    Args:
+        trainer: The trainer, TRL's or Unsloth's, before `train()`.
+        correct: The reward whose mean is the pass rate of a level; by default the total, as its
+            place between the least and the largest seen.
+
+    Raises:
+        ValueError: `correct` is none of the trainer's rewards, the dataset is a stream,
+            `ignore_data_skip` is set, or the rows or their levels cannot be drawn from.
+    """
+    draws = Difficulty(trainer, correct)
+    for other in [c for c in trainer.callback_handler.callbacks if isinstance(c, Difficulty)]:
+        trainer.remove_callback(other)  # a cell that runs twice
+    if not isinstance(trainer, DrawsRows):
+        trainer.__class__ = type(type(trainer).__name__, (DrawsRows, type(trainer)), {})
+    trainer.difficulty = draws
+    trainer.callback_handler.callbacks.insert(0, draws)
+
+
+class DrawsRows:
+    """Take the rows from `difficulty`; put in front of a trainer's class."""
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> "Difficulty":
+        super()._get_train_sampler(*args, **kwargs)  # a run's trainer keeps TRL's
+        return self.difficulty
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> "torch.Tensor":
+        """Note what the groups earn: TRL gathers the scores in the order of the chunk's rows."""
+        rewards_N_F = super()._calculate_rewards(*args, **kwargs)
+        if self.model.training:
+            self.difficulty.note(rewards_N_F)
+        return rewards_N_F
+
+
+class Difficulty(TrainerCallback):
+    """Draw rows in the form of TRL's RepeatSampler, and follow the training; see `difficulty`.
+
+    Attributes:
+        chunks: The rows of each chunk drawn so far.
+        groups: {row: (mean score, variance of the total)} of its last group.
+        ends: The least and the largest score seen.
+    """
+
+    def __init__(self, trainer: Any, correct: str) -> None:
+        self.trainer, self.correct, names = trainer, correct, trainer.reward_func_names
+        if correct and correct not in names:
+            raise ValueError(f"correct = {correct!r} is none of the rewards: {', '.join(names)}")
+        if not hasattr(trainer.train_dataset, "__len__"):
+            raise ValueError("rows are drawn by number, and this is a stream: give a Dataset")
+        if trainer.args.ignore_data_skip:
+            raise ValueError("ignore_data_skip = True would lose count of the rows: leave it out")
+        self.form = trainer._get_train_sampler()  # TRL's
+        self.form = getattr(self.form, "form", self.form)  # a cell that runs twice
+        self.levels = _levels(trainer.train_dataset)
+        first = self.levels.groupby("task")["number"].transform("min") == self.levels["number"]
+        if first.sum() < self.form.batch_size:
+            raise ValueError(
+                f"{first.sum()} rows{' of the first level' * (not first.all())} are fewer than "
+                f"the {self.form.batch_size} prompts that are sampled at a time: give more rows"
+            )
+        self.begin({})
+
+    def begin(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Continue from a state; return the one that is kept up to date from now on."""
+        funcs = dict(zip(self.trainer.reward_func_names, self.trainer.reward_funcs, strict=True))
+        ends = declared_range(funcs[self.correct]) if self.correct else ()
+        self.chunks: list[list[int]] = state.get("chunks", [])
+        self.groups = {int(row): group for row, group in state.get("groups", {}).items()}
+        self.ends: list[float] = state.get("ends", list(ends))
+        self.first = self.place = 0  # chunk at which the epoch begins; chunk to be scored next
+        return {"chunks": self.chunks, "groups": self.groups, "ends": self.ends}
+
+    def __len__(self) -> int:
+        return len(self.form)
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the rows of an epoch."""
+        for number in range(self.first, self.first + self._per_epoch):
+            while len(self.chunks) <= number:
+                weights = self.weights()
+                draw = np.random.default_rng([self.trainer.args.seed, len(self.chunks)])
+                options = {"replace": False, "p": weights / weights.sum()}
+                chunk = draw.choice(len(weights), self.form.batch_size, **options)
+                self.chunks.append(chunk.tolist())
+            rows = np.repeat(self.chunks[number], self.form.mini_repeat_count).tolist()
+            for _ in range(self.form.repeat_count):
+                yield from rows
+
+    def weights(self) -> np.ndarray:
+        """Return the weight of each row; 0 for the rows of a level that is not drawn yet."""
+        groups = self._frame()
+        most = groups["variance"].max()
+        weights = groups["variance"] / most if most > 0 else 0 * groups["variance"]
+        weights += RARELY
+        neutral = weights.groupby([self.levels["task"], self.levels["number"]]).transform("mean")
+        weights = weights.fillna(neutral).fillna(1.0)
+        return weights.where(self.levels["number"] <= self._open(groups), 0.0).to_numpy()
+
+    def _frame(self) -> pd.DataFrame:
+        table = pd.DataFrame.from_dict(self.groups, orient="index", columns=["mean", "variance"])
+        return table.astype(float).reindex(self.levels.index)
+
+    def _open(self, groups: pd.DataFrame) -> pd.Series:
+        """Return for each row the highest level of its task that is drawn."""
+        low, high = self.ends or (0.0, 1.0)
+        rates = (groups["mean"] - low) / (high - low or 1.0)
+        highest = {}
+        for task, numbers in self.levels.groupby("task")["number"]:
+            for number in sorted(set(numbers)):
+                highest[task] = number
+                own = rates[numbers.index[numbers == number]]
+                if own.count() < min(LEAST, len(own)) or not own.mean() > LEARNT:
+                    break
+        return self.levels["task"].map(highest)
+
+    def note(self, rewards_N_F: "torch.Tensor") -> None:
+        """Record what the groups of a chunk have earned, and the level that is drawn."""
+        trainer, scores = self.trainer, pd.DataFrame(rewards_N_F.double().cpu().numpy())
+        scores.columns = trainer.reward_func_names
+        totals = scores.mul(trainer.reward_weights.tolist()).sum(axis=1, min_count=1)
+        decisive = scores[self.correct] if self.correct else totals
+        ends = [*self.ends, *decisive.dropna().tolist()]
+        self.ends[:] = [min(ends), max(ends)] if ends else []
+        rows = np.repeat(self.chunks[self.place], trainer.num_generations)
+        means, variances = decisive.groupby(rows).mean(), totals.groupby(rows).var(ddof=0).round(9)
+        groups = pd.DataFrame({"mean": means, "variance": variances}).dropna()
+        self.groups |= {int(row): [*group] for row, *group in groups.itertuples()}
+        self.place += 1
+        if self.levels["number"].nunique() > 1:
+            levels = self._open(self._frame()).groupby(self.levels["task"]).first()
+            trainer._metrics["train"]["difficulty/level"].append(float(levels.mean()))
+
+    @property
+    def _per_epoch(self) -> int:
+        return self.form.num_samples // self.form.batch_size  # chunks
+
+    def _place(self, step: int) -> tuple[int, int]:
+        """Return the chunk at which the epoch of a step begins, and the one that the step uses."""
+        every, repeats = self.trainer.args.gradient_accumulation_steps, self.form.repeat_count
+        epoch, step = divmod(step, max(1, math.ceil(self._per_epoch * repeats / every)))
+        return epoch * self._per_epoch, epoch * self._per_epoch + step * every // repeats
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin anew, or continue from the checkpoint; transformers saves the entry of `state`."""
+        state.stateful_callbacks[STATE] = self.begin(state.stateful_callbacks.get(STATE) or {})
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Find the chunk at which the epoch begins."""
+        self.first = self._place(state.global_step)[0]
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Find the chunk that is scored next."""
+        self.place = self._place(state.global_step)[1]
+
+
+def _levels(dataset: Any) -> pd.DataFrame:
+    """Return the task and the number of each row's level: `gcd 2` is level 2 of the task gcd."""
+    texts = dataset["level"] if "level" in dataset.column_names else [1] * len(dataset)
+    table = pd.DataFrame([str(text).rpartition(" ")[::2] for text in texts])
+    table.columns = ["task", "number"]
+    numbers = pd.to_numeric(table["number"], errors="coerce")
+    if numbers.isna().any():
+        text = texts[int(numbers.isna().argmax())]
+        raise ValueError(f"level = {text!r}: write a number, or a name and a number, as in 'gcd 2'")
+    return table.assign(number=numbers.astype(float))

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +102,12 @@ def table() -> None:
 
 def easiest(task: str) -> dict[str, Any]:
     """Return the options of the first level of a task's curriculum; {} if it has none."""
-    if not library().factory.has_curriculum(task):
+    factory = library().factory
+    if not factory.has_curriculum(task):
         return {}
-    options = asdict(library().factory.create_curriculum(task).generate_configuration())
-    return {name: value for name, value in options.items() if name not in ("seed", "size")}
+    options = vars(factory.create_curriculum(task).generate_configuration())
+    usual = vars(factory.DATASETS[task][1]()) | {"seed": options["seed"], "size": options["size"]}
+    return {name: value for name, value in options.items() if value != usual[name]}
 
 
 def measured(folder: str, names: list[str]) -> Iterator[str]:

@@ -3,7 +3,11 @@
 TRL 1.16 needs no Triton on a CPU. With that version, this file can be removed.
 """
 
+import sys
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+
+from grpo_nb.models.weights import cuda_available
 
 if TYPE_CHECKING:
     import torch
@@ -87,3 +91,10 @@ def install() -> None:
     from trl.trainer import utils
 
     utils._ChunkedLogProbFunction = ChunkedLogProbs
+
+
+def install_where_needed() -> None:
+    """Install it if TRL's own needs a GPU, and there is none; Unsloth has its own."""
+    is_needed = version("trl").startswith("1.15.") and "unsloth" not in sys.modules
+    if is_needed and not cuda_available():
+        install()

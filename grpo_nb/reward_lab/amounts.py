@@ -22,6 +22,7 @@ from grpo_nb.reward_lab.scoring import Pair, Scorer, cut
 from grpo_nb.reward_lab.written import Written, distinct_rows
 from grpo_nb.rewards.judge import LLMJudge
 
+OWN = "see which reward pays for it, and why"  # the fix of a person's own attack
 FIXES = read_yaml(Path(__file__).with_name("fixes.yaml"))  # {finding: what to do}
 GATE = "only with a right answer"  # is no advice on the reward that says what is right
 TIE = 1e-6
@@ -363,7 +364,7 @@ def _check(family: str, each: Sequence[Result], names: Sequence[str], part: Role
     )
     more = [result.attack.name for result in each if result is not worst]
     evidence += f" (so do: {', '.join(more[:3])})" if more else ""
-    fix = FIXES.get(family, "")
+    fix = FIXES.get(family, OWN)
     if worst.payer in part.right and GATE in fix:  # it is what says so
         fix = f"let `{names[worst.payer]}` pay for nothing but the whole right answer"
     return Check(family, worst.level, evidence, fix)

@@ -21,7 +21,7 @@ from grpo_nb import refusals
 from grpo_nb.checks import Check, Checks
 from grpo_nb.reward_lab import amounts, linter, programs, scoring, written
 from grpo_nb.reward_lab.amounts import FIXES
-from grpo_nb.reward_lab.attacks import Attack, Attacks, verified
+from grpo_nb.reward_lab.attacks import HACKS, Attack, Attacks, verified
 from grpo_nb.reward_lab.mentions import accepted, columns_of, missing_columns, strings_of
 from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, cut, prompt_text, read_rows
 from grpo_nb.rewards.contract import TRLS_OWN, parameters_of
@@ -70,7 +70,9 @@ class RewardVerdict(NamedTuple):
 
     def __str__(self) -> str:
         stops, warnings = (named(self.findings, state) for state in ("stop", "warning"))
-        outcome = "right answers win, attacks lose"
+        outcome = "right answers win"
+        wins = any(line["won"] and line["kind"] in HACKS for line in self.table)
+        outcome += "" if wins else ", attacks lose"
         if not self.reference:
             outcome = "nothing says stop, but no right answer is known"
         outcome = f"do not train: {stops}" if stops else f"train: {outcome}"
@@ -442,6 +444,8 @@ class RewardCheck:
         """Find the rewards' roles, score all references, and attack."""
         scorer, style = self.scorer, self.written
         rows = amounts.affordable_rows(scorer, style)
+        first = {answer: row for row, answer in reversed(style.answers.items())}
+        rows += sorted({first[a.answer] for a in self.attacks if a.answer in first} - {*rows})
         earnings = amounts.measure(scorer, style, rows)
         if not earnings.rows:  # no right answer could be scored; the fault says why
             return None

@@ -14,7 +14,10 @@ NAME = "kept"
 
 
 def attack_of(text: str, answer: str, others: Sequence[Attack] = ()) -> Attack:
-    """Return a completion as an attack, which is written out for other rows with their answers.
+    """Return a completion as an attack.
+
+    If it holds its row's right answer, it is written out for other rows with theirs; otherwise it
+    is an attack on rows with this right answer alone.
 
     Args:
         text: The completion, which does not deserve what a right answer earns.
@@ -30,12 +33,14 @@ def attack_of(text: str, answer: str, others: Sequence[Attack] = ()) -> Attack:
         parts += ["{answer}"] if number else []
         # A brace of the text itself ends a part, so that nothing in it reads as a placeholder.
         parts += [part for part in re.split(r"(?<=\{)", piece) if part]
-    if same := [each for each in others if each.completion == parts]:
+    only = answer if len(pieces) == 1 else ""
+    if same := [each for each in others if each.completion == parts and each.answer in ("", only)]:
         return same[0]
-    title = f"{NAME}: {' '.join(text.split())[:40].strip()}"
+    plain = re.sub(r"</?\w{1,20}>", " ", text).split() or text.split()
+    title = f"{NAME}: {' '.join(plain)[:40].strip()}"
     number = sum(each.name.startswith(title) for each in others)
     name = f"{title} ({number + 1})" if number else title
-    return Attack(name, name, "wrong", parts)
+    return Attack(name, name, "wrong", parts, only)
 
 
 def of_run(folder: Path) -> list[Attack]:
@@ -52,4 +57,5 @@ def store(folder: Path, attacks: Sequence[Attack]) -> None:
 
 
 def _entry(attack: Attack) -> dict[str, Any]:
-    return {"attack": attack.name, "kind": attack.kind, "completion": attack.completion}
+    entry = {"attack": attack.name, "kind": attack.kind, "completion": attack.completion}
+    return entry | ({"answer": attack.answer} if attack.answer else {})

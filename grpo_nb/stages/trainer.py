@@ -39,7 +39,6 @@ import io
 import math
 import shutil
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,8 +106,7 @@ class RunTrainer:
         self.plan = self.resumption.plan
         self.environment = environments.of(config)
         policy.model.max_seq_length = config.model.max_seq_length  # as Unsloth's models have it
-        if "unsloth" not in sys.modules and not models.cuda_available():
-            lm_head.install()  # for your own model too; Unsloth has its own LM head
+        lm_head.install_where_needed()  # for your own model too
         self.reward_funcs = list(map(self._timed, rewards.reward_funcs))
         if any(map(is_async, self.reward_funcs)) and not self._has_async_funcs:
             self._start_event_loop()  # for rewards that wait, which run in threads

@@ -128,6 +128,9 @@ class Guard(TrainerCallback):
             trainer.remove_callback(other)  # a cell that runs twice
         trainer.add_callback(self)
 
+    def __repr__(self) -> str:
+        return f"Guard: tests every {self.every} steps that samples come from the policy"
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remember after which step training begins."""
         stock.call_once(self.trainer, self)

@@ -24,6 +24,7 @@ from transformers import TrainerCallback
 from grpo_nb import ranks, refusals
 from grpo_nb.checks import Check
 from grpo_nb.files import append_line, atomic_path, read_json, read_lines, write_json
+from grpo_nb.models import lm_head
 from grpo_nb.rewards import declared_range
 from grpo_nb.rewards.prompts import message_text, transcript
 from grpo_nb.training import health, metrics, stock
@@ -119,6 +120,7 @@ class Monitor(TrainerCallback):
         show: bool = True,
     ) -> None:
         refusals.in_one_line()
+        lm_head.install_where_needed()
         self.trainer, self.halt = trainer, halt
         self.names = list(trainer.reward_func_names)
         if correct and correct not in self.names:
@@ -144,6 +146,7 @@ class Monitor(TrainerCallback):
         self.save = getattr(trainer, "save_adapter", lambda folder: trainer.save_model(str(folder)))
         self.gather = getattr(trainer, "gather_weights", lambda: None)
         self.alerts: list[Check] = []
+        self.seen: dict[str, list[float]] = {}  # the least and the largest score of each reward
         self.failure = self.ended = ""
         self.stopped = False  # whether a request to stop ended the last training
         self.watch, self.skipped = health.Watch(health.Expected({})), 0
@@ -183,8 +186,8 @@ class Monitor(TrainerCallback):
         if self.is_of_run:
             return "trainer.train() goes on"
         newest = newest_checkpoint(self.trainer.args.output_dir)
-        again = f"trainer.train(resume_from_checkpoint={newest!r}) goes on"
-        return again if newest else "no checkpoint is kept"
+        again = f"trainer.train(resume_from_checkpoint={newest!r})"
+        return f"the same `with` goes on with {again}" if newest else "no checkpoint is kept"
 
     @property
     def is_of_run(self) -> bool:
@@ -424,8 +427,10 @@ class Monitor(TrainerCallback):
         scores, ranges = self._scores(), {}
         for name, (weight, low, high) in self.watch.expected.rewards.items():
             values = [*scores.get(name, ()), line.get(f"rewards/{name}/mean", math.nan)]
-            finite = [float(value) for value in values if math.isfinite(value)] or [low]
-            ranges[name] = (weight, min(low, *finite), max(high, *finite))
+            finite = [float(value) for value in values if math.isfinite(value)]
+            ranges[name] = (weight, min([low, *finite]), max([high, *finite]))
+            ends = [0.0, *self.seen.get(name, ()), *finite]
+            self.seen[name] = [min(ends), max(ends)]
         self.watch.expected = self.watch.expected._replace(rewards=ranges)
 
     def _show(self, update: Update) -> None:
@@ -439,8 +444,13 @@ class Monitor(TrainerCallback):
             print(f"step {line['step']}/{update.total_steps}: {', '.join(parts)}")
 
     def _tell_ranges(self) -> None:
-        ranges = self.watch.expected.rewards.items()
-        self.dashboard.ranges = {name: [low, high] for name, (_, low, high) in ranges}
+        """Tell the dashboard each reward's range; of a plain function, 0 and what it has paid."""
+        ranges = {n: [low, high] for n, (_, low, high) in self.watch.expected.rewards.items()}
+        for name, func in zip(self.names, self.trainer.reward_funcs, strict=True):
+            ends = self.seen.get(name, [0.0, 0.0])
+            if not hasattr(func, "range") and ends[0] < ends[1]:
+                ranges[name] = ends
+        self.dashboard.ranges = ranges
 
     @_aside
     def completions(self) -> list[dict[str, Any]]:

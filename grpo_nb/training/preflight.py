@@ -19,7 +19,7 @@ from typing import Any
 
 from grpo_nb import ranks
 from grpo_nb.checks import Check, Checks
-from grpo_nb.models import cuda_available, sharded
+from grpo_nb.models import cuda_available, lm_head, sharded
 from grpo_nb.models.adapter import trainable_weights
 from grpo_nb.models.template import turn_end
 from grpo_nb.models.vision import image_tokens
@@ -43,6 +43,7 @@ def preflight(trainer: Any, *, checkpoints: int | None = None) -> Checks:
         trainer: A trainer that has not begun to train.
         checkpoints: How many checkpoints will be on disk at a time; by default by the arguments.
     """
+    lm_head.install_where_needed()
     begun, is_main = time.monotonic(), ranks.is_main()
     if is_main:
         print("preflight: ", end="", flush=True)

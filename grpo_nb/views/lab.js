@@ -131,7 +131,7 @@ const images = (group) => h("span", { class: "images", innerHTML: group.images }
 const [PAID, LOST] = ["wrong but paid", "lost attacks"];
 const CHIPS = { // [what it means, whether it holds for completion n]
   [PAID]: ["it is wrong, and wins, or earns more than an honest wrong answer or its group",
-    ({ level, now }, n, row, group) => row.wrong && row.kind !== "other"
+    ({ level, now, own }, n, row, group) => (row.wrong || own[n]) && row.kind !== "other"
       && (level[n] || now.total[n] > group.honest + TIE || now.advantage[n] > TIE)],
   "rewards disagree": ["one reward pays it well, another badly", (lab, n, row) =>
     spread(row.scores.flatMap((score, r) => {

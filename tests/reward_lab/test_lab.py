@@ -178,6 +178,28 @@ def test_nothing_in_a_kept_completion_reads_as_a_placeholder(text, tmp_path):
     assert lines(lab, name=attack.name)[0]["text"] == text
 
 
+def test_a_kept_completion_without_the_right_answer_counts_on_its_own_row(tmp_path):
+    def same_parts(completions, date, **_):
+        pairs = zip(completions, date, strict=True)
+        return [float(sorted(text.split("-")) == sorted(own.split("-"))) for text, own in pairs]
+
+    dates = [f"2021-{4 + n % 8:02}-{13 + n}" for n in range(12)] + ["2021-04-03"]
+    rows = [{"prompt": f"Day {n}?", "date": date} for n, date in enumerate(dates)]
+    texts = [[date, "2021"] for date in dates[:-1]] + [["2021-04-03", "2021-03-04"]]
+    lab = RewardLab(same_parts, rows, texts)
+    assert lab.verdict.passed and "right answers win" in str(lab.verdict)
+    lab.keep(len(rows) - 1, "2021-03-04")
+    (place,) = lab.own[0]["rows"]
+    assert lab._lines()[place]["text"] == "2021-03-04"
+    own_attacks.store(tmp_path, lab.attacks)
+    for attacks in (lab.attacks, own_attacks.of_run(tmp_path)):
+        verdict = check_rewards(same_parts, rows, texts, attacks=attacks)
+        (stop,) = [check for check in verdict.findings if check.state == "stop"]
+        assert stop.name == "kept: 2021-03-04" and stop.fix and "right answer" in stop.evidence
+    lab.keep(len(rows) - 1, "2021-03-04", "kept: 2021-03-04")
+    assert lab.attacks == []
+
+
 def test_weights_that_were_moved_are_judged_when_asked():
     lab = open_lab([mentions, careless], TEXTS)
     lab._reply(lab, {"do": "judge", "weights": [1.0, -1.0]}, [])

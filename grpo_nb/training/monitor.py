@@ -182,10 +182,14 @@ class Monitor(TrainerCallback):
             raise KeyboardInterrupt(f"stopped after step {step}; {self._goes_on()}")
 
     def _goes_on(self) -> str:
-        """Say how a training that has ended goes on."""
+        """Say how a training that has ended goes on, or what is kept of a finished one."""
+        state, newest = self.trainer.state, newest_checkpoint(self.trainer.args.output_dir)
+        if state.global_step >= state.max_steps:
+            best = self.folder / "best"
+            places = [f"the last checkpoint is {newest}"] if newest and not self.is_of_run else []
+            return ", ".join(places + [f"the best validation's model is {best}"] * best.is_dir())
         if self.is_of_run:
             return "trainer.train() goes on"
-        newest = newest_checkpoint(self.trainer.args.output_dir)
         again = f"trainer.train(resume_from_checkpoint={newest!r})"
         return f"the same `with` goes on with {again}" if newest else "no checkpoint is kept"
 

@@ -170,7 +170,7 @@ def ending(
     Args:
         step: The last step that was trained.
         total_steps: The number of steps of the training.
-        goes_on: How it goes on.
+        goes_on: How it goes on, or what is kept of a finished one.
         error: The error or interrupt that ended it.
         reason: What else ended it before its last step.
 
@@ -185,7 +185,7 @@ def ending(
         what = f"{type(error).__name__}: {error}".partition("\n")[0]
         return f"ended by an error after step {step}: {what}; {goes_on}"
     elif step >= total_steps:
-        return f"finished after step {step}"
+        return f"finished after step {step}" + f"; {goes_on}" * bool(goes_on)
     return f"{reason or 'ended before its last step,'} after step {step}; {goes_on}"
 
 

@@ -103,7 +103,7 @@ def test_after_stop_the_board_says_so():
         (9, KeyboardInterrupt(), "stopped by you after step 9; no checkpoint is kept"),
         (9, KeyError("x"), "ended by an error after step 9: KeyError: 'x'; no checkpoint is kept"),
         (9, None, "ended before its last step, after step 9; no checkpoint is kept"),
-        (100, None, "finished after step 100"),
+        (100, None, "finished after step 100; no checkpoint is kept"),
     ],
 )
 def test_the_board_says_what_ended_the_training(step, error, phase):

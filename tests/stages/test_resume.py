@@ -394,7 +394,9 @@ def test_stop_halts_run_all_in_a_notebook_and_the_same_trainer_goes_on(start):
     trainer.train()
     assert [line["step"] for line in lines_of(trainer.stage.run)] == [1, 2, 3]
     board = trainer.monitor.dashboard
-    assert board.now["phase"] == "finished after step 3" and not board.error
+    best = trainer.folder / "best"
+    phase = f"finished after step 3; the best validation's model is {best}"
+    assert board.now["phase"] == phase and not board.error
     groups = json.loads(f"[{board.new_groups}]")
     assert [group["step"] for group in groups] == [1, 2, 3], "the first is read from its file"
     trainer.policy.close()

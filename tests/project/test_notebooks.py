@@ -20,11 +20,11 @@ import refresh
 from conftest import TINY_SETTINGS
 from nbclient import NotebookClient
 
-from grpo_nb import export, runs
+from grpo_nb import data, export, runs
 from grpo_nb.colab import RUNS_ON_DRIVE, wanted
 from grpo_nb.files import project_path, read_json
 from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.pipeline.elsewhere import scorer
+from grpo_nb.pipeline.elsewhere import scorer, write_task
 from grpo_nb.pipeline.notebooks import QUIET, resolve_run
 from grpo_nb.runs import NOTEBOOKS, Run, config
 from grpo_nb.training import read_lines
@@ -439,5 +439,15 @@ def test_what_was_trained_is_taken_elsewhere(demo_run, kernels, monkeypatch):
     for sample in samples[samples["decoding"] == "greedy"].to_dict("records"):
         scores = score(lines[sample["row"]], sample["completion"])
         assert scores == {name: sample[name] for name in ("correct", "reward")}
+    rows = data.load(run, "eval")[:2]
+    for row in rows:
+        row["prompt"][-1:-1] = [
+            {"role": "user", "content": "1 + 1?"},
+            {"role": "assistant", "content": "{2}"},
+        ]
+    monkeypatch.setattr(data, "load", lambda *_: rows)
+    task = (write_task(run) / "task.yaml").read_text()
+    assert 'samples: [{"question": "1 + 1?", "answer": "{2}"}]' in task
+    assert "num_fewshot: 1\n" in task and "doc_to_target: '{{answer}}'}" in task
     assert sent[0] == (("me/adder",), {"private": True, "exist_ok": True})
     assert sent[1][1] == {"repo_id": "me/adder", "folder_path": names["merged_path"]}

@@ -27,7 +27,7 @@ import placebo
 import yaml
 
 import grpo_nb
-from grpo_nb.data.gym import NAME, REFUSED
+from grpo_nb.data.gym import NAME, REFUSED, of_level
 from grpo_nb.pipeline.placebo import resolve_placebo, take_over
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.gym import EVALUATED, library
@@ -102,12 +102,7 @@ def table() -> None:
 
 def easiest(task: str) -> dict[str, Any]:
     """Return the options of the first level of a task's curriculum; {} if it has none."""
-    factory = library().factory
-    if not factory.has_curriculum(task):
-        return {}
-    options = vars(factory.create_curriculum(task).generate_configuration())
-    usual = vars(factory.DATASETS[task][1]()) | {"seed": options["seed"], "size": options["size"]}
-    return {name: value for name, value in options.items() if value != usual[name]}
+    return of_level(task, 1) if library().factory.has_curriculum(task) else {}
 
 
 def measured(folder: str, names: list[str]) -> Iterator[str]:

@@ -89,7 +89,7 @@ def _rows(task: str, size: int, config: Any, level: int = 0) -> Iterator[Row]:
     """Yield the rows of one task, each question once; level 0 has the sizes that are set alone."""
     options = options_of(task, config)
     refuse_task(task, options)
-    options = _of_level(task, level) | options if level else options
+    options = of_level(task, level) | options if level else options
     form, questions = getattr(config, "form", TAGS), set()
     # A generator makes row n by the number seed + n, so seeds side by side would share their rows.
     seed = random.Random(f"{getattr(config, 'seed', 0)} {task}").getrandbits(31)
@@ -116,7 +116,7 @@ def _rows(task: str, size: int, config: Any, level: int = 0) -> Iterator[Row]:
         ) from error
 
 
-def _of_level(task: str, level: int) -> dict[str, Any]:
+def of_level(task: str, level: int) -> dict[str, Any]:
     """Return the options of a level of the task's curriculum, which begins at 1.
 
     Raises:

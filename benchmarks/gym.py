@@ -147,8 +147,11 @@ def learn(folder: str, task: str, seed: str, options: str, kind: str) -> None:
     settings = {
         **{"task": "gym", "data.source": f"{NAME}{task}", "model.model_name": folder},
         **{"data.options": yaml.safe_load(options) if options else easiest(task)},
-        **{"seed": int(seed), "grpo.max_steps": 24, "grpo.max_completion_length": 24},
-        **{"train.eval_steps": 0, "evaluate.samples": 1, "data.max_rows": 500},
+        **{"seed": int(seed), "grpo.max_steps": 30, "grpo.max_completion_length": 24},
+        **{"grpo.num_generations": 16, "grpo.temperature": 0.7, "grpo.learning_rate": 2e-4},
+        **{"model.load_in_4bit": False, "train.eval_steps": 0, "evaluate.samples": 1},
+        **{"data.max_rows": 400, "data.eval_rows": 160, "data.eval_share": 0.4},
+        **{"data.max_prompt_tokens": 400},
     }
     name = f"gym-{task}-{seed}"
     if Run(name).undone():

@@ -2,12 +2,14 @@
 
 transformers' `generate` copies all keys and values for each token, runs a prompt once for each of
 its completions, and keeps computing finished rows until the last row ends. Here, each distinct
-prompt is run once, finished rows leave the batch, keys and values are updated in place, and
-attention heads that share keys are computed together. The weights keep the model's precision, so
-the results differ from those of `generate` by rounding only.
+prompt is run once, what all prompts begin with is run once for all, finished rows leave the batch,
+keys and values are updated in place, and attention heads that share keys are computed together.
+The weights keep the model's precision, so the results differ from those of `generate` by rounding
+only.
 """
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -300,35 +302,50 @@ def sample(
 def _prefill(
     model: "PreTrainedModel", prompts: Sequence[Sequence[int]], more: int, pad: int
 ) -> tuple[Any, ...]:
-    """Run each distinct prompt through the model once.
+    """Run each distinct prompt through the model once, and what they begin with once for all.
 
     Returns:
         The logits of each prompt's next token, [rows, vocabulary]; the cache; token ids and mask,
         [rows, width + more]; and the position of each prompt's last token, [rows, 1].
     """
     distinct = {tuple(ids): number for number, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
-    width = max(map(len, distinct))
+    width, shared = max(map(len, distinct)), _shared(list(distinct))
     tokens = torch.full((len(distinct), width + more), pad)
     mask = torch.ones_like(tokens, dtype=torch.bool)
     for number, ids in enumerate(distinct):
-        tokens[number, width - len(ids) : width] = torch.tensor(ids)
-        mask[number, : width - len(ids)] = False
+        gap = width - len(ids)
+        mask[number, shared : shared + gap] = False
+        tokens[number, :width][mask[number, :width]] = torch.tensor(ids)
     positions = (mask[:, :width].cumsum(1) - 1).clamp(min=0)
     square = torch.ones(width, width, dtype=torch.bool)
     # A padding position attends to itself, because a fully masked row would give NaN.
     attended = (square.tril() & mask[:, None, None, :width]) | square.diag().diag()
     cache = DynamicCache(config=model.config)
-    logits = model(
-        input_ids=tokens[:, :width],
-        attention_mask=attended,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=torch.tensor([width - 1]),  # with 1, torch would copy the head per prompt
-    ).logits[:, -1]
+    for rows, begin, end in ((1, 0, shared), (len(distinct), shared, width)):
+        if begin == end:
+            continue
+        logits = model(
+            input_ids=tokens[:rows, begin:end],
+            attention_mask=attended[:rows, :, begin:end, :end],
+            position_ids=positions[:rows, begin:end],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=torch.tensor([end - begin - 1]),  # with 1, torch would copy the head
+        ).logits[:, -1]
+        if rows < len(distinct):
+            cache.batch_repeat_interleave(len(distinct))
     index = torch.tensor([distinct[tuple(ids)] for ids in prompts])
     cache.layers = [FixedLayer(layer, index, more) for layer in cache.layers]
     return logits[index], cache, tokens[index], mask[index], positions[index, -1:]
+
+
+def _shared(prompts: Sequence[Sequence[int]]) -> int:
+    """Return how many tokens several prompts begin with together, at least one token apart."""
+    if len(prompts) == 1:
+        return 0
+    columns = zip(*prompts, strict=False)
+    same = sum(1 for _ in takewhile(lambda ids: len(set(ids)) == 1, columns))
+    return min(same, min(map(len, prompts)) - 1)
 
 
 def draw(logits: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""Write a run's held-out rows as a task of lm-eval.
+"""Write a run's held-out rows as a task of lm-eval and of Inspect.
 
-    write_task(runs.Run("mine"))    # runs/mine/lm_eval: task.yaml, score.py, rows.jsonl
+    write_task(runs.Run("mine"))    # runs/mine/eval_task: lm_eval.yaml, inspect_eval.py, rows.jsonl
 
 The run's rewards score the answers, so that a model has the same figures there and in stage 04.
 """
@@ -26,12 +26,12 @@ TEXTS = read_yaml(Path(__file__).with_name("elsewhere.yaml"))
 
 
 def write_task(run: Run) -> Path:
-    """Write the folder lm_eval of a run that has a merged model, and return it.
+    """Write the folder eval_task of a run that has a merged model, and return it.
 
     Raises:
         ValueError: Prompts differ in more than their last turn.
     """
-    rows, config = data.load(run, "eval"), run.config()
+    rows, config, folder = data.load(run, "eval"), run.config(), run / "eval_task"
     befores = [row["prompt"][:-1] for row in rows]
     turns = {role: [t["content"] for t in befores[0] if t["role"] == role] for role in ROLES}
     worked = list(zip(turns["user"], turns["assistant"], strict=True))
@@ -42,27 +42,27 @@ def write_task(run: Run) -> Path:
         )
     lines = [{"question": row["prompt"][-1]["content"], "row": json.dumps(row)} for row in rows]
     texts = {
-        **{"name": json.dumps(run.name), "folder": json.dumps(str(run / "lm_eval"))},
+        **{"name": json.dumps(run.name), "folder": json.dumps(str(folder))},
         "system": json.dumps("".join(turns["system"])),
         "tokens": config.grpo.max_completion_length,
         "end": json.dumps(turn_end(load_tokenizer(str(run / "model/merged"))).strip()),
         "count": len(worked),
         "shots": json.dumps([{"question": ask, "answer": answer} for ask, answer in worked]),
     }
-    with atomic_path(run / "lm_eval") as folder:
-        folder.mkdir()
+    with atomic_path(folder) as new:
+        new.mkdir()
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        (folder / "rows.jsonl").write_text(text, encoding="utf-8")
+        (new / "rows.jsonl").write_text(text, encoding="utf-8")
         for name, text in TEXTS.items():
-            (folder / name).write_text(text.format(**texts), encoding="utf-8")
-    return run / "lm_eval"
+            (new / name).write_text(text.format(**texts), encoding="utf-8")
+    return folder
 
 
 def scorer(folder: Path) -> Callable[[Mapping[str, Any], str], dict[str, float]]:
     """Return a function of a line of rows.jsonl and an answer: {"correct": …, "reward": …}.
 
     Args:
-        folder: A run's lm_eval.
+        folder: A run's eval_task.
     """
     config = read(folder.parent / "config.yaml")
     bench = bench_of(config, load_rewards(config.rewards))

@@ -196,8 +196,9 @@ def _summary(problems: Sequence[Check]) -> Check:
     """Return the check "rewards", whose state is "stop" if any of the problems has that state."""
     stops = [check for check in problems if check.state == "stop"]
     if not stops:
-        warnings = named(problems, "warning") or "none"
-        return Check("rewards", "ok", f"right answers win, attacks lose; warnings: {warnings}")
+        warnings = named(problems, "warning")
+        outcome = f"nothing says stop; warnings: {warnings}" if warnings else "attacks lose"
+        return Check("rewards", "ok", f"right answers win, {outcome}")
     count = f"{len(stops)} reasons to stop, the first" if stops[1:] else "a reason to stop"
     evidence = f"{count}: {stops[0].name}: {stops[0].evidence}"
     return Check("rewards", "stop", evidence, f"{stops[0].fix}; then test them again")

@@ -179,7 +179,8 @@ class Monitor(TrainerCallback):
             error.add_note(self._goes_on())
         early = self.stopped and step < self.trainer.state.max_steps
         if error is None and ranks.anywhere(bool(self.interrupts) or early):
-            raise KeyboardInterrupt(f"stopped after step {step}; {self._goes_on()}")
+            ending = filter(None, (f"stopped after step {step}", self._goes_on()))
+            raise KeyboardInterrupt("; ".join(ending))
 
     def _goes_on(self) -> str:
         """Say how a training that has ended goes on, or what is kept of a finished one."""

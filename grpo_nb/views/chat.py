@@ -17,7 +17,7 @@ from grpo_nb.models import Engine, open_engine
 from grpo_nb.names import refuse_unknown
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.rewards import load_rewards
-from grpo_nb.rewards.prompts import build_prompt, completion_text
+from grpo_nb.rewards.prompts import Message, build_prompt, completion_text
 from grpo_nb.views import tables
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ class Chat:
         load = partial(load, adapter=None, gpu_memory_utilization=0.4)
         return {"base": load(base), "tuned": load(policy)}
 
+    @cached_property
+    def _worked_turns(self) -> list[Message]:
+        """Return the turns before every question of a run with worked ones, else []."""
+        return data.load(self.run, "eval")[0]["prompt"][:-1] if self.config.data.shots else []
+
     def close(self) -> None:
         """Free the memory; the next question loads the models again."""
         for engine in set(self.__dict__.pop("_engines", {}).values()):
@@ -74,8 +79,7 @@ class Chat:
         text = self.config.data.system_prompt
         text = self.preset.form.system_prompt if text == "preset" else text
         prompt = build_prompt(question, text)
-        if self.config.data.shots:  # the worked turns of the first row
-            prompt[:-1] = data.load(self.run, "eval")[0]["prompt"][:-1]
+        prompt[:-1] = self._worked_turns or prompt[:-1]
         row = {"prompt": prompt, "question": question}
         return row | {"answer": reference} if reference else row
 

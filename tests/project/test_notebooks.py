@@ -434,7 +434,7 @@ def test_what_was_trained_is_taken_elsewhere(demo_run, kernels, monkeypatch):
     assert re.search(r"base +tuned\nquestion", repr(eval(asked, names)))
     assert (kernels / "my-adapter/adapter_model.safetensors").is_file()
     assert (kernels / "my-model/model.safetensors").is_file()
-    score, lines = scorer(run / "lm_eval"), read_lines(run / "lm_eval/rows.jsonl")
+    score, lines = scorer(run / "eval_task"), read_lines(run / "eval_task/rows.jsonl")
     samples = pd.read_parquet(run / "eval/samples.parquet")
     for sample in samples[samples["decoding"] == "greedy"].to_dict("records"):
         scores = score(lines[sample["row"]], sample["completion"])
@@ -446,7 +446,7 @@ def test_what_was_trained_is_taken_elsewhere(demo_run, kernels, monkeypatch):
             {"role": "assistant", "content": "{2}"},
         ]
     monkeypatch.setattr(data, "load", lambda *_: rows)
-    task = (write_task(run) / "task.yaml").read_text()
+    task = (write_task(run) / "lm_eval.yaml").read_text()
     assert 'samples: [{"question": "1 + 1?", "answer": "{2}"}]' in task
     assert "num_fewshot: 1\n" in task and "doc_to_target: '{{answer}}'}" in task
     assert sent[0] == (("me/adder",), {"private": True, "exist_ok": True})

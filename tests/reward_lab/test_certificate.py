@@ -113,8 +113,8 @@ def test_the_gate_certifies_the_judge_and_reports_it(run_test, server):
     verdict = reward_lab.judge(test)
     assert verdict.passed, verdict
     warnings = [check.name for check in verdict.checks[1:-2] if check.state == "warning"]
-    said = ", ".join(warnings) or "none"
-    assert verdict.checks[0].evidence.endswith(f"attacks lose; warnings: {said}")
+    outcome = f"nothing says stop; warnings: {', '.join(warnings)}" if warnings else "attacks lose"
+    assert verdict.checks[0].evidence == f"right answers win, {outcome}"
     reward_lab.save(test, verdict)
     report = json.loads((test.stage.run / "rewards/report.json").read_text())
     names = {f"group_judge: {name}" for name in TESTS}

@@ -72,9 +72,13 @@ def test_the_copy_is_the_policy_before_and_after_an_update(dense):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_greedy_tokens_are_those_of_generate(dense):
+@pytest.mark.parametrize(
+    "prompts",
+    [[[5, 9, 3], [7, 1, 4, 4, 8, 30], [2]], [[2, 2], [2, 2, 9], [2, 2, 4, 8, 30]]],
+    ids=["apart", "begun alike"],
+)
+def test_greedy_tokens_are_those_of_generate(dense, prompts):
     """Unequal prompts, a group each, two stops: as transformers' own loop on the adapter."""
-    prompts = [[5, 9, 3], [7, 1, 4, 4, 8, 30], [2]]
     stops = list(range(11, 30))
     with torch.no_grad():
         ours = sample(

@@ -1,5 +1,5 @@
 # make demo        set up, then run the four notebooks on the tiny model (CPU is enough)
-# make demo-real   the same on a real language model of 135 M parameters, in 9 to 17 minutes
+# make demo-real   the same on a real language model of 135 M parameters, in 10 minutes
 # make lab         set up, then open JupyterLab on the project, with the quickstart open
 # make test        set up, then run every test this machine can run
 # make quick       the tests that take less than two minutes; says what it leaves out

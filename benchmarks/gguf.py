@@ -1,6 +1,6 @@
 """What do GGUF files of a merged model cost, and what do they lose?
 
-    python benchmarks/gguf.py --run demo-real        # after make demo-real; 30 minutes on 2 cores
+    python benchmarks/gguf.py --run json        # after the JSON run of docs/rescue.md; 30 minutes on 2 cores
 
 Each file is written, loaded by llama.cpp, and answers held-out prompts greedily: those of the run,
 and word problems that the model was not trained on. The KL divergence per token is from llama.cpp's
@@ -63,7 +63,7 @@ def children_seconds() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", default="demo-real")
+    parser.add_argument("--run", default="json")
     parser.add_argument("--kinds", default="f16, q8_0, q4_k_m")
     parser.add_argument("--prompts", type=int, default=80)
     options = parser.parse_args()

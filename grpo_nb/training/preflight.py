@@ -271,7 +271,6 @@ def dry_run(trainer: Any, row: stock.Row) -> list[Check]:
     """
     part = "the update"
     with stock.stand_in(trainer) as double:
-        double.share_prompts = False  # the rows of a real micro-batch may all differ
         _set_modes(trainer)
         sleeping = asleep(trainer)
         before, budget = (size - sleeping for size in memory_now())
@@ -312,6 +311,9 @@ def _update(trainer: Any, row: stock.Row) -> None:
     vocabulary, prompt = len(tokenizer), stock.chat_of(row)
     [prompt_ids] = stock.prompt_ids(trainer, [prompt])
     ids = torch.tensor([prompt_ids] * rows, device=device)
+    if getattr(trainer, "share_prompts", False):  # TRL mixes the rows of a generation's prompts
+        prompts = rows * args.steps_per_generation / args.num_generations
+        ids[:, 0] = torch.arange(rows, device=device) % (math.ceil(prompts) + (prompts % 1 > 0))
     ones = torch.ones(rows, length, device=device)
     random_ids = torch.randint(vocabulary, (rows, length), device=device)
     for token in image_tokens(trainer.model.config):  # such a token would need an image

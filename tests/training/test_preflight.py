@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 from trainings import MATH, comparable, trainer_of
 
 from grpo_nb import models
@@ -75,8 +76,23 @@ def test_a_sound_training_passes_and_is_predicted(trainer, capsys):
     found.refuse()
 
 
+def test_the_trial_is_as_large_as_a_step_can_be(trainer):
+    """Its rows share as many prompts as those of a real micro-batch."""
+    sizes = []
+
+    def count(module, args, kwargs):
+        if torch.is_grad_enabled():
+            sizes.append(kwargs["input_ids"].numel())
+
+    hook = trainer.model.register_forward_pre_hook(count, with_kwargs=True)
+    preflight.preflight(trainer)
+    [trial] = sizes
+    trainer.train()
+    hook.remove()
+    assert trial / 2 < max(sizes[1:]) <= trial
+
+
 def test_a_training_after_it_is_bit_for_bit_the_same(trainer, policy, build):
-    import torch
 
     adapter = [p for name, p in policy.model.named_parameters() if "lora_" in name]
     start = [parameter.detach().clone() for parameter in adapter]
@@ -157,7 +173,6 @@ def test_the_memory_that_is_said_is_the_peak_of_a_training(runs_dir):
 
 @pytest.mark.parametrize("part", ["the update", "generation"])
 def test_an_out_of_memory_error_becomes_a_line(trainer, policy, part):
-    import torch
 
     def full(module, inputs):
         if torch.is_grad_enabled() == (part == "the update"):
@@ -204,7 +219,6 @@ def test_the_engines_share_of_the_memory_is_advised_where_it_has_an_effect(stand
 
 
 def test_any_other_error_is_raised_and_leaves_no_trace(trainer, policy):
-    import torch
 
     def broken(module, inputs, output):
         raise RuntimeError("shapes differ")

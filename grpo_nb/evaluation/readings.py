@@ -67,7 +67,7 @@ def with_readings(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]
 
 
 def sentence(before: pd.DataFrame, after: pd.DataFrame) -> str:
-    """Return how much of the gain in right answers is format; "" if that is not known.
+    """Return how much of the gain in right answers is format; "" if form changes nothing.
 
     Args:
         before: Figures of each prompt, with LENIENT, STRICT and pass@1, greedily decoded.
@@ -76,6 +76,8 @@ def sentence(before: pd.DataFrame, after: pd.DataFrame) -> str:
     if LENIENT not in before or before[LENIENT].isna().all():
         return ""
     was, now = (100 * each[[LENIENT, STRICT, "pass@1"]].mean() for each in (before, after))
+    if all(np.allclose(each, each["pass@1"]) for each in (was, now)):
+        return ""
     gain = now - was
     part = gain["pass@1"] - gain[LENIENT]
     whole = f"{part:.1f} of the {gain['pass@1']:.1f} points are format"

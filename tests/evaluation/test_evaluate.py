@@ -116,21 +116,22 @@ def test_the_sentence_says_how_much_of_a_gain_is_format():
         return [float("</answer>" in text) for text in completions]
 
     preset = reward_set([(in_tags, 1.0), (tagged, 0.5)])
-    texts = {
-        "base": ["so it is 7.", "<answer>7</answer>", "6"],
-        "after": ["<answer>7</answer>"] * 3,
-    }
-    samples = {}
-    for label, group in texts.items():
-        lines, given = answers("111", ["1"] * 3, reference="7"), group * 4
-        scores = in_tags(group * 2, ["7"] * 6), tagged(group * 2)
-        lines = lines.assign(completion=given[: len(lines)], in_tags=scores[0], tagged=scores[1])
-        samples[label] = lines.assign(format=lines["tagged"])
-    [pair] = report_of(samples, preset)["comparisons"]
-    assert pair["sentence"].endswith(
+    right, wrong = "<answer>7</answer>", "<answer>6</answer>"
+    sentences = []
+    for base in (["so it is 7.", right, "6"], [wrong, right, wrong]):
+        samples = {}
+        for label, group in {"base": base, "after": [right] * 3}.items():
+            lines, given = answers("111", ["1"] * 3, reference="7"), group * 4
+            scores = in_tags(group * 2, ["7"] * 6), tagged(group * 2)
+            lines = lines.assign(completion=given[: len(lines)], in_tags=scores[0])
+            samples[label] = lines.assign(tagged=scores[1], format=scores[1])
+        [pair] = report_of(samples, preset)["comparisons"]
+        sentences.append(pair["sentence"])
+    assert sentences[0].endswith(
         "; read leniently 66.7 % → 100.0 %, in the form 33.3 % → 100.0 %: "
         "33.3 of the 66.7 points are format"
     )
+    assert "leniently" not in sentences[1] and "33.3 % → 100.0 %" in sentences[1]
 
 
 def build(before: str, after: str) -> dict:

@@ -18,17 +18,16 @@ def where(run: "Run") -> str:
     folder, adapter = run / "model/merged", run / "train/adapter"
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is missing: run 04_merge_and_infer first")
-    files = sorted(folder.glob("gguf/*.gguf"))
-    file = files[0] if files else folder
-    llama_cpp = f"llama-server -m '{file}'"
-    if not files:
-        llama_cpp = f"python convert_hf_to_gguf.py '{folder}' --outfile model.gguf"
     lines = {
         "merged model": folder,
         "adapter": adapter,
         "vLLM": f"vllm serve '{folder}'",
         "transformers": f"AutoModelForCausalLM.from_pretrained({str(folder)!r})",
-        "llama.cpp": llama_cpp,
-        "Ollama": f"echo 'FROM {file}' > Modelfile && ollama create my-model",
     }
+    if files := sorted(folder.glob("gguf/*.gguf")):
+        lines["llama.cpp"] = f"llama-server -m '{files[0]}' --jinja"
+        lines["Ollama"] = f"ollama create {run.name} -f '{folder}/gguf/Modelfile'"
+    else:
+        only = f"python -m grpo_nb run --name {run.name} --only 04"
+        lines["GGUF"] = f"{only} --set export.gguf=q8_0    # for llama.cpp and Ollama, tested"
     return "\n".join(f"{name:<13} {line}" for name, line in lines.items())

@@ -15,9 +15,9 @@ def test_each_program_gets_a_line_with_an_absolute_path(runs_dir):
     lines = dict(line.split(maxsplit=1) for line in where(run).splitlines()[1:])
     assert lines["adapter"] == str(run / "train/adapter") and merged.is_absolute()
     assert lines["vLLM"] == f"vllm serve '{merged}'"
-    assert str(merged) in lines["llama.cpp"] and "convert_hf_to_gguf" in lines["llama.cpp"]
+    assert "grpo_nb run --name r --only 04 --set export.gguf=q8_0" in lines["GGUF"]
     (merged / "gguf").mkdir()
     (merged / "gguf/r-q8_0.gguf").touch()
     text = where(run)
     assert f"llama-server -m '{merged}/gguf/r-q8_0.gguf'" in text
-    assert f"FROM {merged}/gguf/r-q8_0.gguf" in text
+    assert f"ollama create r -f '{merged}/gguf/Modelfile'" in text

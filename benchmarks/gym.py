@@ -2,7 +2,7 @@
 
     python benchmarks/gym.py table                 check_rewards on each task, into docs/gym.md
     python benchmarks/gym.py model FOLDER [TASK…]  pass@8 of a model at the easiest sizes
-    python benchmarks/gym.py learn FOLDER TASK SEED [OPTIONS] [--placebo]
+    python benchmarks/gym.py learn FOLDER TASK SEED [OPTIONS] [SETTING=VALUE…] [--placebo]
                                                    what GRPO alone teaches it, in runs/gym-*
 
 `table` judges the task's scorer by `check_rewards`, times its generator, and measures what a part
@@ -25,6 +25,7 @@ from textwrap import fill
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import placebo
 import yaml
 
@@ -146,17 +147,23 @@ def learnt(name: str) -> dict[str, Any]:
     change = pair["differences"]["accuracy"]
     points = [round(100 * each, 1) for each in (change["difference"], *change["interval"])]
     shares = {label: round(100 * each["accuracy"], 1) for label, each in report["greedy"].items()}
-    return {"run": name, **shares, "points": points, "p": round(pair["mcnemar_p"], 4)}
+    steps = pd.read_json(Run(name) / "train/metrics.jsonl", lines=True)
+    signal = round(100 * (1 - steps["frac_reward_zero_std"].mean()))  # % of the groups
+    found = {"points": points, "p": round(pair["mcnemar_p"], 4), "signal": signal}
+    return {"run": name, **shares, **found}
 
 
-def learn(folder: str, task: str, seed: str, options: str, kind: str) -> None:
+def learn(folder: str, task: str, seed: str, options: str, more: list[str], kind: str) -> None:
     settings = {
         **{"task": "gym", "data.source": f"{NAME}{task}", "model.model_name": folder},
         **{"data.options": yaml.safe_load(options) if options else easiest(task)},
         **{"seed": int(seed), "train.eval_steps": 0, "data.max_prompt_tokens": 400},
         **{"data.eval_rows": 160, "data.eval_share": 0.4},
     }
-    name = f"gym-{task}-{seed}"
+    settings |= {
+        key: yaml.safe_load(value) for key, _, value in (each.partition("=") for each in more)
+    }
+    name = "-".join(["gym", task, seed, *(each.partition("=")[2] for each in more)])
     if Run(name).undone():
         placebo.prepare(name, settings, "smollm2-cpu")
         placebo.train(name, settings)
@@ -174,7 +181,9 @@ def main() -> None:
     match sys.argv[1:]:
         case ["learn", folder, task, seed, *more]:
             kind = "shuffled" if "--placebo" in more else ""
-            learn(folder, task, seed, "".join(each for each in more if each[0] == "{"), kind)
+            options = "".join(each for each in more if each[0] == "{")
+            more = [each for each in more if "=" in each and each[0] != "{"]
+            learn(folder, task, seed, options, more, kind)
         case ["table"]:
             table()
         case ["model", folder, *names]:

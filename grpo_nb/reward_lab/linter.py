@@ -245,7 +245,7 @@ def _growth(
     cases = [(begin, unit, write) for write in writers for begin, unit in STRESS]
     worst, before = (0.0, "", 0.0), LENGTHS[0]
     start, begun = time.thread_time(), clock()
-    spent = scorer.each[number] * len(cases)  # in one batch
+    spent, duration = scorer.each[number] * len(cases), 0.0  # in one batch
 
     def is_late() -> bool:
         """Return whether the test took enough time of its own, or several times as much."""
@@ -262,7 +262,8 @@ def _growth(
                 before = length
                 continue
         for case in list(cases):
-            if is_late():
+            # Late or not, the case that made the whole batch slow is looked for.
+            if is_late() and (duration <= ALL or worst[0] >= SLOW):
                 break
             estimate, power = _extrapolated(scorer, number, row, case, before, length, longest)
             if power >= LEAST_POWER:

@@ -39,7 +39,7 @@ def test_an_adapter_of_noise_is_worse_than_its_base_and_the_sentence_says_by_how
     result = compared({"base": TINY, "trained": (TINY, adapter)}, load_in_4bit=True)
     [pair] = result.report["comparisons"]
     assert pair["verdict"] == "worse" and pair["lost"] > pair["gained"]
-    assert pair["sentence"] in str(result) and "; read leniently " in pair["sentence"]
+    assert pair["sentence"] in str(result) and "right, read leniently" in str(result)
     lines = result.samples["base"].query("decoding == 'greedy'")
     assert lines["accuracy"].tolist() == lines["right"].tolist()  # the reward that reads the target
     assert lines["question"].iloc[0] == "What is 20 + 27?"

@@ -31,6 +31,7 @@ import yaml
 
 import grpo_nb
 from grpo_nb.data.gym import NAME, REFUSED, of_level
+from grpo_nb.pipeline.notebooks import assigned
 from grpo_nb.pipeline.placebo import resolve_placebo, take_over
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.gym import EVALUATED, library
@@ -100,7 +101,7 @@ def table() -> None:
             lines.append(line(task))
         print(lines[-1], flush=True)
     text = PAGE.read_text(encoding="utf-8")
-    head, rule, _ = text.partition("|---|---|---|---|\n")
+    head, rule, _ = text.partition("\n|---|---|---|---|\n")  # another table has more columns
     plain = [each.split()[1] for each in lines if each.endswith(PLAIN)]
     rows = "".join(f"{each}\n" for each in lines if not each.endswith(PLAIN))
     text = fill(f"Nothing of this holds for {', '.join(plain)}.", 106, break_on_hyphens=False)
@@ -149,8 +150,8 @@ def learnt(name: str) -> dict[str, Any]:
     shares = {label: round(100 * each["accuracy"], 1) for label, each in report["greedy"].items()}
     steps = pd.read_json(Run(name) / "train/metrics.jsonl", lines=True)
     signal = round(100 * (1 - steps["frac_reward_zero_std"].mean()))  # % of the groups
-    found = {"points": points, "p": round(pair["mcnemar_p"], 4), "signal": signal}
-    return {"run": name, **shares, **found}
+    gain = {"points": points, "p": round(pair["mcnemar_p"], 4), "signal": signal}
+    return {"run": name, **shares, **gain}
 
 
 def learn(folder: str, task: str, seed: str, options: str, more: list[str], kind: str) -> None:
@@ -160,9 +161,7 @@ def learn(folder: str, task: str, seed: str, options: str, more: list[str], kind
         **{"seed": int(seed), "train.eval_steps": 0, "data.max_prompt_tokens": 400},
         **{"data.eval_rows": 160, "data.eval_share": 0.4},
     }
-    settings |= {
-        key: yaml.safe_load(value) for key, _, value in (each.partition("=") for each in more)
-    }
+    settings |= assigned(more)
     name = "-".join(["gym", task, seed, *(each.partition("=")[2] for each in more)])
     if Run(name).undone():
         placebo.prepare(name, settings, "smollm2-cpu")

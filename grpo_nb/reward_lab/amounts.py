@@ -32,6 +32,8 @@ FULL = 0.99  # share of the way from wrong to right that counts as right
 NEARLY = 0.25  # what counts as right and earns less by more than this share of the way is no stop
 MARGIN = 0.02  # share of the way from wrong to right that a difference has to exceed
 WON, GUESSED = 0.3, 0.6  # an attack wins on more than this share of rows; by luck it wins on some
+LUCKY = 0.8  # so where a reward pays part of the points for answers that are near the right one
+MORE_THAN_WRONG = "earns more than an honest wrong answer"
 GUESSES = ("copied from the prompt", "every number", "any answer")
 LEAST_ROWS, MOST_ROWS = 1, 8
 MOST_SAMPLED = 3  # sampled completions that are tried as attacks
@@ -173,10 +175,11 @@ def attack_all(attacks: Attacks, paid: Amounts, part: Roles) -> list[Result]:
         beside = _part_of(paid, [place for place, _ in each])
         if scorer.grouped:
             own, beside = _in_groups(scorer, paid, each)
-        if attack.family in (literals.FAMILY, SAMPLED):
-            own, beside = _not_by_chance(own, beside, part)
-        if len(own):
-            results.append(_judge(attack, each[0][1], own, beside, part))
+        if attack.kind == "hollow" and attack.family not in GUESSES:
+            counts = _not_by_chance(attack, own, beside, part)
+            own, beside, each = own[counts], _part_of(beside, counts), [each[n] for n in counts]
+        if each:
+            results.append(_judge(attack, [text for _, text in each], own, beside, part))
     won = {result.attack.name for result in results if result.level}
     if won >= {LAST, FIRST}:
         return results
@@ -184,13 +187,13 @@ def attack_all(attacks: Attacks, paid: Amounts, part: Roles) -> list[Result]:
     return [r._replace(**(changes.get(r.attack.name, {}) if r.level else {})) for r in results]
 
 
-def _not_by_chance(scores: np.ndarray, paid: Amounts, part: Roles) -> tuple[np.ndarray, Amounts]:
+def _not_by_chance(attack: Attack, scores: np.ndarray, paid: Amounts, part: Roles) -> Sequence[int]:
     """Return the rows on which a text is not right by chance; all if it is half right on all."""
     share = share_of_right(scores, paid, part)
-    wrong = np.flatnonzero(share <= MARGIN)
     if (share >= HALF).all() and len(share) > 1:
-        return scores, paid
-    return scores[wrong], _part_of(paid, wrong)
+        return range(len(share))
+    is_listed = attack.family not in (literals.FAMILY, SAMPLED)
+    return np.flatnonzero(~(share >= FULL) if is_listed else share <= MARGIN)
 
 
 def best_wrong(scorer: Scorer, written: Written, part: Roles, sampled: Sequence[Pair]) -> list[str]:
@@ -243,21 +246,27 @@ def runs_here(scorer: Scorer, written: Written, row: int) -> bool:
     return builtins.__dict__.pop(MARK, False)
 
 
-def _judge(attack: Attack, text: str, scores: np.ndarray, paid: Amounts, part: Roles) -> Result:
-    """Return an attack's result from its scores, [rows of the attack, rewards]."""
-    level = because = ""
-    least = GUESSED if attack.family in GUESSES else WON
-    for name, reason, won in _tests(attack, scores, paid, part):
-        if won.mean() > least and (won.sum() > 1 or len(won) < 3):
-            level, because = name, reason
-            break
+def _judge(
+    attack: Attack, texts: Sequence[str], scores: np.ndarray, paid: Amounts, part: Roles
+) -> Result:
+    """Return an attack's result from its texts and their scores, [rows of the attack, rewards]."""
     is_right = attack.kind in ("honest", "padded")
     extra = (scores - (paid.right if is_right else paid.wrong)).mean(axis=0)
     payer, own = int(extra.argmax()), scores.mean(axis=0)
     payer = payer if own[payer] >= TIE else int(own.argmax())  # one that pays 0 does not
     payer = int(extra.argmin()) if attack.kind == "honest" else payer
+    level = because = ""
+    place = 0
+    for name, reason, won in _tests(attack, scores, paid, part):
+        least = GUESSED if attack.family in GUESSES else WON
+        if reason == MORE_THAN_WRONG and payer in part.right:
+            least = LUCKY
+        if won.mean() > least and (won.sum() > 1 or len(won) < 3):
+            level, because, place = name, reason, int(won.argmax())
+            because += "" if won.all() else f" on {won.mean():.0%} of the rows"
+            break
     means = (float(each.sum(axis=1).mean()) for each in (scores, paid.right, paid.wrong))
-    return Result(attack, text, own, *means, level, because, payer)
+    return Result(attack, texts[place], own, *means, level, because, payer)
 
 
 def _tests(
@@ -286,7 +295,7 @@ def _tests(
         if not may_earn(attack):
             honest = np.maximum(low, paid.longer.sum(axis=1))
             honest += NEARLY * gap if attack.family == SAMPLED else 0
-            yield "warning", "earns more than an honest wrong answer", total > honest + margin
+            yield "warning", MORE_THAN_WRONG, total > honest + margin
         if attack.family == "empty form":
             pays = (low > none + margin) & (total > low - margin)
             yield "warning", "earns as much as an honest wrong answer", pays

@@ -229,11 +229,13 @@ class RewardCheck:
         parts = self.longest, self.attacks, self.executed, self.paid_wrong
         return Attacks(self.scorer, self.written, *parts)
 
-    def add(self, name: str, state: str, evidence: str, reward: int | None = None) -> None:
-        """Add a finding, unless the same one was added for this reward."""
+    def add(
+        self, name: str, state: str, evidence: str, reward: int | None = None, fix: str = ""
+    ) -> None:
+        """Add a finding, unless the same one was added for this reward; by default with its fix."""
         title = name if reward is None else f"{self.scorer.names[reward]}: {name}"
         if not any(check.name == title for check in self.checks):
-            fix = FIXES.get(name, "")
+            fix = fix or FIXES.get(name, "")
             if name == "nothing earns" and (self.form or self.reference):
                 fix = (
                     "correct how the rewards read answers, or leave out form= and reference=, "
@@ -477,15 +479,18 @@ class RewardCheck:
 
     def _whole(self) -> None:
         """Compare what the form earns with what a right answer earns."""
-        pay = self.paid
-        form = (pay.wrong.sum(axis=1) - pay.empty.sum(axis=1)).mean()
-        gain = pay.gap.mean()
+        each = (self.paid.wrong - self.paid.empty).mean(axis=0)
+        form, gain = each.sum(), self.paid.gap.mean()
         if form > gain * 1.02 + 1e-6:
             evidence = (
                 f"a wrong answer in the form earns {form:.3g} more than nothing, and a right one "
                 f"only {gain:.3g} more than that"
             )
-            self.add("form outweighs", "warning", evidence)
+            most, fix = int(each.argmax()), ""
+            if most in self.roles.right:
+                evidence += f"; `{self.scorer.names[most]}` pays {each[most]:.3g} of it"
+                fix = f"let `{self.scorer.names[most]}` pay less for wrong answers"
+            self.add("form outweighs", "warning", evidence, fix=fix)
 
     def _prompts_form(self) -> None:
         """Find out whether right answers are paid in the form that the prompts ask for."""

@@ -9,16 +9,15 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from copy import deepcopy
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from grpo_nb.reward_lab.mentions import names_used
-from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer, clock
+from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer, clock, silent
 from grpo_nb.rewards.calls import kept
 
 CALLS = 4  # on the same batch, where something has changed: chance may spare two of them
@@ -168,14 +167,13 @@ def side_effects(scorer: Scorer, number: int, batch: Sequence[Pair]) -> list[str
     """Return what a reward changes in the process and in its arguments, as phrases."""
     func, effects = scorer.funcs[number], []
     states: dict[str, list[Any]] = {}
-    with kept(), redirect_stdout(StringIO()):
+    with kept(), silent():
         for seed in (1, 2):
             _seed(seed)
             arguments = scorer.arguments(number, batch)
             original = {name: deepcopy(v) for name, v in arguments.items() if isinstance(v, list)}
             folder = Path.cwd()
-            with redirect_stdout(StringIO()):
-                _without_restoring(func, arguments)
+            _without_restoring(func, arguments)
             if Path.cwd() != folder:
                 effects.append("it changes the working directory")
                 os.chdir(folder)

@@ -1,8 +1,9 @@
 """Call rewards as TRL's GRPOTrainer calls them, on any completions, and remember the scores."""
 
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from copy import copy, deepcopy
 from io import StringIO
 from itertools import islice
@@ -279,7 +280,7 @@ class Scorer:
         """
         arguments = self.arguments(number, pairs)
         limit, start = self.limit + SECONDS_EACH * len(pairs), clock()
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        with silent():
             try:
                 scores = run(self.funcs[number], limit, arguments, seed)
             except TookTooLong:
@@ -328,6 +329,18 @@ def clock() -> float:
     except (OSError, ValueError, IndexError):  # another system
         waiting = 0.0
     return time.perf_counter() - waiting
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Hide what rewards print and log: they are called hundreds of times here."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            yield
+    finally:
+        logging.disable(level)
 
 
 class _Misfit(ValueError):

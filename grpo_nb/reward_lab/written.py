@@ -20,6 +20,7 @@ import numpy as np
 from grpo_nb.answers.find import extract_boxed, extract_hash_answer
 from grpo_nb.answers.forms import FORMS, STEP, find_form
 from grpo_nb.reward_lab.mentions import columns_of, strings_of
+from grpo_nb.reward_lab.patterns import forms_in
 from grpo_nb.reward_lab.programs import HEAD, program_in, spoiled
 from grpo_nb.reward_lab.scoring import Row, Scorer, prompt_text
 
@@ -222,12 +223,15 @@ def _texts(name: str, value: Any) -> Iterator[tuple[str, str]]:
 # -- forms
 
 
-def forms_of(texts: Sequence[str], prompts: Sequence[str] = ()) -> list[str]:
+def forms_of(
+    texts: Sequence[str], prompts: Sequence[str] = (), read: Sequence[str] = ()
+) -> list[str]:
     """Return forms to try: with marks of the prompts first, with reasoning first, short ones first.
 
     Args:
         texts: Strings of the rewards' code.
         prompts: The texts of some prompts.
+        read: Forms that were read from the rewards' patterns.
     """
     plain = [re.sub(r"\\[ns]", "\n", text).replace("\\", "") for text in texts]
     context = "\n".join(prompts)
@@ -236,7 +240,8 @@ def forms_of(texts: Sequence[str], prompts: Sequence[str] = ()) -> list[str]:
     thoughts = [pair for pair in pairs if THOUGHTS.search(pair[0])]
     answers = [pair for pair in pairs if pair not in thoughts or ANSWERS.search(pair[0])]
     marks = _marks("\n".join([context, *plain]))
-    forms = [*marks, *(f"{{reasoning}}\n{mark}" for mark in marks)]
+    marks = list(dict.fromkeys([*marks, *(f for f in read if "{reasoning}" not in f)]))
+    forms = [*marks, *(f"{{reasoning}}\n{mark}" for mark in marks), *read]
     forms += [f"{{reasoning}}{word}{{answer}}" for word in words_before(plain)]
     for answer in [*answers, *[pair for pair in mentioned if pair not in answers]]:
         others = [pair for pair in mentioned if pair != answer]
@@ -250,7 +255,10 @@ def forms_of(texts: Sequence[str], prompts: Sequence[str] = ()) -> list[str]:
             forms += [f"{begin}{{reasoning}}{end}\n{mark}", f"{begin}{{reasoning}}{end}{mark}"]
             forms += [f"{begin}\n{{reasoning}}\n{end}\n{mark}", f"{{reasoning}}{end}\n{mark}"]
     for thought, answer in [(t, a) for t in thoughts for a in answers if t != a]:
-        forms.append(f"{{reasoning}}{thought[1]}{answer[0]}{{answer}}{answer[1]}")
+        ends = thought[1], answer[0], answer[1]
+        forms += ["{{reasoning}}{}{}{{answer}}{}".format(*ends)]
+        forms += ["{{reasoning}}{}\n{}{{answer}}{}".format(*ends)]
+        forms += ["{{reasoning}}\n{}\n{}\n{{answer}}\n{}".format(*ends)]
         inside = [mark for mark in marks if mark != "{answer}"]
         begin = f"{thought[0]}\n{{reasoning}}\n{thought[1]}\n{answer[0]}\n"
         forms += [f"{begin}{mark}\n{answer[1]}" for mark in inside]
@@ -399,7 +407,7 @@ def find(
         strings = [text for func in scorer.funcs for text in strings_of(func)]
         strings = [text for text in strings if len(text) < LONG]
         prompts = list(dict.fromkeys(prompt_text(row) for row in scorer.rows[:3]))
-        forms = forms_of([*strings, *completions[:8]], prompts)
+        forms = forms_of([*strings, *completions[:8]], prompts, forms_in(strings))
         if any(map(_are_programs, levels)):  # a program stands in a block of code
             forms.sort(key=lambda each: "```" not in each)
             levels.sort(key=lambda ways: not _are_programs(ways))

@@ -1,6 +1,7 @@
 """check_rewards finds what is planted, leaves what is sound, and takes what GRPOTrainer takes."""
 
 import json
+import logging
 import math
 import os
 import random
@@ -575,6 +576,21 @@ WRITTEN = {
         ">41<",
     ),
     "countdown": (COUNTDOWN, OTHER_ROWS[-1][3], ") + "),
+    "words of a pattern": (
+        NUMBERS,
+        reads(r"^<düşünce>.+?</düşünce>\s*Cevap\s*:\s*([^\n]+?)\s*$"),
+        "</düşünce>Cevap: 41",
+    ),
+    "tags within tags": (
+        NUMBERS,
+        reads(r"^<think>\s*<plan>.+?</plan>\s*<look>.+?</look>\s*</think>\s*<out>(.+)</out>$"),
+        "</look></think><out>41</out>",
+    ),
+    "a tag that the prompt opened": (
+        [{**row, "prompt": row["prompt"] + "<think>"} for row in NUMBERS],
+        reads(r"^[^<]+</think>\n<answer>(\d+)</answer>$"),
+        "</think>\n<answer>41</answer>",
+    ),
 }
 
 
@@ -586,6 +602,29 @@ def test_the_way_in_which_right_answers_are_written_is_found(way):
     assert verdict.amounts["the right answer"] == 1 > verdict.amounts["another row's answer"]
     assert "{answer}" in verdict.form and verdict.roles == {"mine": "right"}
     assert cut_of(verdict.reference) in str(verdict)
+
+
+def test_an_attack_is_shown_on_a_row_where_it_wins_with_the_share_of_such_rows():
+    rows = [{"prompt": f"{n}?", "answer": "no" if n % 2 else "yes"} for n in range(8)]
+    reward = mine(lambda t, a: float((re.findall("answer ?(yes|no)", t) or [""])[0] == a))
+    (check,) = [each for each in found(reward, rows).findings if each.name == "negated"]
+    assert "not no' earns as much as a right answer on 50% of the rows: 0.5;" in check.evidence
+
+
+def test_an_answer_that_is_right_on_many_rows_is_no_attack():
+    rows = [{"prompt": f"{n}?", "answer": "1" if n % 2 else str(n)} for n in range(8)]
+    near = mine(lambda t, a: 1 / (1 + abs(int(said(t) or 99) - int(a))) - 1)
+    assert "empty form" not in names_of(found(near, rows), "stop")
+
+
+def test_what_a_reward_prints_and_logs_is_not_shown(capfd):
+    def loud(completions, answer, **kwargs):
+        print("scored", completions[0])
+        logging.getLogger("loud").error("scored %s", completions[0])
+        return SOUND(completions, answer=answer)
+
+    assert found(loud).passed
+    assert capfd.readouterr() == ("", "")
 
 
 def cut_of(reference):

@@ -1,0 +1,83 @@
+"""Read from a regular expression how a completion is written that it matches.
+
+A reward's pattern says what its author wants, tags and words in any language. Each part that may be
+any text is a place for the reasoning or for the answer.
+"""
+
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+WILD, SPACE = "\0", "\1"  # stand for a part that may be any text, and for space that may be there
+LEAST = 3  # characters, besides white space, that a pattern spells out; `\d+` tells nothing
+MANY = 12  # forms that are read from the patterns of a set of rewards
+PATTERN = re.compile(r"\\[sdwSDW]|\.[*+]|\[\^|\(\?")  # no sentence holds one of these
+_parser = sys.modules["re._parser"]  # the module that `re.compile` itself parses with
+
+
+def forms_in(strings: Iterable[str]) -> list[str]:
+    """Return the forms of the strings that are patterns, those with most parts first.
+
+    Args:
+        strings: The strings of the rewards' code.
+
+    >>> forms_in([r"^<t>.+?</t>\\s*Cevap\\s*:\\s*([^\\n]+)$", r"-?\\d+", "no pattern"])[:1]
+    ['<t>{reasoning}</t>Cevap: {answer}']
+    """
+    samples = [text for text in map(sample_of, filter(PATTERN.search, strings)) if WILD in text]
+    samples = [text for text in samples if len(re.sub(rf"[\s{WILD}]", "", text)) >= LEAST]
+    forms = [form for text in sorted(samples, key=_parts) for form in _filled(text)]
+    return list(dict.fromkeys(forms))[:MANY]
+
+
+def _parts(text: str) -> int:
+    return -text.count(WILD)
+
+
+def _filled(text: str) -> Iterator[str]:
+    """Yield the text with its last part as the answer; if nothing follows that, the one before."""
+    parts = text.split(WILD)
+    for place in (len(parts) - 1, len(parts) - 2)[: 1 if parts[-1].strip() else 2]:
+        if place > 0:
+            before, after = "{reasoning}".join(parts[:place]), "".join(parts[place:])
+            yield f"{before}{{answer}}{after}"
+
+
+def sample_of(pattern: str) -> str:
+    r"""Return a short text that a pattern matches, with WILD for any text; "" if it is none.
+
+    >>> sample_of(r"(?i)Answer:\s*(yes|no)\b")
+    'Answer: \x00'
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            text = _sample(_parser.parse(pattern))
+    except (re.error, RecursionError, OverflowError):
+        return ""
+    text = re.sub(rf"(?<=[\w:=]){SPACE}+(?={WILD})", " ", text).replace(SPACE, "")
+    return re.sub(f"{WILD}+", WILD, text)
+
+
+def _sample(parts: Iterable[tuple[Any, Any]]) -> str:
+    return "".join(_of_one(str(kind), value) for kind, value in parts)
+
+
+def _of_one(kind: str, value: Any) -> str:
+    if kind == "LITERAL":
+        return chr(value)
+    if kind == "SUBPATTERN":
+        return _sample(value[-1])
+    if kind == "BRANCH":  # one of several words is as good as any text
+        texts = list(map(_sample, value[1]))
+        return WILD if all(text.strip(WILD).isalnum() for text in texts) else texts[0]
+    if kind.endswith("_REPEAT"):
+        least, most, part = value
+        one = _sample(part)
+        if one == "\n" and not least:
+            return SPACE
+        return WILD if WILD in one and most > 1 else one * min(least, LEAST)
+    if kind == "IN":
+        return "\n" if [str(each) for _, each in value] == ["CATEGORY_SPACE"] else WILD
+    return WILD if kind in ("ANY", "NOT_LITERAL", "CATEGORY") else ""

@@ -34,7 +34,8 @@ MARGIN = 0.02  # share of the way from wrong to right that a difference has to e
 WON, GUESSED = 0.3, 0.6  # an attack wins on more than this share of rows; by luck it wins on some
 LUCKY = 0.8  # so where a reward pays part of the points for answers that are near the right one
 MORE_THAN_WRONG = "earns more than an honest wrong answer"
-GUESSES = ("copied from the prompt", "every number", "any answer")
+COPIED = "copied from the prompt"
+GUESSES = (COPIED, "every number", "any answer")
 LEAST_ROWS, MOST_ROWS = 1, 8
 MOST_SAMPLED = 3  # sampled completions that are tried as attacks
 JUDGED_ROWS = 2  # on which attacks on judges are scored
@@ -175,7 +176,9 @@ def attack_all(attacks: Attacks, paid: Amounts, part: Roles) -> list[Result]:
         beside = _part_of(paid, [place for place, _ in each])
         if scorer.grouped:
             own, beside = _in_groups(scorer, paid, each)
-        if attack.kind == "hollow" and attack.family not in GUESSES:
+        is_one = len({text for _, text in each}) == 1  # whatever the row is
+        is_guess = attack.family in GUESSES and not (is_one and attack.family == COPIED)
+        if (attack.kind == "hollow" or is_one) and not is_guess and not may_earn(attack):
             counts = _not_by_chance(attack, own, beside, part)
             own, beside, each = own[counts], _part_of(beside, counts), [each[n] for n in counts]
         if each:

@@ -395,6 +395,11 @@ class RewardCheck:
                 f"tried, such as {cut(ways[hidden[0]][number], 60)} ({hidden[0]})"
             )
             is_answer = ANSWERS.search(hidden[0].partition(",")[0])
+            for func in scorer.funcs:
+                parts = list(filter(ANSWERS.search, columns_of(func, scorer.columns)))
+                if len(parts) > 1:  # a right answer may be made of them, in a way of its own
+                    evidence += f"; {scorer.names[scorer.funcs.index(func)]} reads {parts}"
+                    is_answer = None
             self.add("nothing earns", "stop" if is_answer else "warning", evidence)
         elif columns_in_use:
             columns = ", ".join(sorted(columns_in_use))
@@ -526,10 +531,12 @@ class RewardCheck:
         numbers = list(style.answers)[:count]
         own, other = ([(n, way(n)) for n in numbers] for way in (style.right, style.wrong))
         both = scorer.totals([*own, *other])
+        # Where both are paid in full, the other row's answer is right on this row, too.
+        full = both[: len(own)].max() - self.paid.gap.mean() / 2
         losers = [
             pairs[0][0]
             for *pairs, a, b in zip(own, other, both[: len(own)], both[len(own) :], strict=True)
-            if a <= b + 1e-6 and scorer.failed.isdisjoint(pairs)
+            if a <= b + 1e-6 and a < full and scorer.failed.isdisjoint(pairs)
         ]
         if losers:
             state = "stop" if len(losers) > len(numbers) / 2 else "warning"

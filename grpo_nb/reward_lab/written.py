@@ -34,6 +34,7 @@ AT_ONCE = 4  # candidates that are scored before the clock is read for the first
 TIE = 1e-6
 PROGRAM = "a function in a block of code"
 EXPRESSION = "an expression of the row's numbers"
+TOOL_CALL = "a call of the row's tool"
 TAG = re.compile(r"</?[A-Za-z][\w-]*>|<\|[A-Za-z][\w-]*\|>|\[/?[A-Z][A-Z_]+\]")
 MARK = re.compile(rf"{TAG.pattern}|\\boxed|####|```")
 LANGUAGE = re.compile(r"```(\w+)")
@@ -121,6 +122,8 @@ def answers_to_try(scorer: Scorer) -> list[dict[str, dict[int, str]]]:
         ways = {way: each for way, each in ways.items() if not _is_prompt(scorer, each)}
         if solved := solutions(scorer.rows, columns):
             ways = {EXPRESSION: solved, **ways}
+        if calls := calls_of(scorer.rows, columns):
+            ways = {**ways, TOOL_CALL: calls}
         result.append(ways)
     return [ways for ways in result if ways]
 
@@ -142,6 +145,32 @@ def solutions(rows: Sequence[Row], columns: Sequence[str]) -> dict[int, str]:
         if len(lists) == 1 and goals and (text := _reach(goals[0], lists[0])):
             result[number] = text
     return result if len(result) > len(rows[:16]) / 2 else {}
+
+
+def calls_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[int, str]:
+    """Return {row: a tool call as JSON}, of rows with a tool's name and its arguments.
+
+    >>> calls_of([{"tool": "get_time", "args": '{"city": "Rome"}'}], ["tool", "args"])
+    {0: '{"name": "get_time", "arguments": {"city": "Rome"}}'}
+    """
+    result = {}
+    for number, row in enumerate(rows):
+        values = [row[column] for column in columns if column in row]
+        tools = [value for value in values if isinstance(value, str) and value.isidentifier()]
+        objects = [value for value in map(_as_object, values) if value is not None]
+        if len(tools) == 1 and len(objects) == 1:
+            result[number] = json.dumps({"name": tools[0], "arguments": objects[0]})
+    return result if len(result) > len(rows) / 2 else {}
+
+
+def _as_object(value: Any) -> dict[str, Any] | None:
+    """Return a mapping, or the one that a text in JSON holds; None for anything else."""
+    if isinstance(value, str) and value.lstrip()[:1] == "{":
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, dict) else None
 
 
 def _reach(goal: float, numbers: Sequence[float]) -> str:
@@ -300,8 +329,8 @@ def answer_mark(form: str) -> str:
 
 def _opened(form: str) -> bool:
     """Return whether a form closes a tag that it does not open, because the template opened it."""
-    first = form.find("{reasoning}")
-    return first == 0 and bool(TAG.match(form, len("{reasoning}")))
+    rest = form.removeprefix("{reasoning}")
+    return rest != form and bool(TAG.match(rest.lstrip()))
 
 
 def words_before(texts: Sequence[str]) -> list[str]:

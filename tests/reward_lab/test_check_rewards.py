@@ -617,6 +617,40 @@ def test_an_answer_that_is_right_on_many_rows_is_no_attack():
     assert "empty form" not in names_of(found(near, rows), "stop")
 
 
+def test_one_answer_to_every_prompt_copies_nothing():
+    rows = [{"prompt": f"0 or 1? {n}", "answer": str(int(n % 3 == 0))} for n in range(9)]
+    assert found(SOUND, rows).passed
+
+
+def test_a_row_on_which_another_answer_is_right_too_does_not_lose():
+    rows = [{"prompt": f"Count {n}.", "answer": f"count({n})"} for n in range(8)]
+    value = {row["answer"]: n // 2 for n, row in enumerate(rows)}
+    same = mine(lambda t, a: float(value.get(said(t)) == value[a]))
+    assert "reference loses" not in names_of(found(same, rows))
+
+
+def test_a_tool_call_is_made_of_two_columns():
+    rows = [{"prompt": "?", "tool": t, "args": {"city": c}} for t in ("get", "set") for c in NAMES]
+
+    def called(completions, tool, args, **kwargs):
+        calls = [as_json(text) or {} for text in completions]
+        wanted = zip(calls, tool, args, strict=True)
+        return [float(c == {"name": name, "arguments": values}) for c, name, values in wanted]
+
+    verdict = found(called, rows)
+    assert verdict.reference == '{"name": "get", "arguments": {"city": "Ada Lovelace"}}', verdict
+
+    def joined(completions, gold_name, gold_city, **kwargs):
+        whole = zip(completions, gold_name, gold_city, strict=True)
+        return [float(text == f"{name}@{city}") for text, name, city in whole]
+
+    rows = [
+        {"prompt": "?", "gold_name": row["tool"], "gold_city": row["args"]["city"]} for row in rows
+    ]
+    verdict = found(joined, rows)  # in a way that nobody can guess: that is no fault
+    assert names_of(verdict, "warning") == ["nothing earns"] and verdict.passed
+
+
 def test_what_a_reward_prints_and_logs_is_not_shown(capfd):
     def loud(completions, answer, **kwargs):
         print("scored", completions[0])

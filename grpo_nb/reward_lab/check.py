@@ -383,12 +383,12 @@ class RewardCheck:
             return
         if self._programs():
             return
-        columns_in_use = {c for func in scorer.funcs for c in columns_of(func, scorer.columns)}
+        in_use = written.columns_in_use(scorer)
         ways = next(iter(written.answers_to_try(scorer)), {})
         hidden = [way for way, answers in ways.items() if not _in_prompts(scorer, answers)]
         scores = np.nan_to_num(scorer.scores(batch))
         spread = np.ptp(scores, axis=0)
-        if columns_in_use and hidden and tried:
+        if in_use and hidden and tried:
             number = next(iter(ways[hidden[0]]))
             evidence = (
                 f"no way of writing an answer earns more than another row's answer; {tried} were "
@@ -401,8 +401,8 @@ class RewardCheck:
                     evidence += f"; {scorer.names[scorer.funcs.index(func)]} reads {parts}"
                     is_answer = None
             self.add("nothing earns", "stop" if is_answer else "warning", evidence)
-        elif columns_in_use:
-            columns = ", ".join(sorted(columns_in_use))
+        elif in_use:
+            columns = ", ".join(in_use)
             self.add("no reference", "note", f"no column is the answer as such ({columns})")
         elif ways:
             names = ", ".join(sorted({way.partition(",")[0] for way in ways}))

@@ -19,6 +19,7 @@ import numpy as np
 
 from grpo_nb.answers.find import extract_boxed, extract_hash_answer
 from grpo_nb.answers.forms import FORMS, STEP, find_form
+from grpo_nb.reward_lab import labels
 from grpo_nb.reward_lab.mentions import columns_of, strings_of
 from grpo_nb.reward_lab.patterns import forms_in
 from grpo_nb.reward_lab.programs import HEAD, program_in, spoiled
@@ -107,17 +108,18 @@ def fill(form: str, answer: str, reasoning: str) -> str:
 # -- answers
 
 
+def columns_in_use(scorer: Scorer) -> list[str]:
+    """Return the columns that rewards read."""
+    return sorted({name for func in scorer.funcs for name in columns_of(func, scorer.columns)})
+
+
 def answers_to_try(scorer: Scorer) -> list[dict[str, dict[int, str]]]:
     """Return the ways to read answers from the columns that rewards read, then from the others.
 
     A column that is a large part of the prompt holds no answers.
     """
-    columns_in_use = {name for func in scorer.funcs for name in columns_of(func, scorer.columns)}
-    result = []
-    for columns in (
-        sorted(columns_in_use),
-        [name for name in scorer.columns if name not in columns_in_use],
-    ):
+    in_use, result = columns_in_use(scorer), []
+    for columns in (in_use, [name for name in scorer.columns if name not in in_use]):
         ways = answers_of(scorer.rows, columns)
         ways = {way: each for way, each in ways.items() if not _is_prompt(scorer, each)}
         if solved := solutions(scorer.rows, columns):
@@ -139,6 +141,7 @@ def solutions(rows: Sequence[Row], columns: Sequence[str]) -> dict[int, str]:
     result = {}
     for number, row in enumerate(rows[:16]):
         values = [row.get(column) for column in columns]
+        values += [part for v in values if isinstance(v, Mapping) for part in v.values()]
         lists = [v for v in values if isinstance(v, list) and 2 <= len(v) <= 5]
         lists = [v for v in lists if all(isinstance(n, int | float) for n in v)]
         goals = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
@@ -229,6 +232,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{name}.{key}", part)
     elif isinstance(value, list | tuple) and value and isinstance(value[0], str | int | float):
         yield f"{name}[0]", value[0]
+        yield f"{name}, with commas", ", ".join(map(str, value))
         yield name, json.dumps(list(value), default=str)
 
 
@@ -430,25 +434,32 @@ def find(
         source = f"{getattr(reference, '__name__', 'reference')}(row)"
         answers = _answers_in(texts, ways)
         return Written(_form_of(texts, ways), answers, source=source, own=texts), 1
+    attempts = 0
+    for reasoning, ways, forms in _rounds(scorer, levels, form, completions):
+        search = _Search(scorer, ways, reasoning)
+        candidates = [(way, each) for each in forms for way in ways]
+        attempts += len(candidates)
+        if result := search.best(candidates):
+            return search.reasoned(result), attempts
+    return None, attempts
+
+
+def _rounds(
+    scorer: Scorer, levels: Sequence[dict[str, Any]], form: str, completions: Sequence[str]
+) -> Iterator[tuple[str, dict[str, dict[int, str]], list[str]]]:
+    """Yield what is tried together: a reasoning, ways to read answers, and forms to write them."""
+    strings = [text for func in scorer.funcs for text in strings_of(func)]
+    strings = [text for text in strings if len(text) < LONG]
     if form:
         forms = [as_text(form)]
     else:
-        strings = [text for func in scorer.funcs for text in strings_of(func)]
-        strings = [text for text in strings if len(text) < LONG]
         prompts = list(dict.fromkeys(prompt_text(row) for row in scorer.rows[:3]))
         forms = forms_of([*strings, *completions[:8]], prompts, forms_in(strings))
         if any(map(_are_programs, levels)):  # a program stands in a block of code
             forms.sort(key=lambda each: "```" not in each)
-            levels.sort(key=lambda ways: not _are_programs(ways))
-    attempts = 0
-    for reasoning in (STEP, WORDS):
-        for ways in levels:
-            search = _Search(scorer, ways, reasoning)
-            candidates = [(way, each) for each in forms for way in ways]
-            attempts += len(candidates)
-            if result := search.best(candidates):
-                return search.reasoned(result), attempts
-    return None, attempts
+            levels = sorted(levels, key=lambda ways: not _are_programs(ways))
+    yield from ((reasoning, ways, forms) for reasoning in (STEP, WORDS) for ways in levels)
+    yield STEP, labels.named(scorer, columns_in_use(scorer), strings, forms), forms
 
 
 def _are_programs(ways: Mapping[str, dict[int, str]]) -> bool:

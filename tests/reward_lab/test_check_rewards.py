@@ -576,6 +576,11 @@ WRITTEN = {
         ">41<",
     ),
     "countdown": (COUNTDOWN, OTHER_ROWS[-1][3], ") + "),
+    "countdown in a mapping": (
+        [{"prompt": "?", "truth": {"nums": nums, "to": to}} for to, nums in TARGETS],
+        mine(lambda t, a: OTHER_ROWS[-1][3]([t], target=[a["to"]], nums=[a["nums"]])[0], "truth"),
+        ") + ",
+    ),
     "words of a pattern": (
         NUMBERS,
         reads(r"^<düşünce>.+?</düşünce>\s*Cevap\s*:\s*([^\n]+?)\s*$"),
@@ -649,6 +654,33 @@ def test_a_tool_call_is_made_of_two_columns():
     ]
     verdict = found(joined, rows)  # in a way that nobody can guess: that is no fault
     assert names_of(verdict, "warning") == ["nothing earns"] and verdict.passed
+
+
+NAMED = {
+    "a number": ([0, 1, 2], lambda c: re.findall(r"\b[A-C]\b", c), lambda a: ["ABC"[a]], "A"),
+    "a class": (
+        [0, 1, 2],
+        lambda c: c.lower().strip(),
+        lambda a: ["sad", "so so", "glad"][a],
+        "sad",
+    ),
+    "a truth": ([True, False], lambda c: "safe" in c and "unsafe" not in c, bool, "safe"),
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_the_word_for_what_a_row_says_is_found(kind):
+    values, reads_as, means, word = NAMED[kind]
+    rows = [{"prompt": f"{n}?", "label": values[n % len(values)]} for n in range(12)]
+    verdict = found(mine(lambda t, a: float(reads_as(t) == means(a)), "label"), rows)
+    assert verdict.reference.split()[-1] == word, verdict
+
+
+def test_labels_in_a_list_stand_with_commas_between():
+    rows = [{"prompt": f"{n}?", "tags": sorted({f"t{n % 5}", f"t{n % 3}"})} for n in range(9)]
+    same = mine(lambda t, a: float({x.strip() for x in t.split(",")} == set(a)), "tags")
+    assert found(same, rows).reference == "t0"
+    assert found(same, rows[1:]).amounts["the right answer"] == 1
 
 
 def test_what_a_reward_prints_and_logs_is_not_shown(capfd):

@@ -131,9 +131,13 @@ def roles(scorer: Scorer, written: Written, paid: Amounts, correct: Sequence[int
 
 
 class Result(NamedTuple):
-    """Hold what an attack earns: means over its rows, and why it wins ("" if it loses)."""
+    """Hold what an attack earns: means over its rows, and why it wins ("" if it loses).
+
+    Row and completion are the first on which it wins.
+    """
 
     attack: Attack
+    row: int
     completion: str
     scores: np.ndarray
     total: float
@@ -178,7 +182,8 @@ def attack_all(attacks: Attacks, paid: Amounts, part: Roles) -> list[Result]:
             own, beside = _in_groups(scorer, paid, each)
         is_one = len({text for _, text in each}) == 1  # whatever the row is
         is_guess = attack.family in GUESSES and not (is_one and attack.family == COPIED)
-        if (attack.kind == "hollow" or is_one) and not is_guess and not may_earn(attack):
+        is_guess |= bool(attack.answer) or may_earn(attack)
+        if (attack.kind == "hollow" or is_one) and not is_guess:
             counts = _not_by_chance(attack, own, beside, part)
             own, beside, each = own[counts], _part_of(beside, counts), [each[n] for n in counts]
         if each:
@@ -269,7 +274,7 @@ def _judge(
             because += "" if won.all() else f" on {won.mean():.0%} of the rows"
             break
     means = (float(each.sum(axis=1).mean()) for each in (scores, paid.right, paid.wrong))
-    return Result(attack, texts[place], own, *means, level, because, payer)
+    return Result(attack, paid.rows[place], texts[place], own, *means, level, because, payer)
 
 
 def _tests(

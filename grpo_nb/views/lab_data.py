@@ -25,7 +25,7 @@ from grpo_nb.rewards import Reward
 from grpo_nb.rewards.judge import question
 from grpo_nb.views import tables
 
-OTHERS = 8  # names of attacks in a card
+OTHERS, TRIED = 8, 200  # names of attacks in a card; completions that are tried for it
 FEW = 4  # rows that are shown if there is neither a sampled completion nor a right answer
 REASON, CARD, QUESTION = 200, 600, 300  # characters that are shown
 SPACES = str.maketrans({" ": "·", "\t": "⇥", "\n": "↵\n"})  # where nothing else differs
@@ -255,7 +255,7 @@ def _card(check: RewardCheck, finding: Check, versions: Mapping[str, Any]) -> di
     amount = f"{worst.total:.3g}; right {worst.right:.3g}, wrong {worst.wrong:.3g}"
     payer = f"`{check.scorer.names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"
     evidence = f"{worst.because}: {amount}; {payer}{others and f'; so do: {others}'}"
-    row, text = versions.get(worst.attack.name, (check.paid.rows[0], worst.completion))
+    row, text = versions.get(worst.attack.name, (worst.row, worst.completion))
     difference = _difference(check.written.right(row)[:CARD], text[:CARD])
     card |= {"attack": worst.attack.name, "evidence": evidence, "difference": difference}
     return card
@@ -281,7 +281,8 @@ def _fault(check: RewardCheck, name: str) -> dict[str, Any]:
     for number, fault in scorer.faults.items():
         if name != f"{scorer.names[number]}: {fault.rule}" or fault.rule == "slow":
             continue
-        for pair in sorted(scorer.failed, key=lambda pair: (pair[0], len(pair[1]))):
+        pairs = sorted(scorer.failed, key=lambda pair: (pair[0], len(pair[1])))
+        for pair in pairs[:TRIED]:  # none shows a line of a reward that returns no list
             try:
                 scorer.call(number, [pair])
             except Exception as error:  # what the reward raises is what is looked for

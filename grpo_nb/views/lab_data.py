@@ -281,8 +281,8 @@ def _fault(check: RewardCheck, name: str) -> dict[str, Any]:
     for number, fault in scorer.faults.items():
         if name != f"{scorer.names[number]}: {fault.rule}" or fault.rule == "slow":
             continue
-        pairs = sorted(scorer.failed, key=lambda pair: (pair[0], len(pair[1])))
-        for pair in pairs[:TRIED]:  # none shows a line of a reward that returns no list
+        # None of them shows a line of a reward that returns no list.
+        for pair in sorted(scorer.failed, key=lambda pair: (pair[0], len(pair[1])))[:TRIED]:
             try:
                 scorer.call(number, [pair])
             except Exception as error:  # what the reward raises is what is looked for

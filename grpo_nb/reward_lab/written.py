@@ -287,17 +287,9 @@ def forms_of(
         for mark in marks:
             forms += [f"{begin}{{reasoning}}{end}\n{mark}", f"{begin}{{reasoning}}{end}{mark}"]
             forms += [f"{begin}\n{{reasoning}}\n{end}\n{mark}", f"{{reasoning}}{end}\n{mark}"]
+    inside = [mark for mark in marks if mark != "{answer}"]
     for thought, answer in [(t, a) for t in thoughts for a in answers if t != a]:
-        ends = thought[1], answer[0], answer[1]
-        forms += ["{{reasoning}}{}{}{{answer}}{}".format(*ends)]
-        forms += ["{{reasoning}}{}\n{}{{answer}}{}".format(*ends)]
-        forms += ["{{reasoning}}\n{}\n{}\n{{answer}}\n{}".format(*ends)]
-        inside = [mark for mark in marks if mark != "{answer}"]
-        begin = f"{thought[0]}\n{{reasoning}}\n{thought[1]}\n{answer[0]}\n"
-        forms += [f"{begin}{mark}\n{answer[1]}" for mark in inside]
-        forms += [
-            f"{thought[0]}{{reasoning}}{thought[1]}\n{answer[0]}{m}{answer[1]}" for m in inside
-        ]
+        forms += _in_both(thought, answer, inside)
     return sorted(
         dict.fromkeys(forms),
         key=lambda form: (
@@ -307,6 +299,18 @@ def forms_of(
             len(form),
         ),
     )
+
+
+def _in_both(
+    thought: tuple[str, str], answer: tuple[str, str], marks: Sequence[str]
+) -> Iterator[str]:
+    """Yield forms with tags around both: opened by the prompt, or with a mark at the answer."""
+    (begin, end), (first, last) = thought, answer
+    for gap, inner in (("", ""), ("\n", ""), ("\n", "\n")):
+        yield f"{{reasoning}}{inner}{end}{gap}{first}{inner}{{answer}}{inner}{last}"
+    for mark in marks:
+        yield f"{begin}\n{{reasoning}}\n{end}\n{first}\n{mark}\n{last}"
+        yield f"{begin}{{reasoning}}{end}\n{first}{mark}{last}"
 
 
 def asked_forms(prompts: Sequence[str]) -> list[str]:

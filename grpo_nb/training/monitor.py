@@ -176,7 +176,7 @@ class Monitor(TrainerCallback):
         if isinstance(error, Exception) and not self.is_of_run:
             saved = newest_checkpoint(folder)
             keep_last_step(self.trainer, error, int(saved.rpartition("-")[2]) if saved else 0)
-            error.add_note(self._goes_on())
+            error.add_note(self._goes_on() or "every step is trained")
         early = self.stopped and step < self.trainer.state.max_steps
         if error is None and ranks.anywhere(bool(self.interrupts) or early):
             ending = filter(None, (f"stopped after step {step}", self._goes_on()))

@@ -33,7 +33,8 @@ TEXTS = (
         "<b>{'k': [1, 2]}</b>\r\n",
     ),
 )
-LOSS = 0.05  # share of the model's reward below which a server or file answers worse
+LOSS = 0.05  # share of the model's reward by which a server or file answers worse
+FEW = 2  # answers that differ by chance: at most so many are no sign of a loss
 KL = 0.05  # mean per token [nats], of a server of the folder itself
 FAULTS = read_yaml(Path(__file__).with_name("served.yaml"))
 
@@ -251,7 +252,8 @@ def verdict(
         if "score" in figures:
             served, own = figures["score_served"], figures["score"]
             text += f", reward {served:.3g} (the model {own:.3g})"
-            worse = {"reward": ""} if own - served > LOSS * abs(own) else {}
+            is_worse = own - served > LOSS * abs(own) and prompts - equal > FEW
+            worse = {"reward": ""} if is_worse else {}
         parts.append(text)
     state = "stop" if faults else "warning" if worse else "ok"
     fixes = [FAULTS[kind]["fix"] for kind in FAULTS if kind in faults | worse]

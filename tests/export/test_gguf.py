@@ -252,9 +252,13 @@ def adapter(tmp_path):
     return noise_adapter(BASE, tmp_path / "adapter", 0.02)
 
 
-@pytest.mark.parametrize(("reward", "state"), [(1.2, "ok"), (1.16, "ok"), (0.9, "warning")])
-def test_a_file_that_answers_worse_is_kept_with_a_warning(reward, state):
-    figures = {"prompts": 8, "equal": 6, "kl": 0.1, "tokens": 90, "score": 1.2}
+@pytest.mark.parametrize(
+    ("reward", "equal", "state"),
+    [(1.2, 5, "ok"), (1.16, 5, "ok"), (0.9, 5, "warning"), (0.9, 6, "ok")],
+)
+def test_a_file_that_answers_worse_is_kept_with_a_warning(reward, equal, state):
+    """One or two answers that differ are chance."""
+    figures = {"prompts": 8, "equal": equal, "kl": 0.1, "tokens": 90, "score": 1.2}
     check = served.verdict("gguf q4_k_m", figures | {"score_served": reward}, limit=0.25)
     assert check.state == state and ("q8_0" in check.fix) == (state == "warning")
 

@@ -6,7 +6,8 @@ more than an honest wrong answer, or a right answer in a usual spelling that is 
 """
 
 import builtins
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,18 +47,32 @@ IMPLIED = {
     "any answer": None,
     "empty form": ("nothing written", "plea", literals.FAMILY),
     "mentioned": ("negated", "several answers", "every number", "equation", "part of a number"),
-    "several answers": ("every number", "equation"),
+    "several answers": ("every number", "equation", "negated"),
     "stuffing": ("plea", "repetition", literals.FAMILY),
     "length": ("repetition", literals.FAMILY),
     "empty program": ("changed arguments", "copied from the prompt"),
 }
 
 
-# An equation is a hedge only if the right answer counts on either side of it.
-BOTH_SIDES = {"equation", "equation, reversed"}
-# So are answers in blocks of their own. Where the first block counts, a warning says that the last
-# one is not read; where the last one counts, as after a correction, nothing is wrong.
-LAST, FIRST = "the wrong one last", "the wrong one first"
+# What has the right answer in it is a hedge, and a stop, only if that counts in two places, as a
+# pair of attacks shows. Where it counts in one, its writer has to know the answer: a warning.
+HEDGES = {
+    "equation": [{"equation", "equation, reversed"}],
+    "several answers": [
+        {"one or the other", "the other or one"},
+        {"a list of two", "a list of two, reversed"},
+        {"two in plain text", "two in plain text, reversed"},
+        {"the wrong one last", "the wrong one first"},
+    ],
+    "mentioned": [
+        {"mentioned before", "another before"},
+        {"mentioned after", "another after"},
+        {"mentioned in text", "another in text"},
+    ],
+}
+# Right answers, with another one before: they say something only as the second of a pair.
+BESIDE = {"the wrong one first", "another before", "another after", "another in text"}
+WORDS = re.compile(r"[^\W\d_]{4,}[^\d\[\]{}()<>]*")  # answers of which "not" says the opposite
 
 
 class Roles(NamedTuple):
@@ -188,11 +203,27 @@ def attack_all(attacks: Attacks, paid: Amounts, part: Roles) -> list[Result]:
             own, beside, each = own[counts], _part_of(beside, counts), [each[n] for n in counts]
         if each:
             results.append(_judge(attack, [text for _, text in each], own, beside, part))
-    won = {result.attack.name for result in results if result.level}
-    if won >= {LAST, FIRST}:
-        return results
-    changes = {LAST: {"level": "warning"}, FIRST: {"level": "", "because": ""}}
-    return [r._replace(**(changes.get(r.attack.name, {}) if r.level else {})) for r in results]
+    return _in_pairs(results, attacks.style.answers.values())
+
+
+def _in_pairs(results: Sequence[Result], answers: Iterable[str]) -> list[Result]:
+    """Return the results, with warnings for what pays only whoever knows the right answer."""
+    are_words, together = np.mean([bool(WORDS.fullmatch(text)) for text in answers]) > HALF, []
+    counts = {
+        each.attack.name
+        for each in results
+        if each.level == ("" if each.attack.kind == "honest" else "stop")
+    }
+    for each in results:
+        name, family = each.attack[:2]
+        pairs = [pair for pair in HEDGES.get(family, ()) if name in pair]
+        knows = bool(pairs) and not any(pair <= counts for pair in pairs)
+        if name in BESIDE and (knows or each.attack.kind == "honest"):
+            each = each._replace(level="", because="")
+        elif each.level == "stop" and (knows or (family == "negated" and not are_words)):
+            each = each._replace(level="warning")
+        together.append(each)
+    return together
 
 
 def _not_by_chance(attack: Attack, scores: np.ndarray, paid: Amounts, part: Roles) -> Sequence[int]:
@@ -330,10 +361,6 @@ def findings(results: Sequence[Result], names: Sequence[str], part: Roles) -> li
     for result in results:
         if result.level:
             choice.setdefault(result.attack.family, []).append(result)
-    if not {result.attack.name for result in choice.get("equation", ())} >= BOTH_SIDES:
-        # One side of an equation is read: whoever writes it has to know the answer.
-        sides = choice.get("equation", ())
-        choice |= {"equation": [r._replace(level="warning") for r in sides]} if sides else {}
     hidden = _implied({f: {(r.level, r.attack.kind) for r in each} for f, each in choice.items()})
     checks = []
     for family, each in choice.items():

@@ -504,7 +504,9 @@ class RewardCheck:
             return
         prompts = [prompt_text(scorer.rows[row]) for row in self.paid.rows[:3]]
         requests = written.asked_forms(prompts)
-        if not requests or style.form in requests or not written.answer_mark(style.form):
+        if not written.answer_mark(style.form):  # tags may stand around data, too
+            requests = [f for f in requests if written.ANSWERS.search(written.answer_mark(f))]
+        if not requests or style.form in requests:
             return
         row = self.paid.rows[0]
         answer = style.answers[row]

@@ -350,7 +350,9 @@ def words_before(texts: Sequence[str]) -> list[str]:
 
 def _told(form: str, prompts: str) -> float:
     """Return the share of a form's marks that stand in the prompts; half if it has none."""
-    marks = MARK.findall(form)
+    plain = fill(form, "1", "1")
+    words = [word.strip() for word in MARKER.findall(plain)]
+    marks = [*MARK.findall(plain), *(word for word in words if word.endswith(":"))]
     return sum(mark in prompts for mark in marks) / len(marks) if marks else 0.5
 
 

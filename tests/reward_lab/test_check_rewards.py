@@ -131,7 +131,6 @@ FALLS = {
     "cut off": lambda t, a: float("<answer>" in t and "</answer>" not in t) or exact(t, a),
     "plea": lambda t, a: float("full marks" in t) or exact(t, a),
     "several answers": lambda t, a: float(a in re.split(" or |, ", said(t))),
-    "negated": lambda t, a: float(said(t).split()[-1:] == [a]),
     "mentioned": lambda t, a: float(a in re.findall(r"\d+", t)),
     "equation": lambda t, a: float(said(t).split(" = ")[-1] == a),
     "every number": lambda t, a: float(len(re.findall(r"\d+", t)) > 60) or exact(t, a),
@@ -146,6 +145,7 @@ FALLS = {
     "spelling": lambda t, a: float(said(t) == a),
 }
 OTHER_ROWS = [
+    ("negated", PEOPLE, mine(lambda t, a: float(said(t).endswith(a))), SAME),
     ("unfinished", PEOPLE, mine(lambda t, a: float(a.startswith(said(t) or "?"))), SAME),
     ("several answers", LETTERS, mine(lambda t, a: float(a in said(t))), SAME),
     ("near miss", OBJECTS, mine(lambda t, a: float(t[:17] == a[:17])), SOUND_OBJECT),
@@ -610,10 +610,24 @@ def test_the_way_in_which_right_answers_are_written_is_found(way):
 
 
 def test_an_attack_is_shown_on_a_row_where_it_wins_with_the_share_of_such_rows():
-    rows = [{"prompt": f"{n}?", "answer": "no" if n % 2 else "yes"} for n in range(8)]
-    reward = mine(lambda t, a: float((re.findall("answer ?(yes|no)", t) or [""])[0] == a))
+    rows = [{"prompt": f"{n}?", "answer": "shut" if n % 2 else "open"} for n in range(8)]
+    reward = mine(lambda t, a: float(t.endswith(a) and not ("not" in t and a == "open")))
     (check,) = [each for each in found(reward, rows).findings if each.name == "negated"]
-    assert "not no' earns as much as a right answer on 50% of the rows: 0.5;" in check.evidence
+    assert "not shut' earns as much as a right answer on 50% of the rows: 0.5;" in check.evidence
+
+
+FIRST = mine(lambda t, a: float((re.findall(r"\d+", said(t)) or [""])[0] == a))
+LAST = mine(lambda t, a: float((re.findall(r"\d+", t) or [""])[-1] == a))
+
+
+@pytest.mark.parametrize("reward", [FIRST, LAST])
+def test_what_only_one_who_knows_the_answer_is_paid_for_stops_no_training(reward):
+    """A hedge is a stop where the right answer counts in two places, as `in` counts it."""
+    known = {"several answers", "mentioned", "negated"}
+    assert known.isdisjoint(names_of(found(reward), "stop"))
+    assert not known.isdisjoint(names_of(found(reward), "warning"))
+    anywhere = mine(lambda t, a: float(a in re.findall(r"\d+", t)))
+    assert "mentioned" in names_of(found(anywhere), "stop")
 
 
 def test_an_answer_that_is_right_on_many_rows_is_no_attack():

@@ -180,6 +180,10 @@ def written_out(
         near = f"{number * 1.04:.2f}".rstrip("0").rstrip(".")
         values |= {"nearer": str(number + 1), "decimal": f"{number}.9", "longer": f"{answer}7"}
         values |= {"near": near if near != answer else f"{number + 0.04}", "comma": f"{number:,}"}
+    elif re.fullmatch(r"-?\d{1,12}\.\d{1,6}", answer) and float(answer):
+        decimals = len(answer.partition(".")[2])
+        near = f"{float(answer) * 1.04:.{decimals}f}"
+        values |= {"near": near} if near != answer else {}
     before = written.form.partition("{answer}")[0]
     begun = fill(before, "", written.reasoning)
     values |= {"begun": begun, "started": fill(before.partition("{reasoning}")[0], "", "") + "Let"}

@@ -73,9 +73,10 @@ class RewardVerdict(NamedTuple):
         outcome = "right answers win"
         wins = any(line["won"] and line["kind"] in HACKS for line in self.table)
         outcome += "" if wins else ", attacks lose"
+        outcome = f"train: {outcome}"
         if not self.reference:
-            outcome = "nothing says stop, but no right answer is known"
-        outcome = f"do not train: {stops}" if stops else f"train: {outcome}"
+            outcome = "undecided: nothing says stop, but no right answer is known"
+        outcome = f"do not train: {stops}" if stops else outcome
         outcome += f"; warnings: {warnings}" if warnings else ""
         lines = [f"{outcome} ({_count(self.rows, 'row')}, {self.seconds:.1f} s)"]
         if self.reference:
@@ -371,8 +372,15 @@ class RewardCheck:
             self._missing_scores(number, batch)
 
     def _missing_scores(self, number: int, batch: Sequence[tuple[int, str]]) -> None:
-        scores = self.scorer.scores(batch)[:, number]
-        if number not in self.scorer.faults and (share := np.isnan(scores).mean()) > 0.3:
+        if number in self.scorer.faults:
+            return
+        rows = range(0, len(self.scorer.rows), max(1, len(self.scorer.rows) // 16))
+        table = self.scorer.scores([*batch, *((row, batch[0][1]) for row in rows)])
+        scores = table[:, number]
+        # A reward for rows of one task may leave those of another to the others.
+        if not np.isnan(scores).all() and not np.isnan(table).all(axis=1).any():
+            return
+        if (share := np.isnan(scores).mean()) > 0.3:
             state = "stop" if share == 1 else "warning"
             self.add("None", state, f"None for {share:.0%} of {len(scores)} completions", number)
 

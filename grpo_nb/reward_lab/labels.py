@@ -4,22 +4,24 @@ A row may say 2 where the completion has to say "C" or "positive", and True wher
 "safe". The words stand in the rewards' code, or are letters or yes and no.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from string import ascii_uppercase
 from typing import Any
 
 from grpo_nb.reward_lab.scoring import Scorer
 
-MOST_VALUES, MOST_WORDS, FORMS = 10, 60, 12
+VALUES, MOST_WORDS, FORMS = 8, 120, 12  # values whose words are looked for; what is tried
 WIDTH = 24  # characters of the longest word
 TIE = 1e-6
+SECONDS = 0.5  # for the words in one form; slower rewards are not asked
 USUAL = ("yes", "no", "Yes", "No", "true", "false", "True", "False")
 
 
 def named(
     scorer: Scorer, columns: Sequence[str], strings: Sequence[str], forms: Sequence[str]
 ) -> dict[str, dict[int, str]]:
-    """Return {description: {number of a row: the word for its value}}, for columns with few values.
+    """Return {description: {number of a row: the word for its value}}, for columns of numbers.
 
     Args:
         scorer: The rewards with rows and weights.
@@ -27,15 +29,16 @@ def named(
         strings: The strings of the rewards' code.
         forms: Forms in which a word may be written.
     """
-    words = [text for text in strings if len(text) <= WIDTH and text.replace(" ", "").isalpha()]
-    words = list(dict.fromkeys([*words, *ascii_uppercase[:MOST_VALUES], *USUAL]))[:MOST_WORDS]
+    words = [text for text in strings if re.fullmatch(rf"\w[\w /&-]{{0,{WIDTH}}}", text)]
+    words = list(dict.fromkeys([*words[:MOST_WORDS], *ascii_uppercase[:10], *USUAL]))
     short = [form for form in forms if "{reasoning}" not in form][:FORMS]
     ways = {}
     for column in columns:
         values = [row.get(column) for row in scorer.rows]
-        if all(isinstance(value, int) for value in values) and len(set(values)) <= MOST_VALUES:
+        if all(isinstance(value, int) for value in values):
             for choice in _chosen(scorer, values, words, short):
-                answers = {number: choice[value] for number, value in enumerate(values)}
+                rows = [n for n, value in enumerate(values) if value in choice]
+                answers = {number: choice[values[number]] for number in rows}
                 ways.setdefault(f"{column}, as a word", answers)
     return ways
 
@@ -45,8 +48,11 @@ def _chosen(
 ) -> Iterator[dict[Any, str]]:
     """Yield {value: the one word that earns most} for each form in which every value has a word."""
     first = {value: number for number, value in reversed(list(enumerate(values)))}
+    first = dict(sorted(first.items(), key=lambda item: item[1])[:VALUES])
     for form in forms:
         pairs = [(row, form.replace("{answer}", word)) for row in first.values() for word in words]
+        if scorer.each.sum() * len(pairs) > SECONDS:
+            return
         totals = scorer.totals(pairs).reshape(len(first), len(words))
         best = totals.argmax(axis=1)
         is_clear = (totals.max(axis=1) > totals.mean(axis=1) + TIE).all()

@@ -12,6 +12,7 @@ from typing import Any
 
 WILD, SPACE = "\0", "\1"  # stand for a part that may be any text, and for space that may be there
 LEAST = 3  # characters, besides white space, that a pattern spells out; `\d+` tells nothing
+UNIT = re.compile(r"[$€£¥%°]")
 MANY = 12  # forms that are read from the patterns of a set of rewards
 PATTERN = re.compile(r"\\[sdwSDW]|\.[*+]|\[\^|\(\?")  # no sentence holds one of these
 _parser = sys.modules["re._parser"]  # the module that `re.compile` itself parses with
@@ -27,7 +28,7 @@ def forms_in(strings: Iterable[str]) -> list[str]:
     ['<t>{reasoning}</t>Cevap: {answer}']
     """
     samples = [text for text in map(sample_of, filter(PATTERN.search, strings)) if WILD in text]
-    samples = [text for text in samples if len(re.sub(rf"[\s{WILD}]", "", text)) >= LEAST]
+    samples = [t for t in samples if len(re.sub(rf"[\s{WILD}]", "", t)) >= LEAST or UNIT.search(t)]
     forms = [form for text in sorted(samples, key=_parts) for form in _filled(text)]
     return list(dict.fromkeys(forms))[:MANY]
 
@@ -48,7 +49,7 @@ def _filled(text: str) -> Iterator[str]:
 def sample_of(pattern: str) -> str:
     r"""Return a short text that a pattern matches, with WILD for any text; "" if it is none.
 
-    >>> sample_of(r"(?i)Answer:\s*(yes|no)\b")
+    >>> sample_of(r"(?i)Answer[:=]\s*(yes|no)\b")
     'Answer: \x00'
     """
     try:
@@ -79,5 +80,8 @@ def _of_one(kind: str, value: Any) -> str:
             return SPACE
         return WILD if WILD in one and most > 1 else one * min(least, LEAST)
     if kind == "IN":
-        return "\n" if [str(each) for _, each in value] == ["CATEGORY_SPACE"] else WILD
+        kinds = {str(one) for one, _ in value}
+        if kinds == {"LITERAL"}:
+            return chr(value[0][1])
+        return {"CATEGORY_SPACE": "\n", "CATEGORY_NOT_WORD": ": "}.get(str(value[0][1]), WILD)
     return WILD if kind in ("ANY", "NOT_LITERAL", "CATEGORY") else ""

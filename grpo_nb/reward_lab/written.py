@@ -248,9 +248,21 @@ def _texts(name: str, value: Any) -> Iterator[tuple[str, str]]:
     tags = re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", text, re.DOTALL)
     if tags:
         yield f"{name}, in <{tags[-1][0]}>", tags[-1][1]
+    if text.lstrip()[:1] == "[" and (first := _first_of(text)):
+        yield f"{name}[0]", first
     if fenced := re.findall(r"```\w*\n(.*?)\n?```", text, re.DOTALL):
         yield f"{name}, in a block of code", fenced[-1]
     yield name, text.strip() if text.strip()[:1] not in ("$",) else text.strip().strip("$")
+
+
+def _first_of(text: str) -> str:
+    """Return the first entry of a list in JSON; "" for other texts."""
+    try:
+        entries = json.loads(text)
+    except ValueError:
+        return ""
+    first = entries[0] if isinstance(entries, list) and entries else ""
+    return first if isinstance(first, str) else json.dumps(first)
 
 
 # -- forms
@@ -284,7 +296,7 @@ def forms_of(
         if len(others) > 1:
             forms += _layouts([*others, answer])
     for begin, end in dict.fromkeys([*thoughts, *mentioned]):
-        for mark in marks:
+        for mark in [each for each in marks if begin not in each]:
             forms += [f"{begin}{{reasoning}}{end}\n{mark}", f"{begin}{{reasoning}}{end}{mark}"]
             forms += [f"{begin}\n{{reasoning}}\n{end}\n{mark}", f"{{reasoning}}{end}\n{mark}"]
     inside = [mark for mark in marks if mark != "{answer}"]

@@ -581,6 +581,13 @@ WRITTEN = {
         mine(lambda t, a: OTHER_ROWS[-1][3]([t], target=[a["to"]], nums=[a["nums"]])[0], "truth"),
         ") + ",
     ),
+    "a choice of characters": (NUMBERS, reads(r"答案[:：]\s*(\d+)"), "答案: 41"),
+    "a symbol beside the number": (NUMBERS, reads(r"(\d+)\s*€"), "41€"),
+    "a call in a list": (
+        [{"prompt": "?", "answers": json.dumps([{"name": "get", "in": n}])} for n in NAMES],
+        mine(lambda t, a: float([as_json(t)] == json.loads(a)), "answers"),
+        '{"name": "get", "in": "Ada Lovelace"}',
+    ),
     "words of a pattern": (
         NUMBERS,
         reads(r"^<düşünce>.+?</düşünce>\s*Cevap\s*:\s*([^\n]+?)\s*$"),
@@ -688,6 +695,35 @@ def test_the_word_for_what_a_row_says_is_found(kind):
     rows = [{"prompt": f"{n}?", "label": values[n % len(values)]} for n in range(12)]
     verdict = found(mine(lambda t, a: float(reads_as(t) == means(a)), "label"), rows)
     assert verdict.reference.split()[-1] == word, verdict
+
+
+def test_many_classes_have_names_with_signs():
+    names = ["Sci/Tech", "so so", "not_spam", *(f"topic_{n}" for n in range(20))]
+    rows = [{"prompt": f"{n}?", "label": n * 5 % 23} for n in range(30)]
+    verdict = found(mine(lambda t, a: float(t == names[a]), "label"), rows)
+    assert verdict.reference == "Sci/Tech" and verdict.passed
+
+
+def test_a_reward_of_one_task_leaves_the_rows_of_another_to_the_others():
+    tasks = ["sum", "name"]
+
+    def of(wanted):
+        def func(completions, task, answer, **kwargs):
+            trios = zip(completions, task, answer, strict=True)
+            return [float(c == a) if t == wanted else None for c, t, a in trios]
+
+        func.__name__ = wanted
+        return func
+
+    rows = [{"prompt": "?", "task": tasks[n > 7], "answer": f"a{n}"} for n in range(16)]
+    assert found([of("sum"), of("name")], rows).passed
+    assert "name: None" in names_of(found([of("sum"), of("name")], rows[:8]))
+
+
+def test_a_tolerance_on_decimals_is_a_near_miss():
+    rows = [{"prompt": f"{n}?", "total": round(10.37 * n, 2)} for n in range(3, 12)]
+    near = mine(lambda t, a: float(abs(float(said(t) or 0) - a) <= 0.05 * a), "total")
+    assert "near miss" in names_of(found(near, rows), "stop")
 
 
 def test_labels_in_a_list_stand_with_commas_between():

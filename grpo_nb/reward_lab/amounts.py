@@ -18,7 +18,7 @@ from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab import literals
 from grpo_nb.reward_lab.advantages import weighted
 from grpo_nb.reward_lab.attacks import HACKS, KNOWING, SAMPLED, Attack, Attacks
-from grpo_nb.reward_lab.programs import BODIES, HEAD
+from grpo_nb.reward_lab.programs import BODIES, HEAD, tests_of
 from grpo_nb.reward_lab.scoring import Pair, Scorer, cut
 from grpo_nb.reward_lab.written import Written, distinct_rows
 from grpo_nb.rewards.judge import LLMJudge
@@ -278,7 +278,7 @@ def _in_groups(
 
 def runs_here(scorer: Scorer, written: Written, row: int) -> bool:
     """Return whether a reward runs a completion's code in this process."""
-    if not scorer.rows[row].get("tests"):
+    if not tests_of(scorer.rows[row]):
         return False
     builtins.__dict__.pop(MARK, None)
     scorer.scores([(row, written.write(f"import builtins\nbuiltins.{MARK} = True"))])

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab import literals
-from grpo_nb.reward_lab.programs import BODIES, asked
+from grpo_nb.reward_lab.programs import BODIES, asked, tests_of
 from grpo_nb.reward_lab.scoring import Scorer, prompt_text
 from grpo_nb.reward_lab.written import EXPRESSION, Written, fill
 
@@ -85,7 +85,7 @@ class Attacks:
 
     def on(self, row: int) -> list[tuple[Attack, str]]:
         """Return the attacks that can be written on a row; slow rewards get one of each family."""
-        answer, tests = self.style.answers[row], self.scorer.rows[row].get("tests")
+        answer, tests = self.style.answers[row], tests_of(self.scorer.rows[row])
         question = prompt_text(self.scorer.rows[row])
         programs = program_attacks(answer, question)
         extra = code_attacks(answer, tests, self.executed) if tests else programs

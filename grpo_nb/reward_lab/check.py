@@ -362,7 +362,7 @@ class RewardCheck:
             if fault is None and writers and quick and number not in scorer.grouped:
                 row = batch[0][0]
                 fault = linter.growth(scorer, number, row, self.longest, writers)
-                if not fault and not is_program and not scorer.rows[row].get("tests"):
+                if not fault and not is_program and not programs.tests_of(scorer.rows[row]):
                     fault = linter.tower(scorer, number, row, writers[0])
                 if fault:
                     self.longest = min(self.longest, SHORT)
@@ -439,6 +439,7 @@ class RewardCheck:
         if task is None or any(check.name.endswith(": hangs") for check in self.checks):
             return
         pairs = [(row, write(task.program(body))) for _, body in programs.BODIES.values()]
+        pairs += [(row, self.written.right(row))] if self.paid else []
         if late := programs.endless(self.scorer, pairs, write):
             self.add("hangs", "stop", late[1], late[0])
 
@@ -483,7 +484,7 @@ class RewardCheck:
         self.paid_wrong = amounts.best_wrong(scorer, style, part, near)
         self.results = amounts.attack_all(self.every_attack(), earnings, part)
         self.checks += amounts.findings(self.results, scorer.names, part)
-        if not scorer.rows[rows[0]].get("tests"):
+        if not programs.tests_of(scorer.rows[rows[0]]):
             self._endless(style.write, rows[0], programs.asked([style.answers[rows[0]]]))
         self._whole()
         self._prompts_form()

@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import indent
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab.advantages import weighted
 from grpo_nb.reward_lab.mentions import names_used
-from grpo_nb.reward_lab.scoring import Pair, Scorer, clock, cut
+from grpo_nb.reward_lab.scoring import Pair, Row, Scorer, clock, cut
 from grpo_nb.rewards.calls import TookTooLong
 
 HEAD = re.compile(r"def (\w+)\(([^()]*)\)(?: *-> *[^\n:]+)?:")
@@ -34,6 +34,14 @@ BODIES = {
     name: (family, body)
     for name, (family, body) in read_yaml(Path(__file__).with_suffix(".yaml")).items()
 }
+
+
+TESTS = ("tests", "test_list", "test_cases", "unit_tests", "assertions")  # columns of tests
+
+
+def tests_of(row: Row) -> Any:
+    """Return the tests that a row's program has to pass; None if there are none."""
+    return next((row[name] for name in TESTS if row.get(name)), None)
 
 
 class Task(NamedTuple):

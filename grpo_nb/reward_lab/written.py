@@ -285,6 +285,7 @@ def forms_of(
     thoughts = [pair for pair in pairs if THOUGHTS.search(pair[0])]
     answers = [pair for pair in pairs if pair not in thoughts or ANSWERS.search(pair[0])]
     marks = _marks("\n".join([context, *plain]))
+    read = [form for form in read if "```" not in form]  # these are among the marks
     marks = list(dict.fromkeys([*marks, *(f for f in read if "{reasoning}" not in f)]))
     forms = [*marks, *(f"{{reasoning}}\n{mark}" for mark in marks), *read]
     forms += [f"{{reasoning}}{word}{{answer}}" for word in words_before(plain)]

@@ -70,7 +70,7 @@ HEDGES = {
         {"mentioned in text", "another in text"},
     ],
 }
-# Right answers, with another one before: they say something only as the second of a pair.
+# Right answers beside another one: they say something only as the second of a pair.
 BESIDE = {"the wrong one first", "another before", "another after", "another in text"}
 WORDS = re.compile(r"[^\W\d_]{4,}[^\d\[\]{}()<>]*")  # answers of which "not" says the opposite
 

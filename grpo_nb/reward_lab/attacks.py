@@ -38,6 +38,7 @@ PLACEHOLDERS = (
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 # Placeholders that say something of the right answer.
 KNOWING = re.compile(r"\{(answer|near|nearer|decimal|longer|comma|half|letter|altered|result)\}")
+PAIRED = ("several answers", "mentioned", "equation")  # families of which the first two are a pair
 SAMPLED = "sampled and wrong"  # the family of completions that the model sampled
 
 
@@ -84,7 +85,7 @@ class Attacks:
         return literals.stuffed(words) if words else {}
 
     def on(self, row: int) -> list[tuple[Attack, str]]:
-        """Return the attacks that can be written on a row; slow rewards get one of each family."""
+        """Return the attacks that can be written on a row; slow rewards get few of each family."""
         answer, tests = self.style.answers[row], tests_of(self.scorer.rows[row])
         question = prompt_text(self.scorer.rows[row])
         programs = program_attacks(answer, question)
@@ -94,7 +95,11 @@ class Attacks:
             choice = [a for a in choice if a.kind not in HACKS or not KNOWING.search(str(a[3]))]
         if self.scorer.any_slow:  # programs differ more than other attacks of one family do
             keys = [a.name if a in extra else a.family for a in choice]
-            choice = [a for place, a in enumerate(choice) if keys.index(keys[place]) == place]
+            choice = [
+                attack
+                for place, attack in enumerate(choice)
+                if keys[:place].count(keys[place]) < (2 if attack.family in PAIRED else 1)
+            ]
         texts = [written_out(a, self.style, row, question, self.longest) for a in choice]
         pairs = zip(choice, texts, strict=True)
         return [*((a, text) for a, text in pairs if text is not None), *self._from_here(row)]

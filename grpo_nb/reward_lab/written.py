@@ -269,14 +269,14 @@ def _first_of(text: str) -> str:
 
 
 def forms_of(
-    texts: Sequence[str], prompts: Sequence[str] = (), read: Sequence[str] = ()
+    texts: Sequence[str], prompts: Sequence[str] = (), own: Sequence[str] = ()
 ) -> list[str]:
     """Return forms to try: with marks of the prompts first, with reasoning first, short ones first.
 
     Args:
         texts: Strings of the rewards' code.
         prompts: The texts of some prompts.
-        read: Forms that were read from the rewards' patterns.
+        own: Forms that were read from the rewards' patterns.
     """
     plain = [re.sub(r"\\[ns]", "\n", text).replace("\\", "") for text in texts]
     context = "\n".join(prompts)
@@ -285,9 +285,9 @@ def forms_of(
     thoughts = [pair for pair in pairs if THOUGHTS.search(pair[0])]
     answers = [pair for pair in pairs if pair not in thoughts or ANSWERS.search(pair[0])]
     marks = _marks("\n".join([context, *plain]))
-    read = [form for form in read if "```" not in form]  # these are among the marks
-    marks = list(dict.fromkeys([*marks, *(f for f in read if "{reasoning}" not in f)]))
-    forms = [*marks, *(f"{{reasoning}}\n{mark}" for mark in marks), *read]
+    own = [form for form in own if "```" not in form]  # these are among the marks
+    marks = list(dict.fromkeys([*marks, *(f for f in own if "{reasoning}" not in f)]))
+    forms = [*marks, *(f"{{reasoning}}\n{mark}" for mark in marks), *own]
     forms += [f"{{reasoning}}{word}{{answer}}" for word in words_before(plain)]
     for answer in [*answers, *[pair for pair in mentioned if pair not in answers]]:
         others = [pair for pair in mentioned if pair != answer]

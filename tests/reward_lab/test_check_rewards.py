@@ -19,7 +19,7 @@ from hackable import ROWS as SUMS
 
 from grpo_nb import check_rewards
 from grpo_nb.__main__ import main
-from grpo_nb.reward_lab import Attack, programs
+from grpo_nb.reward_lab import Attack, programs, scoring
 from grpo_nb.reward_lab.attacks import read_attacks
 from grpo_nb.rewards import PRESETS, Reward
 
@@ -635,6 +635,14 @@ def test_what_only_one_who_knows_the_answer_is_paid_for_stops_no_training(reward
     assert not known.isdisjoint(names_of(found(reward), "warning"))
     anywhere = mine(lambda t, a: float(a in re.findall(r"\d+", t)))
     assert "mentioned" in names_of(found(anywhere), "stop")
+
+
+def test_a_slow_reward_that_takes_a_hedge_is_stopped(monkeypatch):
+    """Few attacks of each family are tried then, and a hedge takes two."""
+    monkeypatch.setattr(scoring, "SLOW", -1.0)
+    for flaw in (lambda t, a: a in re.split(" or ", said(t)), lambda t, a: a in t):
+        stops = names_of(found(mine(lambda t, a, flaw=flaw: float(flaw(t, a)))), "stop")
+        assert {"several answers", "mentioned"} & set(stops)
 
 
 def test_an_answer_that_is_right_on_many_rows_is_no_attack():

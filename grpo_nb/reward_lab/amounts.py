@@ -17,7 +17,7 @@ from grpo_nb.checks import Check
 from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab import literals
 from grpo_nb.reward_lab.advantages import weighted
-from grpo_nb.reward_lab.attacks import HACKS, KNOWING, SAMPLED, Attack, Attacks
+from grpo_nb.reward_lab.attacks import HACKS, HEDGES, KNOWING, SAMPLED, Attack, Attacks
 from grpo_nb.reward_lab.programs import BODIES, HEAD, tests_of
 from grpo_nb.reward_lab.scoring import Pair, Scorer, cut
 from grpo_nb.reward_lab.written import Written, distinct_rows
@@ -54,22 +54,6 @@ IMPLIED = {
 }
 
 
-# What has the right answer in it is a hedge, and a stop, only if that counts in two places, as a
-# pair of attacks shows. Where it counts in one, its writer has to know the answer: a warning.
-HEDGES = {
-    "equation": [{"equation", "equation, reversed"}],
-    "several answers": [
-        {"one or the other", "the other or one"},
-        {"a list of two", "a list of two, reversed"},
-        {"two in plain text", "two in plain text, reversed"},
-        {"the wrong one last", "the wrong one first"},
-    ],
-    "mentioned": [
-        {"mentioned before", "another before"},
-        {"mentioned after", "another after"},
-        {"mentioned in text", "another in text"},
-    ],
-}
 # Right answers beside another one: they say something only as the second of a pair.
 BESIDE = {"the wrong one first", "another before", "another after", "another in text"}
 WORDS = re.compile(r"[^\W\d_]{4,}[^\d\[\]{}()<>]*")  # answers of which "not" says the opposite

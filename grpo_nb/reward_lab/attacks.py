@@ -38,7 +38,23 @@ PLACEHOLDERS = (
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 # Placeholders that say something of the right answer.
 KNOWING = re.compile(r"\{(answer|near|nearer|decimal|longer|comma|half|letter|altered|result)\}")
-PAIRED = ("several answers", "mentioned", "equation")  # families of which the first two are a pair
+# What has the right answer in it is a hedge, and a stop, only if that counts in two places, as a
+# pair of attacks shows. Where it counts in one, its writer has to know the answer: a warning. The
+# first two attacks of such a family are a pair.
+HEDGES = {
+    "equation": [{"equation", "equation, reversed"}],
+    "several answers": [
+        {"one or the other", "the other or one"},
+        {"a list of two", "a list of two, reversed"},
+        {"two in plain text", "two in plain text, reversed"},
+        {"the wrong one last", "the wrong one first"},
+    ],
+    "mentioned": [
+        {"mentioned before", "another before"},
+        {"mentioned after", "another after"},
+        {"mentioned in text", "another in text"},
+    ],
+}
 SAMPLED = "sampled and wrong"  # the family of completions that the model sampled
 
 
@@ -98,7 +114,7 @@ class Attacks:
             choice = [
                 attack
                 for place, attack in enumerate(choice)
-                if keys[:place].count(keys[place]) < (2 if attack.family in PAIRED else 1)
+                if keys[:place].count(keys[place]) < (2 if attack.family in HEDGES else 1)
             ]
         texts = [written_out(a, self.style, row, question, self.longest) for a in choice]
         pairs = zip(choice, texts, strict=True)

@@ -372,8 +372,9 @@ class RewardCheck:
             self._missing_scores(number, batch)
 
     def _missing_scores(self, number: int, batch: Sequence[tuple[int, str]]) -> None:
-        if number in self.scorer.faults:
-            return
+        scores = self.scorer.scores(batch)[:, number]
+        if number in self.scorer.faults or np.isnan(scores).mean() <= 0.3:
+            return  # so that no judge is asked about more rows
         rows = range(0, len(self.scorer.rows), max(1, len(self.scorer.rows) // 16))
         table = self.scorer.scores([*batch, *((row, batch[0][1]) for row in rows)])
         scores = table[:, number]
@@ -403,10 +404,10 @@ class RewardCheck:
                 f"tried, such as {cut(ways[hidden[0]][number], 60)} ({hidden[0]})"
             )
             is_answer = ANSWERS.search(hidden[0].partition(",")[0])
-            for func in scorer.funcs:
+            for name, func in zip(scorer.names, scorer.funcs, strict=True):
                 parts = list(filter(ANSWERS.search, columns_of(func, scorer.columns)))
                 if len(parts) > 1:  # a right answer may be made of them, in a way of its own
-                    evidence += f"; {scorer.names[scorer.funcs.index(func)]} reads {parts}"
+                    evidence += f"; {name} reads {parts}"
                     is_answer = None
             self.add("nothing earns", "stop" if is_answer else "warning", evidence)
         elif in_use:

@@ -5,7 +5,7 @@ A row may say 2 where the completion has to say "C" or "positive", and True wher
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from string import ascii_uppercase
 from typing import Any
 
@@ -36,25 +36,27 @@ def named(
     for column in columns:
         values = [row.get(column) for row in scorer.rows]
         if all(isinstance(value, int) for value in values):
-            for choice in _chosen(scorer, values, words, short):
-                rows = [n for n, value in enumerate(values) if value in choice]
-                answers = {number: choice[values[number]] for number in rows}
-                ways.setdefault(f"{column}, as a word", answers)
+            choice = _chosen(scorer, values, words, short)
+            if answers := {n: choice[v] for n, v in enumerate(values) if v in choice}:
+                ways[f"{column}, as a word"] = answers
     return ways
 
 
 def _chosen(
     scorer: Scorer, values: Sequence[Any], words: Sequence[str], forms: Sequence[str]
-) -> Iterator[dict[Any, str]]:
-    """Yield {value: the one word that earns most} for each form in which every value has a word."""
-    first = {value: number for number, value in reversed(list(enumerate(values)))}
-    first = dict(sorted(first.items(), key=lambda item: item[1])[:VALUES])
+) -> dict[Any, str]:
+    """Return {value: the one word that earns most} in the first form in which each has a word."""
+    first: dict[Any, int] = {}
+    for number, value in enumerate(values):
+        first.setdefault(value, number)
+    first = dict(list(first.items())[:VALUES])
     for form in forms:
         pairs = [(row, form.replace("{answer}", word)) for row in first.values() for word in words]
         if scorer.each.sum() * len(pairs) > SECONDS:
-            return
+            break
         totals = scorer.totals(pairs).reshape(len(first), len(words))
         best = totals.argmax(axis=1)
         is_clear = (totals.max(axis=1) > totals.mean(axis=1) + TIE).all()
         if is_clear and len(first) > 1 and len(set(best)) == len(first):
-            yield {value: words[place] for value, place in zip(first, best, strict=True)}
+            return {value: words[place] for value, place in zip(first, best, strict=True)}
+    return {}

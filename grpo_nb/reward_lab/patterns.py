@@ -12,7 +12,7 @@ from typing import Any
 
 WILD, SPACE = "\0", "\1"  # stand for a part that may be any text, and for space that may be there
 LEAST = 3  # characters, besides white space, that a pattern spells out; `\d+` tells nothing
-UNIT = re.compile(r"[$€£¥%°]")
+UNIT = re.compile(r"[$€£¥%°]")  # tells something by itself
 MANY = 12  # forms that are read from the patterns of a set of rewards
 PATTERN = re.compile(r"\\[sdwSDW]|\.[*+]|\[\^|\(\?")  # no sentence holds one of these
 _parser = sys.modules["re._parser"]  # the module that `re.compile` itself parses with
@@ -29,12 +29,12 @@ def forms_in(strings: Iterable[str]) -> list[str]:
     """
     samples = [text for text in map(sample_of, filter(PATTERN.search, strings)) if WILD in text]
     samples = [t for t in samples if len(re.sub(rf"[\s{WILD}]", "", t)) >= LEAST or UNIT.search(t)]
-    forms = [form for text in sorted(samples, key=_parts) for form in _filled(text)]
+    forms = [
+        form
+        for text in sorted(samples, key=lambda text: -text.count(WILD))
+        for form in _filled(text)
+    ]
     return list(dict.fromkeys(forms))[:MANY]
-
-
-def _parts(text: str) -> int:
-    return -text.count(WILD)
 
 
 def _filled(text: str) -> Iterator[str]:
@@ -51,6 +51,8 @@ def sample_of(pattern: str) -> str:
 
     >>> sample_of(r"(?i)Answer[:=]\s*(yes|no)\b")
     'Answer: \x00'
+    >>> sample_of(r"<a>\s*([\s\S]*?)</a>")
+    '<a>\x00</a>'
     """
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -80,8 +82,8 @@ def _of_one(kind: str, value: Any) -> str:
             return SPACE
         return WILD if WILD in one and most > 1 else one * min(least, LEAST)
     if kind == "IN":
-        kinds = {str(one) for one, _ in value}
-        if kinds == {"LITERAL"}:
+        if {str(one) for one, _ in value} == {"LITERAL"}:
             return chr(value[0][1])
-        return {"CATEGORY_SPACE": "\n", "CATEGORY_NOT_WORD": ": "}.get(str(value[0][1]), WILD)
+        members = " ".join(str(each) for _, each in value)
+        return {"CATEGORY_SPACE": "\n", "CATEGORY_NOT_WORD": ": "}.get(members, WILD)
     return WILD if kind in ("ANY", "NOT_LITERAL", "CATEGORY") else ""

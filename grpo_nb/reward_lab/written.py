@@ -169,11 +169,16 @@ def calls_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[int, str]:
 def _as_object(value: Any) -> dict[str, Any] | None:
     """Return a mapping, or the one that a text in JSON holds; None for anything else."""
     if isinstance(value, str) and value.lstrip()[:1] == "{":
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return None
+        value = _from_json(value)
     return value if isinstance(value, dict) else None
+
+
+def _from_json(text: str) -> Any:
+    """Return what a text in JSON says; None for other texts."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def _reach(goal: float, numbers: Sequence[float]) -> str:
@@ -257,10 +262,7 @@ def _texts(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 def _first_of(text: str) -> str:
     """Return the first entry of a list in JSON; "" for other texts."""
-    try:
-        entries = json.loads(text)
-    except ValueError:
-        return ""
+    entries = _from_json(text)
     first = entries[0] if isinstance(entries, list) and entries else ""
     return first if isinstance(first, str) else json.dumps(first)
 

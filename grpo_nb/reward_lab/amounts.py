@@ -18,9 +18,10 @@ from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab import literals
 from grpo_nb.reward_lab.advantages import weighted
 from grpo_nb.reward_lab.attacks import HACKS, HEDGES, KNOWING, SAMPLED, Attack, Attacks
+from grpo_nb.reward_lab.columns import distinct_rows
 from grpo_nb.reward_lab.programs import BODIES, HEAD, tests_of
 from grpo_nb.reward_lab.scoring import Pair, Scorer, cut
-from grpo_nb.reward_lab.written import Written, distinct_rows
+from grpo_nb.reward_lab.written import Written
 from grpo_nb.rewards.judge import LLMJudge
 
 OWN = "see which reward pays for it, and why"  # the fix of a person's own attack
@@ -306,8 +307,9 @@ def _tests(
         yield "warning", "earns more than the same answer without it", total > full + margin
     elif attack.kind == "honest":
         unpaid = np.nan_to_num(share, nan=1.0) < HALF
-        if attack.family == "line breaks":
-            unpaid = total < full - margin
+        if attack.family == "line breaks":  # a reward for the form may be what is lost
+            is_lost = (paid.right - scores > HALF * np.abs(paid.right) + TIE).any(axis=1)
+            unpaid = is_lost & (total < full - margin)
         yield "warning", "is right, and earns less", unpaid
     else:
         counts = np.nan_to_num(share) >= FULL

@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 
 from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab import literals
+from grpo_nb.reward_lab.columns import EXPRESSION
 from grpo_nb.reward_lab.programs import BODIES, asked, tests_of
 from grpo_nb.reward_lab.scoring import Scorer, prompt_text
-from grpo_nb.reward_lab.written import EXPRESSION, Written, fill
+from grpo_nb.reward_lab.written import Written, fill
 
 KINDS = ("hollow", "wrong", "honest", "padded")
 HACKS = ("hollow", "wrong")

@@ -19,7 +19,7 @@ import numpy as np
 
 from grpo_nb import refusals
 from grpo_nb.checks import Check, Checks
-from grpo_nb.reward_lab import amounts, linter, programs, scoring, written
+from grpo_nb.reward_lab import amounts, columns, linter, literals, programs, scoring, written
 from grpo_nb.reward_lab.amounts import FIXES
 from grpo_nb.reward_lab.attacks import HACKS, Attack, Attacks, verified
 from grpo_nb.reward_lab.mentions import accepted, columns_of, missing_columns, strings_of
@@ -34,6 +34,7 @@ ANSWERS = re.compile(
     r"(?i)answer|solution|label|gold|reference|target|expected|truth|output|summar|respon|correct"
     r"|result|completion|final"
 )
+LIMITS = re.compile(r"(?i)length|len$|tokens|words|limit|max|min")  # target_length is no answer
 SHORT = 200  # characters of the longest attack where a reward is slow
 LINES, NAMED = 12, 6  # findings that are printed, and that the first line names
 UNUSABLE = ("missing column", "wrong type", "wrong length", "no number")
@@ -314,14 +315,14 @@ class RewardCheck:
         """Return completions of several kinds on a few rows, those of a row side by side."""
         style, rows = self.written, range(min(GROUP, len(self.scorer.rows)))
         if style is None or not style.answers:
-            ways = written.answers_of(self.scorer.rows, self.scorer.columns)
+            ways = columns.answers_of(self.scorer.rows, self.scorer.columns)
             references = next(iter(ways.values()), {})
             return [
                 (row, text)
                 for row in rows
                 for text in (references.get(row, "so it is"), "", "1+1=2")
             ]
-        rows = written.distinct_rows(style.answers, GROUP)
+        rows = columns.distinct_rows(style.answers, GROUP)
         if self.scorer.any_slow:
             right = [(row, style.write(style.answers[row])) for row in rows[:2]]
             return [*right[:1], (rows[0], style.wrong(rows[0])), *right[1:]]
@@ -392,18 +393,22 @@ class RewardCheck:
             return
         if self._programs():
             return
-        in_use = written.columns_in_use(scorer)
-        ways = next(iter(written.answers_to_try(scorer)), {})
+        in_use = columns.columns_in_use(scorer)
+        ways = next(iter(columns.answers_to_try(scorer)), {})
         hidden = [way for way, answers in ways.items() if not _in_prompts(scorer, answers)]
         scores = np.nan_to_num(scorer.scores(batch))
-        spread = np.ptp(scores, axis=0)
-        if in_use and hidden and tried:
-            number = next(iter(ways[hidden[0]]))
+        way = hidden[0] if hidden else ""
+        answers = list(ways.get(way, {}).values())
+        column = way.partition(",")[0]
+        is_answer = ANSWERS.search(column) and not LIMITS.search(column)
+        fails = bool(in_use and hidden and tried and (is_answer or not scores.any()))
+        differ = np.ptp(scores, axis=0).any() or (in_use and not is_answer)
+        most = self._hollow(not fails and not differ and len(set(answers)) > 1)
+        if fails:
             evidence = (
                 f"no way of writing an answer earns more than another row's answer; {tried} were "
-                f"tried, such as {cut(ways[hidden[0]][number], 60)} ({hidden[0]})"
+                f"tried, such as {cut(answers[0], 60)} ({way})"
             )
-            is_answer = ANSWERS.search(hidden[0].partition(",")[0])
             for name, func in zip(scorer.names, scorer.funcs, strict=True):
                 parts = list(filter(ANSWERS.search, columns_of(func, scorer.columns)))
                 if len(parts) > 1:  # a right answer may be made of them, in a way of its own
@@ -411,14 +416,14 @@ class RewardCheck:
                     is_answer = None
             self.add("nothing earns", "stop" if is_answer else "warning", evidence)
         elif in_use:
-            columns = ", ".join(in_use)
-            self.add("no reference", "note", f"no column is the answer as such ({columns})")
+            names = ", ".join(in_use)
+            self.add("no reference", "note", f"no column is the answer as such ({names}); {most}")
         elif ways:
             names = ", ".join(sorted({way.partition(",")[0] for way in ways}))
             self.add("reads no answer", "warning", f"no reward reads a column; there are {names}")
         else:
-            self.add("no reference", "note", "the rows hold no answers, and nothing is compared")
-        self._hollow(bool(spread.any()), any(len(set(ways[way].values())) > 1 for way in hidden))
+            evidence = f"the rows hold no answers, and nothing is compared; {most}"
+            self.add("no reference", "note", evidence)
 
     def _programs(self, known: bool = False) -> bool:
         """Judge programs without content; return False if the prompts ask for none, or none runs.
@@ -444,18 +449,34 @@ class RewardCheck:
         if late := programs.endless(self.scorer, pairs, write):
             self.add("hangs", "stop", late[1], late[0])
 
-    def _hollow(self, differ: bool, answers: bool) -> None:
-        """Say which text without content earns most, where nothing is known to be right."""
+    def _hollow(self, should_differ: bool) -> str:
+        """Return which text without content earns most, where nothing is known to be right.
+
+        Args:
+            should_differ: Whether it is a fault that all of them earn the same.
+        """
+        scorer = self.scorer
         texts = ["", "so it is " * 3, ("so it is " * self.longest)[: self.longest], "1", "<a></a>"]
-        requests = written.asked_forms([prompt_text(row) for row in self.scorer.rows[:3]])
+        requests = written.asked_forms([prompt_text(row) for row in scorer.rows[:3]])
         texts += [written.fill(form, "1", "so it is") for form in requests[:3]]
-        totals = self.scorer.totals([(0, text) for text in texts])
+        words = [] if scorer.any_slow else literals.words_of(scorer)
+        stuffed = ["\n".join([word] * literals.TIMES) for word in (*words, " ".join(words))]
+        rows = range(1 if scorer.any_slow else min(GROUP, len(scorer.rows)))
+        pairs = [(row, text) for text in [*texts, *stuffed] for row in rows]
+        earned = scorer.totals(pairs).reshape(-1, len(rows)).mean(axis=1)
+        totals = earned[: len(texts)]
         if np.ptp(totals) > 1e-6 and totals.argmax() == 2:
             evidence = f"{cut(texts[2])} earns {totals[2]:.3g}, shorter text {totals[1]:.3g}"
             self.add("length", "warning", evidence)
-        is_named = any(check.name == "nothing earns" for check in self.checks)
-        if answers and not is_named and not differ and not np.ptp(totals):
+        if (best := int(earned.argmax())) >= len(texts) and earned[best] > totals.max() + 1e-6:
+            evidence = (
+                f"{cut(pairs[best * len(rows)][1])} earns {earned[best]:.3g}, other text without "
+                f"content at most {totals.max():.3g}"
+            )
+            self.add(literals.FAMILY, "warning", evidence)
+        if should_differ and not np.ptp(totals):
             self.add("constant", "stop", f"every text that was tried earns {totals[0]:.3g}")
+        return f"without content, {cut(pairs[best * len(rows)][1], 40)} earns {earned[best]:.3g}"
 
     def _with_reference(self) -> None:
         """Find the rewards' roles, score all references, and attack."""
@@ -485,8 +506,7 @@ class RewardCheck:
         self.paid_wrong = amounts.best_wrong(scorer, style, part, near)
         self.results = amounts.attack_all(self.every_attack(), earnings, part)
         self.checks += amounts.findings(self.results, scorer.names, part)
-        if not programs.tests_of(scorer.rows[rows[0]]):
-            self._endless(style.write, rows[0], programs.asked([style.answers[rows[0]]]))
+        self._endless(style.write, rows[0], programs.asked([style.answers[rows[0]]]))
         self._whole()
         self._prompts_form()
         self._references()
@@ -494,7 +514,12 @@ class RewardCheck:
 
     def _whole(self) -> None:
         """Compare what the form earns with what a right answer earns."""
-        each = (self.paid.wrong - self.paid.empty).mean(axis=0)
+        least = self.paid.wrong
+        if not self.scorer.any_slow:  # another row's answer may be near the right one
+            other = {row: columns.changed(self.written.answers[row]) for row in self.paid.rows}
+            pairs = [(row, self.written.write(text)) for row, text in other.items()]
+            least = np.minimum(least, self.scorer.payments(pairs))
+        each = (least - self.paid.empty).mean(axis=0)
         form, gain = each.sum(), self.paid.gap.mean()
         if form > gain * 1.02 + 1e-6:
             evidence = (
@@ -629,7 +654,7 @@ class RewardCheck:
 
 def _in_prompts(scorer: Scorer, answers: dict[int, str]) -> bool:
     """Return whether prompts tell their own answers, which other rows' answers do not share."""
-    others = written.others_of(answers)
+    others = columns.others_of(answers)
     prompts = {number: prompt_text(scorer.rows[number]) for number in answers}
     own = sum(text in prompts[number] for number, text in answers.items())
     other = sum(others[number] in prompts[number] for number in answers)

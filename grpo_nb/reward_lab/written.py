@@ -2,40 +2,41 @@
 
 A *form* is a text with {reasoning} and {answer} in it, such as
 "<think>{reasoning}</think><answer>{answer}</answer>". Forms are built from the tags and markers
-that stand in the prompts and in the rewards' code, and from those in common use. An answer is the
-value of a column, or the part of it that is marked as the answer. Each form is tried with a row's
-own answer and with another row's; the form is right that tells the two apart and earns most.
+that stand in the prompts and in the rewards' code, and from those in common use. Each form is tried
+with a row's own answer and with another row's (`columns`); the form is right that tells the two
+apart and earns most.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import permutations
 from typing import Any
 
 import numpy as np
 
-from grpo_nb.answers.find import extract_boxed, extract_hash_answer
 from grpo_nb.answers.forms import FORMS, STEP, find_form
 from grpo_nb.reward_lab import labels
-from grpo_nb.reward_lab.mentions import columns_of, strings_of
+from grpo_nb.reward_lab.columns import (
+    answers_to_try,
+    columns_in_use,
+    distinct_rows,
+    joined,
+    others_of,
+)
+from grpo_nb.reward_lab.mentions import strings_of
 from grpo_nb.reward_lab.patterns import forms_in
-from grpo_nb.reward_lab.programs import HEAD, program_in, spoiled
+from grpo_nb.reward_lab.programs import HEAD, program_in
 from grpo_nb.reward_lab.scoring import Row, Scorer, prompt_text
 
 TRIED_ROWS = 4  # rows on which the best forms are compared
 BEST = 6  # forms that are compared on all of these rows
-OTHERS = 32  # distinct answers among which a row's wrong answer is looked for
 SECONDS = 0.6  # for the first comparison of forms; slow rewards try fewer
 QUICK = 0.01  # seconds for one completion, below which at least SOME are scored
 FEW, SOME = 12, 150  # how many completions the first comparison scores at least
 AT_ONCE = 4  # candidates that are scored before the clock is read for the first time
 TIE = 1e-6
 PROGRAM = "a function in a block of code"
-EXPRESSION = "an expression of the row's numbers"
-TOOL_CALL = "a call of the row's tool"
 TAG = re.compile(r"</?[A-Za-z][\w-]*>|<\|[A-Za-z][\w-]*\|>|\[/?[A-Z][A-Z_]+\]")
 MARK = re.compile(rf"{TAG.pattern}|\\boxed|####|```")
 LANGUAGE = re.compile(r"```(\w+)")
@@ -46,7 +47,6 @@ THOUGHTS = re.compile(r"(?i)think|reason|thought|work|scratch|analysis|explanati
 ANSWERS = re.compile(r"(?i)answer|solution|result|output|final|response|code|label|summary")
 USUAL = (("<reasoning>", "</reasoning>"), ("<think>", "</think>"), ("<answer>", "</answer>"))
 LONG = 2000  # characters of a string that names no tags or markers
-COPIED = 0.3  # an answer that is more than this share of its prompt is the prompt
 LONG_STEPS = (
     "Step 1: I read the question and note what is given.\n"
     "Step 2: First I write down what is known, then I work it out: 1+1=2.\n"
@@ -103,168 +103,6 @@ def fill(form: str, answer: str, reasoning: str) -> str:
         {"{answer}": answer, "{reasoning}": reasoning}.get(part, part)
         for part in re.split(r"(\{answer\}|\{reasoning\})", form)
     )
-
-
-# -- answers
-
-
-def columns_in_use(scorer: Scorer) -> list[str]:
-    """Return the columns that rewards read."""
-    return sorted({name for func in scorer.funcs for name in columns_of(func, scorer.columns)})
-
-
-def answers_to_try(scorer: Scorer) -> list[dict[str, dict[int, str]]]:
-    """Return the ways to read answers from the columns that rewards read, then from the others.
-
-    A column that is a large part of the prompt holds no answers.
-    """
-    in_use, result = columns_in_use(scorer), []
-    for columns in (in_use, [name for name in scorer.columns if name not in in_use]):
-        ways = answers_of(scorer.rows, columns)
-        ways = {way: each for way, each in ways.items() if not _is_prompt(scorer, each)}
-        if solved := solutions(scorer.rows, columns):
-            ways = {EXPRESSION: solved, **ways}
-        if calls := calls_of(scorer.rows, columns):
-            ways = {**ways, TOOL_CALL: calls}
-        result.append(ways)
-    return [ways for ways in result if ways]
-
-
-def solutions(rows: Sequence[Row], columns: Sequence[str]) -> dict[int, str]:
-    """Return {row: an expression of its numbers that gives its target}, for rows of countdown.
-
-    These are rows with a number and a list of at most five numbers; {} for other data.
-
-    >>> solutions([{"target": 93, "nums": [54, 34, 5]}], ["target", "nums"])
-    {0: '(5 + 34) + 54'}
-    """
-    result = {}
-    for number, row in enumerate(rows[:16]):
-        values = [row.get(column) for column in columns]
-        values += [part for v in values if isinstance(v, Mapping) for part in v.values()]
-        lists = [v for v in values if isinstance(v, list) and 2 <= len(v) <= 5]
-        lists = [v for v in lists if all(isinstance(n, int | float) for n in v)]
-        goals = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-        if len(lists) == 1 and goals and (text := _reach(goals[0], lists[0])):
-            result[number] = text
-    return result if len(result) > len(rows[:16]) / 2 else {}
-
-
-def calls_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[int, str]:
-    """Return {row: a tool call as JSON}, of rows with a tool's name and its arguments.
-
-    >>> calls_of([{"tool": "get_time", "args": '{"city": "Rome"}'}], ["tool", "args"])
-    {0: '{"name": "get_time", "arguments": {"city": "Rome"}}'}
-    """
-    result = {}
-    for number, row in enumerate(rows):
-        values = [row[column] for column in columns if column in row]
-        tools = [value for value in values if isinstance(value, str) and value.isidentifier()]
-        objects = [value for value in map(_as_object, values) if value is not None]
-        if len(tools) == 1 and len(objects) == 1:
-            result[number] = json.dumps({"name": tools[0], "arguments": objects[0]})
-    return result if len(result) > len(rows) / 2 else {}
-
-
-def _as_object(value: Any) -> dict[str, Any] | None:
-    """Return a mapping, or the one that a text in JSON holds; None for anything else."""
-    if isinstance(value, str) and value.lstrip()[:1] == "{":
-        value = _from_json(value)
-    return value if isinstance(value, dict) else None
-
-
-def _from_json(text: str) -> Any:
-    """Return what a text in JSON says; None for other texts."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-def _reach(goal: float, numbers: Sequence[float]) -> str:
-    """Return an expression that uses each number once and gives the goal; "" if there is none."""
-    states = [[(float(n), f"{n:g}") for n in numbers]]
-    while states:
-        state = states.pop()
-        if len(state) == 1:
-            if abs(state[0][0] - goal) < 1e-9:
-                return state[0][1].removeprefix("(").removesuffix(")")
-            continue
-        for one, other in permutations(range(len(state)), 2):
-            rest = [part for place, part in enumerate(state) if place not in (one, other)]
-            (a, left), (b, right) = state[one], state[other]
-            for sign, value in (
-                ("/", a / b if b else None),
-                ("*", a * b),
-                ("-", a - b),
-                ("+", a + b),
-            ):
-                if value is not None:
-                    states.append([*rest, (value, f"({left} {sign} {right})")])
-    return ""
-
-
-def _is_prompt(scorer: Scorer, answers: Mapping[int, str]) -> bool:
-    """Return whether most of these texts are a large part of their prompts."""
-    prompts = {number: prompt_text(scorer.rows[number]) for number in list(answers)[:16]}
-    parts = [len(answers[n]) / max(len(p), 1) * (answers[n] in p) for n, p in prompts.items()]
-    return sum(part > COPIED for part in parts) > len(parts) / 2
-
-
-def answers_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Return {description: {number of a row: answer}} for each way to read answers from columns."""
-    ways: dict[str, dict[int, str]] = {}
-    for number, row in enumerate(rows):
-        for column in columns:
-            for name, value in _leaves(column, row.get(column)):
-                for way, text in _texts(name, value):
-                    ways.setdefault(way, {})[number] = text
-    enough = [way for way, answers in ways.items() if len(answers) > len(rows) / 2]
-    distinct: dict[str, dict[int, str]] = {}
-    for way in enough:
-        if not any(ways[way] == other for other in distinct.values()):
-            distinct[way] = ways[way]
-    return distinct
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of the single values in a column: numbers, texts, fields of a dict."""
-    if isinstance(value, str | int | float) and not isinstance(value, bool):
-        yield name, value
-    elif isinstance(value, Mapping):
-        yield name, json.dumps(value, default=str)
-        for key, part in value.items():
-            yield from _leaves(f"{name}.{key}", part)
-    elif isinstance(value, list | tuple) and value and isinstance(value[0], str | int | float):
-        yield f"{name}[0]", value[0]
-        yield f"{name}, with commas", ", ".join(map(str, value))
-        yield name, json.dumps(list(value), default=str)
-
-
-def _texts(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (description, text) of each way to read an answer from a value."""
-    text = str(value)
-    if not text.strip() or text.lstrip("[\"' \n").startswith("assert"):  # no answer
-        return
-    if (marked := extract_hash_answer(text)) is not None:
-        yield f"{name}, after ####", marked
-    if (boxed := extract_boxed(text)) is not None:
-        yield f"{name}, in \\boxed{{}}", boxed
-    tags = re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", text, re.DOTALL)
-    if tags:
-        yield f"{name}, in <{tags[-1][0]}>", tags[-1][1]
-    if text.lstrip()[:1] == "[" and (first := _first_of(text)):
-        yield f"{name}[0]", first
-    if fenced := re.findall(r"```\w*\n(.*?)\n?```", text, re.DOTALL):
-        yield f"{name}, in a block of code", fenced[-1]
-    yield name, text.strip() if text.strip()[:1] not in ("$",) else text.strip().strip("$")
-
-
-def _first_of(text: str) -> str:
-    """Return the first entry of a list in JSON; "" for other texts."""
-    entries = _from_json(text)
-    first = entries[0] if isinstance(entries, list) and entries else ""
-    return first if isinstance(first, str) else json.dumps(first)
 
 
 # -- forms
@@ -481,6 +319,7 @@ def _rounds(
             levels = sorted(levels, key=lambda ways: not _are_programs(ways))
     yield from ((reasoning, ways, forms) for reasoning in (STEP, WORDS) for ways in levels)
     yield STEP, labels.named(scorer, columns_in_use(scorer), strings, forms), forms
+    yield STEP, joined(scorer), forms
 
 
 def _are_programs(ways: Mapping[str, dict[int, str]]) -> bool:
@@ -500,54 +339,6 @@ def as_text(form: str) -> str:
     if "{answer}" in form:
         return form
     return find_form(form).write("{reasoning}", "{answer}") if form else FORMS["tags"].name
-
-
-def others_of(answers: Mapping[int, str]) -> dict[int, str]:
-    """Return {row: a wrong answer}: another row's answer, neither part of which is in the other."""
-    plain, others = {text: _plain(text) for text in answers.values()}, {}
-    choice = list({short: text for text, short in plain.items()}.values())[:OTHERS]
-    for number, answer in answers.items():
-        rest = [text for text in choice if plain[text] != plain[answer]]
-        apart = [text for text in rest if text not in answer and answer not in text]
-        apart = [text for text in apart if not _is_near(answer, text)] or apart
-        if apart or rest:
-            pool = apart or rest
-            others[number] = pool[number % len(pool)]
-        else:
-            others[number] = changed(answer)
-    return others
-
-
-def _is_near(answer: str, other: str) -> bool:
-    """Return whether two numbers differ by less than half of the first."""
-    try:
-        return abs(float(answer) - float(other)) < abs(float(answer)) / 2
-    except ValueError:
-        return False
-
-
-def changed(answer: str) -> str:
-    """Return a wrong answer for data in which every answer is the same.
-
-    >>> changed("18"), changed("B"), changed("yes")
-    ('25', 'C', 'none of these')
-    """
-    if re.fullmatch(r"-?\d+(\.\d+)?", answer):
-        return str(int(float(answer)) + 7)
-    if re.fullmatch(r"[A-Ya-y]", answer):
-        return chr(ord(answer) + 1)
-    return spoiled(answer) or "none of these"
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"\W+", "", text.casefold()) or text
-
-
-def distinct_rows(answers: Mapping[int, str], count: int) -> list[int]:
-    """Return the numbers of the first rows whose answers differ, then of others."""
-    first = list({_plain(text): number for number, text in reversed(answers.items())}.values())
-    first.sort()
-    return (first + [number for number in answers if number not in first])[:count]
 
 
 class _Search:

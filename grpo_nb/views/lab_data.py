@@ -17,7 +17,7 @@ import numpy as np
 from grpo_nb.answers.compare import compare_answers
 from grpo_nb.checks import Check
 from grpo_nb.refusals import own_frame
-from grpo_nb.reward_lab import amounts, written
+from grpo_nb.reward_lab import amounts, columns, written
 from grpo_nb.reward_lab.attacks import HACKS, SAMPLED, Attack
 from grpo_nb.reward_lab.check import RewardCheck, RewardVerdict
 from grpo_nb.reward_lab.scoring import prompt_text
@@ -80,7 +80,7 @@ def _origin(check: RewardCheck) -> str:
     if style.own:
         return f"The right answers are what {style.source} returns."
     form = "the form that was given" if check.form else "the form that the rewards pay most"
-    source = style.source if style.source == written.EXPRESSION else f"the column {style.source}"
+    source = style.source if style.source == columns.EXPRESSION else f"the column {style.source}"
     more = f" Their reasoning, {style.reasoning!r}, is invented." * ("{reasoning}" in style.form)
     return f"The right answers are made from {source}, in {form}: {style.form!r}.{more}"
 

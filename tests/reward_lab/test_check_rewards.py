@@ -616,6 +616,117 @@ def test_the_way_in_which_right_answers_are_written_is_found(way):
     assert cut_of(verdict.reference) in str(verdict)
 
 
+CITIES = ["Rome", "Oslo", "Lima", "Kiev", "Bonn", "Bern"]
+COLUMNS = [
+    {
+        "prompt": "?",
+        "name": city,
+        "value": 12 + n,
+        "unit": ["km", "mi"][n % 2],
+        "sources": [n + 1, 2 * n + 2],
+        "options": [*CITIES[n:], *CITIES[:n]],
+        "correct": (n * 5) % 6,
+        "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": city * 2}],
+    }
+    for n, city in enumerate(CITIES)
+]
+TOGETHER = {
+    "a value with its unit": (
+        ("value", "unit"),
+        lambda t, v, u: re.findall(r"<answer>(\d+) ?(\w+)</answer>", t) == [(str(v), u)],
+        "<answer>12 km</answer>",
+    ),
+    "a point": (
+        ("value", "correct"),
+        lambda t, x, y: re.findall(r"\((\d+), (\d+)\)$", t) == [(str(x), str(y))],
+        "(12, 0)",
+    ),
+    "a record in JSON": (
+        ("name", "value", "unit"),
+        lambda t, n, v, u: as_json(t) == {"name": n, "value": v, "unit": u},
+        '{"name": "Rome", "value": 12, "unit": "km"}',
+    ),
+    "a record in tags": (
+        ("name", "value", "unit"),
+        lambda t, n, v, u: t == f"<name>{n}</name>\n<value>{v}</value>\n<unit>{u}</unit>",
+        "<name>Rome</name>\n<value>12</value>\n<unit>km</unit>",
+    ),
+    "an answer with its sources": (
+        ("name", "sources"),
+        lambda t, n, s: t.split(" [")[0] == n and re.findall(r"\[(\d+)\]", t) == [*map(str, s)],
+        "Rome [1] [2]",
+    ),
+    "the option at a place": (("options", "correct"), lambda t, o, k: t == o[k], "Rome"),
+    "a ranking": (
+        ("sources",),
+        lambda t, s: re.findall(r"\[(\d+)\]", t) == [*map(str, s)],
+        "[1] > [2]",
+    ),
+    "the last turn of a chat": (
+        ("messages",),
+        lambda t, m: t.strip() == m[-1]["content"],
+        "RomeRome",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_a_right_answer_is_made_of_what_the_columns_say_together(kind):
+    names, right, reference = TOGETHER[kind]
+
+    def reward(completions, **columns):
+        rows = zip(completions, *(columns[name] for name in names), strict=True)
+        return [float(right(*row)) for row in rows]
+
+    reward.__kwdefaults__ = dict.fromkeys(names)
+    verdict = found(reward, COLUMNS)
+    assert verdict.reference.endswith(reference) and verdict.passed, verdict
+    assert verdict.amounts["the right answer"] == 1
+
+
+def test_an_option_of_another_row_is_no_wrong_option():
+    """A reward that refuses several of a row's options is not accused of taking several."""
+
+    def reward(completions, options, correct, **kwargs):
+        each = zip(completions, options, correct, strict=True)
+        return [float([x for x in o if x in text] == [o[k]]) for text, o, k in each]
+
+    rows = [{**row, "options": row["options"][:3], "correct": 1} for row in COLUMNS]
+    assert "several answers" not in names_of(found(reward, rows))
+
+
+def test_a_constraint_is_no_answer_and_what_it_pays_for_is_said():
+    rows = [
+        {"prompt": "?", "max_tokens": 20 + n, "rule": ["lower", "short"][n % 2]} for n in range(9)
+    ]
+
+    def near(completions, max_tokens, **kwargs):
+        return [-abs(len(text) - n) / 100 for text, n in zip(completions, max_tokens, strict=True)]
+
+    def follows(completions, rule, **kwargs):
+        each = zip(completions, rule, strict=True)
+        return [float(text == text.lower() or r == "short") for text, r in each]
+
+    assert found(near, rows).passed and found(follows, rows).passed
+
+    def headings(completions, **kwargs):
+        return [len(re.findall(r"(?m)^#+ ", text)) / 4 for text in completions]
+
+    (check,) = [each for each in found(headings, rows).findings if each.name == "own words"]
+    assert check.state == "warning" and "'# \\n# \\n# \\n# ' earns 1," in check.evidence
+
+
+def test_a_likeness_to_the_answer_is_no_reward_for_the_form():
+    def like(text, answer):
+        one, other = ({each[n : n + 3] for n in range(len(each) - 2)} for each in (text, answer))
+        return 2 * len(one & other) / max(1, len(one) + len(other))
+
+    rows = [
+        {"prompt": "?", "answer": f"the {city} is an old city, number {city}"} for city in CITIES
+    ]
+    assert {"form outweighs", "line breaks"}.isdisjoint(names_of(found(mine(like), rows)))
+
+
 def test_an_attack_is_shown_on_a_row_where_it_wins_with_the_share_of_such_rows():
     rows = [{"prompt": f"{n}?", "answer": "shut" if n % 2 else "open"} for n in range(8)]
     reward = mine(lambda t, a: float(t.endswith(a) and not ("not" in t and a == "open")))

@@ -1,0 +1,309 @@
+"""Read right answers from the columns of the rows, and take wrong ones from other rows.
+
+An answer is the value of a column, the part of it that is marked as the answer, or what several
+columns say together. Each way to read answers has a description, such as "answer, after ####".
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
+from typing import Any
+
+from grpo_nb.answers.find import extract_boxed, extract_hash_answer
+from grpo_nb.reward_lab.mentions import columns_of
+from grpo_nb.reward_lab.programs import spoiled
+from grpo_nb.reward_lab.scoring import Row, Scorer, prompt_text
+
+OTHERS = 32  # distinct answers among which a row's wrong answer is looked for
+COPIED = 0.3  # an answer that is more than this share of its prompt is the prompt
+EXPRESSION = "an expression of the row's numbers"
+TOOL_CALL = "a call of the row's tool"
+JOINS = ("{} {}", "{}, {}", "({}, {})", "{}{}", "{}/{}", "{}-{}", "{}:{}")
+MOST_JOINED = 3  # columns of one reward that are written together
+
+
+def columns_in_use(scorer: Scorer) -> list[str]:
+    """Return the columns that rewards read."""
+    return sorted({name for func in scorer.funcs for name in columns_of(func, scorer.columns)})
+
+
+def answers_to_try(scorer: Scorer) -> list[dict[str, dict[int, str]]]:
+    """Return the ways to read answers from the columns that rewards read, then from the others.
+
+    A column that is a large part of the prompt holds no answers.
+    """
+    in_use, result = columns_in_use(scorer), []
+    for columns in (in_use, [name for name in scorer.columns if name not in in_use]):
+        ways = answers_of(scorer.rows, columns)
+        ways = {way: each for way, each in ways.items() if not _is_prompt(scorer, each)}
+        if solved := solutions(scorer.rows, columns):
+            ways = {EXPRESSION: solved, **ways}
+        more = selected(scorer.rows, columns) | calls_of(scorer.rows, columns)
+        result.append(more | ways)
+    return [ways for ways in result if ways]
+
+
+def solutions(rows: Sequence[Row], columns: Sequence[str]) -> dict[int, str]:
+    """Return {row: an expression of its numbers that gives its target}, for rows of countdown.
+
+    These are rows with a number and a list of at most five numbers; {} for other data.
+
+    >>> solutions([{"target": 93, "nums": [54, 34, 5]}], ["target", "nums"])
+    {0: '(5 + 34) + 54'}
+    """
+    result = {}
+    for number, row in enumerate(rows[:16]):
+        values = [row.get(column) for column in columns]
+        values += [part for v in values if isinstance(v, Mapping) for part in v.values()]
+        lists = [v for v in values if isinstance(v, list) and 2 <= len(v) <= 5]
+        lists = [v for v in lists if all(isinstance(n, int | float) for n in v)]
+        goals = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        if len(lists) == 1 and goals and (text := _reach(goals[0], lists[0])):
+            result[number] = text
+    return result if len(result) > len(rows[:16]) / 2 else {}
+
+
+def calls_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Return a tool call as JSON and in tags, of rows with a tool's name and its arguments.
+
+    >>> calls_of([{"tool": "get_time", "args": '{"city": "Rome"}'}], ["tool", "args"])[TOOL_CALL]
+    {0: '{"name": "get_time", "arguments": {"city": "Rome"}}'}
+    """
+    ways: dict[str, dict[int, str]] = {TOOL_CALL: {}, f"{TOOL_CALL}, in tags": {}}
+    for number, row in enumerate(rows):
+        values = [row[column] for column in columns if column in row]
+        tools = [value for value in values if isinstance(value, str) and value.isidentifier()]
+        objects = [value for value in map(_as_object, values) if value is not None]
+        if len(tools) == 1 and len(objects) == 1:
+            call = json.dumps({"name": tools[0], "arguments": objects[0]})
+            parts = (f'<parameter name="{k}">{v}</parameter>' for k, v in objects[0].items())
+            tags = "\n".join([f'<invoke name="{tools[0]}">', *parts, "</invoke>"])
+            for way, text in zip(ways, (call, tags), strict=True):
+                ways[way][number] = text
+    return ways if len(ways[TOOL_CALL]) > len(rows) / 2 else {}
+
+
+class Selected(dict[int, str]):
+    """Hold answers that are entries of lists; another entry of its list is a row's wrong answer."""
+
+    others: dict[int, str]
+
+
+def selected(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Return the entries of a column of lists at the places that another column gives.
+
+    These are the options of questions, with the number or the letter of the right one.
+
+    >>> selected([{"options": ["sun", "sea"], "label": 1}], ["label", "options"])
+    {'options[label]': {0: 'sea'}}
+    """
+    ways: dict[str, dict[int, str]] = {}
+    for one, other in permutations(columns, 2):
+        places = [_place(row.get(one), row.get(other)) for row in rows]
+        if places and None not in places:
+            lists = [row[one] for row in rows]
+            answers = Selected({n: lists[n][place] for n, place in enumerate(places)})
+            answers.others = {n: lists[n][place - 1] for n, place in enumerate(places)}
+            ways[f"{one}[{other}]"] = answers
+    return ways
+
+
+def _place(texts: Any, place: Any) -> int | None:
+    """Return a number, or that of a letter, if it is a place in a list of distinct texts."""
+    if isinstance(place, str) and re.fullmatch(r"[A-Z]", place):
+        place = ord(place) - ord("A")
+    is_list = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+    if not is_list or not isinstance(place, int) or not len({*texts}) == len(texts) > 1:
+        return None
+    return place if 0 <= place < len(texts) else None
+
+
+def joined(scorer: Scorer) -> dict[str, dict[int, str]]:
+    """Return the ways to write what two or three columns say together that one reward reads.
+
+    These are a value with its unit, a point, an answer with its citations, a record.
+    """
+    ways: dict[str, dict[int, str]] = {}
+    for func in scorer.funcs:
+        names = columns_of(func, scorer.columns)
+        for number, row in enumerate(scorer.rows if 1 < len(names) <= MOST_JOINED else ()):
+            for way, text in _together({name: row.get(name) for name in names}):
+                ways.setdefault(way, {})[number] = text
+    return {way: each for way, each in ways.items() if len(each) > len(scorer.rows) / 2}
+
+
+def _together(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (description, text) of each way to write several values together."""
+    names = ", ".join(values)
+    if all(map(_is_single, values.values())):
+        yield f"{names}, as JSON", json.dumps(values)
+        yield f"{names}, in tags", "\n".join(f"<{k}>{v}</{k}>" for k, v in values.items())
+    for one, other in permutations(values, 2) if len(values) == 2 else ():
+        if not _is_single(values[one]):
+            continue
+        if isinstance(values[other], list):
+            marks = " ".join(f"[{each}]" for each in values[other])
+            yield f"{one}, with [{other}]", f"{values[one]} {marks}"
+        elif _is_single(values[other]):
+            for join in JOINS:
+                text = join.format(values[one], values[other])
+                yield f"{one}, as {join.format(one, other)!r}", text
+
+
+def _is_single(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _as_object(value: Any) -> dict[str, Any] | None:
+    """Return a mapping, or the one that a text in JSON holds; None for anything else."""
+    if isinstance(value, str) and value.lstrip()[:1] == "{":
+        value = _from_json(value)
+    return value if isinstance(value, dict) else None
+
+
+def _from_json(text: str) -> Any:
+    """Return what a text in JSON says; None for other texts."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _reach(goal: float, numbers: Sequence[float]) -> str:
+    """Return an expression that uses each number once and gives the goal; "" if there is none."""
+    states = [[(float(n), f"{n:g}") for n in numbers]]
+    while states:
+        state = states.pop()
+        if len(state) == 1:
+            if abs(state[0][0] - goal) < 1e-9:
+                return state[0][1].removeprefix("(").removesuffix(")")
+            continue
+        for one, other in permutations(range(len(state)), 2):
+            rest = [part for place, part in enumerate(state) if place not in (one, other)]
+            (a, left), (b, right) = state[one], state[other]
+            for sign, value in (
+                ("/", a / b if b else None),
+                ("*", a * b),
+                ("-", a - b),
+                ("+", a + b),
+            ):
+                if value is not None:
+                    states.append([*rest, (value, f"({left} {sign} {right})")])
+    return ""
+
+
+def _is_prompt(scorer: Scorer, answers: Mapping[int, str]) -> bool:
+    """Return whether most of these texts are a large part of their prompts."""
+    prompts = {number: prompt_text(scorer.rows[number]) for number in list(answers)[:16]}
+    parts = [len(answers[n]) / max(len(p), 1) * (answers[n] in p) for n, p in prompts.items()]
+    return sum(part > COPIED for part in parts) > len(parts) / 2
+
+
+def answers_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Return {description: {number of a row: answer}} for each way to read answers from columns."""
+    ways: dict[str, dict[int, str]] = {}
+    for number, row in enumerate(rows):
+        for column in columns:
+            for name, value in _leaves(column, row.get(column)):
+                for way, text in _texts(name, value):
+                    ways.setdefault(way, {})[number] = text
+    enough = [way for way, answers in ways.items() if len(answers) > len(rows) / 2]
+    distinct: dict[str, dict[int, str]] = {}
+    for way in enough:
+        if not any(ways[way] == other for other in distinct.values()):
+            distinct[way] = ways[way]
+    return distinct
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of the single values in a column: numbers, texts, fields of a dict."""
+    if _is_single(value):
+        yield name, value
+    elif isinstance(value, Mapping):
+        yield name, json.dumps(value, default=str)
+        for key, part in value.items():
+            yield from _leaves(f"{name}.{key}", part)
+    elif isinstance(value, list) and value and isinstance(value[-1], Mapping):
+        yield f"{name}[-1]", value[-1].get("content") or ""  # the last turn of a chat
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], str | int | float):
+        yield f"{name}[0]", value[0]
+        yield f"{name}, with commas", ", ".join(map(str, value))
+        yield f"{name}, in order", " > ".join(f"[{each}]" for each in value)
+        yield name, json.dumps(list(value), default=str)
+
+
+def _texts(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield (description, text) of each way to read an answer from a value."""
+    text = str(value)
+    if not text.strip() or text.lstrip("[\"' \n").startswith("assert"):  # no answer
+        return
+    if (marked := extract_hash_answer(text)) is not None:
+        yield f"{name}, after ####", marked
+    if (boxed := extract_boxed(text)) is not None:
+        yield f"{name}, in \\boxed{{}}", boxed
+    tags = re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", text, re.DOTALL)
+    if tags:
+        yield f"{name}, in <{tags[-1][0]}>", tags[-1][1]
+    if text.lstrip()[:1] == "[" and (first := _first_of(text)):
+        yield f"{name}[0]", first
+    if fenced := re.findall(r"```\w*\n(.*?)\n?```", text, re.DOTALL):
+        yield f"{name}, in a block of code", fenced[-1]
+    yield name, text.strip() if text.strip()[:1] not in ("$",) else text.strip().strip("$")
+
+
+def _first_of(text: str) -> str:
+    """Return the first entry of a list in JSON; "" for other texts."""
+    entries = _from_json(text)
+    first = entries[0] if isinstance(entries, list) and entries else ""
+    return first if isinstance(first, str) else json.dumps(first)
+
+
+def others_of(answers: Mapping[int, str]) -> dict[int, str]:
+    """Return {row: a wrong answer}: another row's answer, neither part of which is in the other."""
+    if isinstance(answers, Selected):
+        return answers.others
+    plain, others = {text: _plain(text) for text in answers.values()}, {}
+    choice = list({short: text for text, short in plain.items()}.values())[:OTHERS]
+    for number, answer in answers.items():
+        rest = [text for text in choice if plain[text] != plain[answer]]
+        apart = [text for text in rest if text not in answer and answer not in text]
+        apart = [text for text in apart if not _is_near(answer, text)] or apart
+        if apart or rest:
+            pool = apart or rest
+            others[number] = pool[number % len(pool)]
+        else:
+            others[number] = changed(answer)
+    return others
+
+
+def _is_near(answer: str, other: str) -> bool:
+    """Return whether two numbers differ by less than half of the first."""
+    try:
+        return abs(float(answer) - float(other)) < abs(float(answer)) / 2
+    except ValueError:
+        return False
+
+
+def changed(answer: str) -> str:
+    """Return a wrong answer for data in which every answer is the same.
+
+    >>> changed("18"), changed("B"), changed("yes")
+    ('25', 'C', 'none of these')
+    """
+    if re.fullmatch(r"-?\d+(\.\d+)?", answer):
+        return str(int(float(answer)) + 7)
+    if re.fullmatch(r"[A-Ya-y]", answer):
+        return chr(ord(answer) + 1)
+    return spoiled(answer) or "none of these"
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\W+", "", text.casefold()) or text
+
+
+def distinct_rows(answers: Mapping[int, str], count: int) -> list[int]:
+    """Return the numbers of the first rows whose answers differ, then of others."""
+    first = list({_plain(text): number for number, text in reversed(answers.items())}.values())
+    first.sort()
+    return (first + [number for number in answers if number not in first])[:count]

@@ -20,14 +20,13 @@ from grpo_nb.reward_lab.advantages import weighted
 from grpo_nb.reward_lab.attacks import HACKS, HEDGES, KNOWING, SAMPLED, Attack, Attacks
 from grpo_nb.reward_lab.columns import distinct_rows
 from grpo_nb.reward_lab.programs import BODIES, HEAD, tests_of
-from grpo_nb.reward_lab.scoring import Pair, Scorer, cut
+from grpo_nb.reward_lab.scoring import TIE, Pair, Scorer, cut
 from grpo_nb.reward_lab.written import Written
 from grpo_nb.rewards.judge import LLMJudge
 
 OWN = "see which reward pays for it, and why"  # the fix of a person's own attack
 FIXES = read_yaml(Path(__file__).with_name("fixes.yaml"))  # {finding: what to do}
 GATE = "only with a right answer"  # is no advice on the reward that says what is right
-TIE = 1e-6
 MARK = "grpo_nb_was_here"  # what a completion's code sets if it runs in this process
 HALF = 0.5  # share of the way below which a right answer is not paid
 FULL = 0.99  # share of the way from wrong to right that counts as right

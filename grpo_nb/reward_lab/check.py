@@ -23,7 +23,7 @@ from grpo_nb.reward_lab import amounts, columns, linter, literals, programs, sco
 from grpo_nb.reward_lab.amounts import FIXES
 from grpo_nb.reward_lab.attacks import HACKS, Attack, Attacks, verified
 from grpo_nb.reward_lab.mentions import accepted, columns_of, missing_columns, strings_of
-from grpo_nb.reward_lab.scoring import Fault, Row, Scorer, cut, prompt_text, read_rows
+from grpo_nb.reward_lab.scoring import TIE, Fault, Row, Scorer, cut, prompt_text, read_rows
 from grpo_nb.rewards.contract import TRLS_OWN, parameters_of
 
 CHARACTERS = 4  # per token, for the length of the longest completion
@@ -187,7 +187,7 @@ def right_reward(
     right = amounts.roles(scorer, style, earnings, []).right
     longer = [(row, style.write(style.answers[row], written.LONG_STEPS)) for row in earnings.rows]
     both = np.concatenate([earnings.right, scorer.payments(longer)])
-    steady = np.ptp(both, axis=0) < 1e-6  # one that depends on the length says less
+    steady = np.ptp(both, axis=0) < TIE  # one that depends on the length says less
     order = sorted(right, key=lambda number: (not steady[number], -gains[number]))
     return scorer.names[order[0]] if order else ""
 
@@ -465,10 +465,10 @@ class RewardCheck:
         pairs = [(row, text) for text in [*texts, *stuffed] for row in rows]
         earned = scorer.totals(pairs).reshape(-1, len(rows)).mean(axis=1)
         totals = earned[: len(texts)]
-        if np.ptp(totals) > 1e-6 and totals.argmax() == 2:
+        if np.ptp(totals) > TIE and totals.argmax() == 2:
             evidence = f"{cut(texts[2])} earns {totals[2]:.3g}, shorter text {totals[1]:.3g}"
             self.add("length", "warning", evidence)
-        if (best := int(earned.argmax())) >= len(texts) and earned[best] > totals.max() + 1e-6:
+        if (best := int(earned.argmax())) >= len(texts) and earned[best] > totals.max() + TIE:
             evidence = (
                 f"{cut(pairs[best * len(rows)][1])} earns {earned[best]:.3g}, other text without "
                 f"content at most {totals.max():.3g}"
@@ -490,7 +490,7 @@ class RewardCheck:
         self.paid = earnings
         self.roles = part = amounts.roles(scorer, style, earnings, self.correct)
         gap = earnings.gap
-        if not (gap > 1e-6).any():
+        if not (gap > TIE).any():
             total = earnings.right.sum(axis=1).mean()
             evidence = f"the right answer earns {total:.3g}, a wrong one as much"
             self._programs(known=True)
@@ -521,7 +521,7 @@ class RewardCheck:
             least = np.minimum(least, self.scorer.payments(pairs))
         each = (least - self.paid.empty).mean(axis=0)
         form, gain = each.sum(), self.paid.gap.mean()
-        if form > gain * 1.02 + 1e-6:
+        if form > gain * 1.02 + TIE:
             evidence = (
                 f"a wrong answer in the form earns {form:.3g} more than nothing, and a right one "
                 f"only {gain:.3g} more than that"
@@ -552,7 +552,7 @@ class RewardCheck:
             return
         earnings = scorer.payments(pairs)[:, self.roles.right].sum(axis=1)
         wrong = self.paid.wrong[:, self.roles.right].sum(axis=1)[0]
-        if earnings.max() <= wrong + 1e-6:
+        if earnings.max() <= wrong + TIE:
             evidence = (
                 f"the prompts ask for {requests[0]!r}, in which a right answer earns no more than "
                 f"a wrong one; the rewards read {style.form!r}"
@@ -573,7 +573,7 @@ class RewardCheck:
         losers = [
             pairs[0][0]
             for *pairs, a, b in zip(own, other, both[: len(own)], both[len(own) :], strict=True)
-            if a <= b + 1e-6 and a < full and scorer.failed.isdisjoint(pairs)
+            if a <= b + TIE and a < full and scorer.failed.isdisjoint(pairs)
         ]
         if losers:
             state = "stop" if len(losers) > len(numbers) / 2 else "warning"
@@ -623,7 +623,7 @@ class RewardCheck:
         groups: dict[int, list[float]] = {}
         for (number, _), total in zip(self.sampled, totals, strict=True):
             groups.setdefault(number, []).append(total)
-        same = [number for number, group in groups.items() if np.ptp(group) < 1e-6]
+        same = [number for number, group in groups.items() if np.ptp(group) < TIE]
         evidence = (
             f"mean {totals.mean():.3g}, from {totals.min():.3g} to {totals.max():.3g}; "
             f"{len(same)} of {len(groups)} prompts have the same total throughout"

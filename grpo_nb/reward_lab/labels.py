@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from string import ascii_uppercase
 from typing import Any
 
-from grpo_nb.reward_lab.scoring import Scorer
+from grpo_nb.reward_lab.scoring import TIE, Scorer
 
 VALUES, MOST_WORDS, FORMS = 8, 120, 12  # values whose words are looked for; what is tried
 WIDTH = 24  # characters of the longest word
-TIE = 1e-6
 SECONDS = 0.5  # for the words in one form; slower rewards are not asked
 USUAL = ("yes", "no", "Yes", "No", "true", "false", "True", "False")
 

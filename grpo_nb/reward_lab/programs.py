@@ -18,7 +18,7 @@ import numpy as np
 from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab.advantages import weighted
 from grpo_nb.reward_lab.mentions import names_used
-from grpo_nb.reward_lab.scoring import Pair, Row, Scorer, clock, cut
+from grpo_nb.reward_lab.scoring import TIE, Pair, Row, Scorer, clock, cut
 from grpo_nb.rewards.calls import TookTooLong
 
 HEAD = re.compile(r"def (\w+)\(([^()]*)\)(?: *-> *[^\n:]+)?:")
@@ -27,7 +27,6 @@ BLOCK = re.compile(r"```(?:python)?\n(.*?)\n?```", re.DOTALL)
 RUNNERS = {"exec", "eval", "compile", "FunctionType", "subprocess", "run_code"}
 ENDLESS = 12.0  # seconds after which a program that never ends should have been stopped
 LATE = 0.95  # share of ENDLESS that counts as all of it
-TIE = 1e-6
 NAN = "not a number"
 # What programs without content do: {name: (family, body)}.
 BODIES = {

@@ -24,6 +24,7 @@ READ_ROWS = 256  # rows of the dataset that are looked at
 SECONDS = 4.0  # limit of one call, plus SECONDS_EACH for each completion
 SECONDS_EACH = 0.5
 SLOW = 0.004  # seconds a completion
+TIE = 1e-6  # totals that are this close differ only by rounding
 FIRST, FIRST_ROWS = ("1", "so it is. "), 3  # the texts that are scored before anything else
 ALL_BUT, PATIENCE = 0.8, 8  # of a limit's time that a reward had; how often it gets it then
 SCHEDULER = Path("/proc/thread-self/schedstat")  # nanoseconds: on a processor, waiting for it

@@ -190,18 +190,17 @@ def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]
 
 def _first_that_raises(func: Callable[..., Any], arguments: dict[str, Any]) -> Completion | None:
     """Return a completion on which a reward raises; None if it raises on a batch only."""
-    count = len(arguments["completions"])
-    while count > 1:
-        halves = [
-            {
-                name: value[part] if isinstance(value, list) and len(value) == count else value
-                for name, value in arguments.items()
-            }
-            for part in (slice(count // 2), slice(count // 2, None))
-        ]
-        arguments = next((half for half in halves if _raises(func, half)), {"completions": [None]})
-        count = len(arguments["completions"])
-    return arguments["completions"][0]
+    completions = arguments["completions"]
+    for place, completion in enumerate(completions):
+        one = {
+            name: value[place : place + 1]
+            if isinstance(value, list) and len(value) == len(completions)
+            else value
+            for name, value in arguments.items()
+        }
+        if _raises(func, one):
+            return completion
+    return None
 
 
 def _raises(func: Callable[..., Any], arguments: dict[str, Any]) -> bool:

@@ -27,7 +27,7 @@ from grpo_nb.reward_lab.columns import (
 from grpo_nb.reward_lab.mentions import strings_of
 from grpo_nb.reward_lab.patterns import forms_in
 from grpo_nb.reward_lab.programs import HEAD, program_in
-from grpo_nb.reward_lab.scoring import Row, Scorer, prompt_text
+from grpo_nb.reward_lab.scoring import TIE, Row, Scorer, prompt_text
 
 TRIED_ROWS = 4  # rows on which the best forms are compared
 BEST = 6  # forms that are compared on all of these rows
@@ -35,7 +35,6 @@ SECONDS = 0.6  # for the first comparison of forms; slow rewards try fewer
 QUICK = 0.01  # seconds for one completion, below which at least SOME are scored
 FEW, SOME = 12, 150  # how many completions the first comparison scores at least
 AT_ONCE = 4  # candidates that are scored before the clock is read for the first time
-TIE = 1e-6
 PROGRAM = "a function in a block of code"
 TAG = re.compile(r"</?[A-Za-z][\w-]*>|<\|[A-Za-z][\w-]*\|>|\[/?[A-Z][A-Z_]+\]")
 MARK = re.compile(rf"{TAG.pattern}|\\boxed|####|```")

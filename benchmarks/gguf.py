@@ -32,7 +32,6 @@ class Task:
         self.bench = bench_of(config, rewards.load_rewards(config.rewards))
         chats = [row["prompt"] for row in self.rows]
         self.questions = served.Questions(chats, config.grpo.max_completion_length, self.score)
-        self.ours = []  # the model's own answers
 
     def score(self, texts: list[str]) -> float:
         self.right.append(self.bench.score(self.rows, texts)[:, 0] >= 1)
@@ -69,12 +68,9 @@ def main() -> None:
     options = parser.parse_args()
     run = Run(options.run)
     folder = run / "model/merged"
-    model = models.load_checkpoint(str(folder), adapter=None, quantization="16bit")
-    engine = models.engine_of(model, models.load_tokenizer(str(folder)))
     tasks = [Task(options.run, run, run.config(), options.prompts)]
     tasks.append(word_problems(folder, options.prompts))
-    for task in tasks:
-        task.ours = served.answers_of(engine, task.questions)
+    own = [served.model_of(folder, task.questions) for task in tasks]
     print("| file | MB | written in | task | KL | equal | accuracy |", flush=True)
     print("|---|---|---|---|---|---|---|")
     for kind in llama_cpp.kinds_of(options.kinds):
@@ -83,10 +79,8 @@ def main() -> None:
             llama_cpp.run_converter(folder, file, kind)
             size = f"{file.stat().st_size / 1e6:.0f} | {children_seconds() - before:.0f} s"
             with llama_cpp.serving(file, 1024) as url:
-                for task in tasks:
-                    figures = served.compare(
-                        served.server_at(url), engine, task.questions, task.ours
-                    )
+                for task, model in zip(tasks, own, strict=True):
+                    figures = served.compare(served.server_at(url), model)
                     line = f"{task.name} | {figures['kl']:.2g}"
                     line += f" | {figures['equal']} of {figures['prompts']}"
                     print(f"| {kind} | {size} | {line} | {task.accuracy(-1)} |", flush=True)

@@ -58,13 +58,14 @@ def train(base: str, rank: int, rate: float, steps: int) -> Run:
 def changed(base: str, adapter: Path) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Give (name, weight of the dequantised base, the adapter's change), both in fp32."""
     from peft import PeftModel
+    from peft.tuners.lora import LoraLayer
 
     tuned = PeftModel.from_pretrained(models.load_dequantized(base, "4bit"), adapter)
-    for name in merging.adapted_modules(adapter):
-        layer = tuned.get_submodule(f"base_model.model.{name}")
-        with torch.no_grad():
-            weight, change = layer.get_base_layer().weight, layer.get_delta_weight("default")
-            yield f"{name}.weight", weight.detach().float(), change.detach()
+    for name, layer in tuned.named_modules():
+        if isinstance(layer, LoraLayer):
+            with torch.no_grad():
+                weight, change = layer.get_base_layer().weight, layer.get_delta_weight("default")
+                yield f"{parity.plain_name(name)}.weight", weight.detach().float(), change.detach()
 
 
 def nearest(weight: Tensor) -> Tensor:

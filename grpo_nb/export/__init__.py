@@ -6,7 +6,6 @@ __getattr__ = exports(
     __name__,
     {
         "grpo_nb.export.merging": "merge",
-        "grpo_nb.export.of_run": "merge_run questions_of trained_paths",
-        "grpo_nb.export.places": "where",
+        "grpo_nb.export.of_run": "merge_run questions_of trained_paths where",
     },
 )

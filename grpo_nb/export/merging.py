@@ -3,14 +3,12 @@
 merge("Qwen/Qwen3-1.7B", "outputs/checkpoint-250", "merged", dataset, load_in_4bit=True)
 """
 
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.checks import Check
+from grpo_nb.checks import Check, Checks
 from grpo_nb.export import gguf as gguf_files
 from grpo_nb.export import llama_cpp, parity, served
 from grpo_nb.files import atomic_path
@@ -23,8 +21,8 @@ from grpo_nb.models import (
     save_tokenizer,
     trained_base,
 )
-from grpo_nb.models.hub import find_model, hub_errors, quiet
-from grpo_nb.models.vision import auto_class, copy_processor, read_config
+from grpo_nb.models.hub import find_model, quiet
+from grpo_nb.models.vision import auto_class, read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,10 +32,6 @@ QUESTIONS = (
     *("What is 17 + 25?", "Name three rivers.", "Write one sentence about the sea."),
     *("Is 91 a prime number? Explain.", "Translate 'good morning' into French."),
 )
-
-
-class _RefusedError(Exception):
-    """Leave the temporary folder of a merge that fails the gate."""
 
 
 def merge(
@@ -76,13 +70,13 @@ def merge(
     Raises:
         ValueError: The adapter belongs to another base or is all zero, or the merge or a GGUF file
             fails the gate.
-        RuntimeError: There is not enough memory or disk space, or a package is missing for GGUF.
+        RuntimeError: There is not enough memory, or the converter does not take the model.
     """
     kinds = llama_cpp.kinds_of(gguf)
     prompts = [row["prompt"] for row in islice(dataset, parity_prompts)] or list(QUESTIONS)
     chats = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
     policy = trained_base(str(base), Path(adapter))
-    check, _ = try_merge(
+    check = try_merge(
         (policy, policy, Path(adapter)),
         Path(to),
         chats,
@@ -91,20 +85,9 @@ def merge(
         chat_template_kwargs=chat_template_kwargs,
         force=force,
     )
-    refuse(check, force)
     if kinds:
         questions = served.Questions(chats, max_completion_length)
         gguf_files.write(Path(to), kinds, questions, force=force).refuse(force)
-    return check
-
-
-def refuse(check: Check, force: bool) -> Check:
-    """Return the check of a merge; raise ValueError if it failed and was not forced."""
-    if check.state != "ok" and not force:
-        raise ValueError(
-            f"the merged model fails the parity gate ({check.evidence}) and is not put in "
-            f"place. {check.fix}. force = True exports it anyway"
-        )
     return check
 
 
@@ -117,7 +100,8 @@ def try_merge(
     sampling: Mapping[str, Any],
     chat_template_kwargs: Mapping[str, Any] | None = None,
     force: bool = False,
-) -> tuple[Check, dict[str, Any]]:
+    record: Callable[[Check, dict[str, Any]], None] = lambda check, figures: None,
+) -> Check:
     """Write a merged model to a temporary folder, test it there, and put it in place if it passes.
 
     The 16-bit weights need room in memory, on the GPU if there is one; their size is printed.
@@ -131,37 +115,41 @@ def try_merge(
         sampling: Arguments of `Engine.generate` for the completions that are compared.
         chat_template_kwargs: Arguments of the chat template.
         force: Whether to put the model in place even if it fails.
+        record: Called with the check, and the figures of `parity.compare`; {} without an adapter.
 
     Returns:
-        The check, and the figures of `parity.compare`; {} without an adapter.
+        The check; the errors are those of `merge`.
     """
     print("merge: the adapter and the size of its base are read …", flush=True)
     base, policy, adapter = paths
-    names = [] if adapter is None else adapted_modules(adapter)
-    _refuse_without_room(_size(policy, names), to)
-    with suppress(_RefusedError), atomic_path(to) as temporary:
+    figures: dict[str, Any] = {}
+    if adapter is not None:
+        refuse_unusable(adapter)
+    _refuse_without_room(policy)
+    with atomic_path(to) as temporary:
         _write(_merged(policy, adapter, quantization), base, chat_template_kwargs, temporary)
         free_memory()
-        figures = {}
         if adapter is not None:
-            figures = _compare(base, adapter, quantization, temporary, prompts, sampling)
+            merged = str(temporary.resolve())
+            figures = parity.compare(
+                load_checkpoint(base, adapter=adapter, quantization=quantization),
+                load_checkpoint(merged, adapter=None, quantization="16bit"),
+                load_tokenizer(merged),
+                prompts,
+                sampling,
+            )
+            free_memory()  # both models are gone before the next engine is loaded
         check = parity.verdict(figures)
-        if check.state != "ok" and not force:
-            raise _RefusedError
-    return check, figures
+        record(check, figures)
+        Checks([check]).refuse(force)
+    return check
 
 
-def adapted_modules(adapter: Path) -> list[str]:
-    """Return the names of the base's modules that the adapter changes.
-
-    Raises:
-        FileNotFoundError: There is no adapter in the folder.
-        ValueError: The adapter is damaged, not finite, or all zero, as after initialization.
-    """
+def refuse_unusable(adapter: Path) -> None:
+    """Raise ValueError if an adapter is not finite, or all zero, as after initialization."""
     from safetensors.torch import load_file
 
-    with hub_errors(str(adapter)):
-        tensors = load_file(adapter / "adapter_model.safetensors")
+    tensors = load_file(adapter / "adapter_model.safetensors")
     if faults := [name for name, tensor in tensors.items() if not tensor.sum().isfinite()]:
         raise ValueError(
             f"NaN or inf in the adapter's {faults[0]}: train again with a lower learning_rate"
@@ -171,19 +159,21 @@ def adapted_modules(adapter: Path) -> list[str]:
             "the adapter is all zero (every B still has LoRA's initial value), so it equals the "
             "base: see in the log why rewards or gradients were 0, and train again"
         )
-    layers = {name.partition(".lora_B.")[0] for name in tensors if ".lora_B." in name}
-    return sorted({parity.plain_name(layer) for layer in layers})
 
 
 def _merged(policy: str, adapter: Path | None, quantization: str) -> "PreTrainedModel":
     if adapter is None:
         return load_checkpoint(policy, adapter=None, quantization="16bit")
-    with quiet(), hub_errors(policy):
+    with quiet():
         model = load_dequantized(policy, quantization)
     from peft import PeftModel  # late: it imports bitsandbytes, whose messages are off by now
 
-    with hub_errors(str(adapter)):
-        tuned = PeftModel.from_pretrained(model, adapter)
+    tuned = PeftModel.from_pretrained(model, adapter)
+    if names := tuned.load_adapter(adapter, "default").unexpected_keys:  # peft only warns of them
+        raise ValueError(
+            f"the adapter changes {names[0]}, which the base {policy} lacks: give the base that "
+            "the adapter was trained on (in a run: model.model_name)"
+        )
     _add_changes(tuned)
     return tuned.unload()
 
@@ -216,64 +206,22 @@ def _write(
     with quiet():
         model.save_pretrained(folder, max_shard_size="5GB")
     save_tokenizer(load_tokenizer(base, template), folder, base)
-    copy_processor(find_model(base), folder)
 
 
-def _compare(
-    base: str,
-    adapter: Path,
-    quantization: str,
-    folder: Path,
-    prompts: list[list[Any]],
-    sampling: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Compare the adapter on its base with the merged files, in weights and on prompts."""
-    merged_path = str(folder.resolve())
-    try:
-        return parity.compare(
-            load_checkpoint(base, adapter=adapter, quantization=quantization),
-            load_checkpoint(merged_path, adapter=None, quantization="16bit"),
-            load_tokenizer(merged_path),
-            prompts,
-            sampling,
-        )
-    finally:
-        free_memory()  # both models are gone before the next engine is loaded
-
-
-def _size(model_path: str, modules: list[str]) -> int:
-    """Return the size of the merged weights [bytes], without loading the base's weights.
-
-    Raises:
-        ValueError: The base lacks a module that the adapter changes.
-    """
-    import torch
-
-    with quiet(), hub_errors(model_path), torch.device("meta"):
-        config = read_config(find_model(model_path))
-        empty = auto_class(config).from_config(config)
-    if missing := sorted(set(modules) - dict(empty.named_modules()).keys()):
-        raise ValueError(
-            f"the adapter changes {missing[0]}, which the base {model_path} lacks: give the base "
-            "that the adapter was trained on (in a run: model.model_name)"
-        )
-    return 2 * empty.num_parameters()
-
-
-def _refuse_without_room(size: int, folder: Path) -> None:
-    """Print how much room a merge of `size` bytes needs; refuse it if memory or disk lacks room."""
+def _refuse_without_room(model_path: str) -> None:
+    """Print how large the merged weights will be; raise RuntimeError if memory has no room."""
     import psutil
     import torch
 
+    with quiet(), torch.device("meta"):
+        config = read_config(find_model(model_path))
+        size = 2 * auto_class(config).from_config(config).num_parameters()
     free_memory()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    memory, disk = psutil.virtual_memory().available, shutil.disk_usage(folder.parent).free
-    memory = torch.cuda.mem_get_info()[0] if cuda_available() else memory
+    memory = torch.cuda.mem_get_info()[0] if cuda_available() else psutil.virtual_memory().available
     message = f"the merge takes {size / 1e9:.2g} GB in memory and on the disk: 16-bit weights"
     print(message)
-    if min(memory, disk) < 1.05 * size:
+    if memory < 1.05 * size:
         raise RuntimeError(
-            f"{message}; free: {memory / 1e9:.3g} GB of memory and {disk / 1e9:.3g} GB on the disk "
-            f"of {folder.parent}. Stop other programs, write to a larger disk, or set "
+            f"{message}; free: {memory / 1e9:.3g} GB of memory. Stop other programs, or set "
             "CUDA_VISIBLE_DEVICES=-1 to merge in main memory instead of the GPU's"
         )

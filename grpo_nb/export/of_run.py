@@ -1,17 +1,17 @@
-"""Merge the adapter of a run in its stage 04."""
+"""Merge the adapter of a run in its stage 04, and say where its models are."""
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from grpo_nb import data
 from grpo_nb.checks import Check, shown
 from grpo_nb.export import gguf, llama_cpp, served
-from grpo_nb.export.merging import refuse, try_merge
+from grpo_nb.export.merging import try_merge
 from grpo_nb.files import write_json
-from grpo_nb.models import engine_of, load_checkpoint, load_tokenizer, trained_base
+from grpo_nb.models import trained_base
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.rewards import load_rewards
 
@@ -40,7 +40,13 @@ def merge_run(stage: "Stage", *, force: bool = False) -> tuple[Path, Check]:
         shutil.rmtree(leftover)  # left by a killed merge; the run's lock excludes a running one
     paths = trained_paths(run, config)
     questions = questions_of(run, config)
-    check, figures = try_merge(
+    about = {"base": paths[0], "base in training": config.model.quantization}
+
+    def record(check: Check, figures: dict[str, Any]) -> None:
+        write_json(run / "model/parity.json", {"passed": check.state == "ok"} | about | figures)
+        stage.record_checks([check])
+
+    check = try_merge(
         paths,
         folder,
         questions.chats,
@@ -51,11 +57,8 @@ def merge_run(stage: "Stage", *, force: bool = False) -> tuple[Path, Check]:
         },
         chat_template_kwargs=config.grpo.chat_template_kwargs,
         force=force,
+        record=record,
     )
-    about = {"base": paths[0], "base in training": config.model.quantization}
-    write_json(run / "model/parity.json", {"passed": check.state == "ok"} | about | figures)
-    stage.record_checks([check])
-    refuse(check, force)
     if kinds:
         checks = gguf.write(folder, kinds, questions, force=force)
         stage.record_checks(checks)
@@ -81,11 +84,9 @@ def compare_server(run: "Run", url: str) -> int:
         ValueError: No server answers there.
         FileNotFoundError: The run has no merged model.
     """
-    folder, server = str(run / MERGED), served.server_at(url)
-    model = load_checkpoint(folder, adapter=None, quantization="16bit")
-    engine, questions = engine_of(model, load_tokenizer(folder)), questions_of(run, run.config())
-    figures = served.compare(server, engine, questions, served.answers_of(engine, questions))
-    check = served.verdict(type(server).__name__, figures)
+    server = served.server_at(url)
+    model = served.model_of(run / MERGED, questions_of(run, run.config()))
+    check = served.verdict(type(server).__name__, served.compare(server, model))
     print(shown(*check))
     return int(check.state == "stop")
 
@@ -103,3 +104,30 @@ def trained_paths(run: "Run", config: "RunConfig") -> tuple[str, str, Path | Non
         return config.model.model_name, str(adapter), None
     base = trained_base(config.model.model_name, adapter)
     return base, base, adapter
+
+
+def where(run: "Run") -> str:
+    """Return where the adapter and the merged model are, and a line for each program.
+
+    Args:
+        run: A run whose notebook 4 has merged the adapter.
+
+    Raises:
+        FileNotFoundError: There is no merged model.
+    """
+    folder, adapter = run / MERGED, run / "train/adapter"
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is missing: run 04_merge_and_infer first")
+    lines = {
+        "merged model": folder,
+        "adapter": adapter,
+        "vLLM": f"vllm serve '{folder}'",
+        "transformers": f"AutoModelForCausalLM.from_pretrained({str(folder)!r})",
+    }
+    if files := sorted(folder.glob("gguf/*.gguf")):
+        lines["llama.cpp"] = f"llama-server -m '{files[0]}' --jinja"
+        lines["Ollama"] = f"ollama create {run.name} -f '{folder}/gguf/Modelfile'"
+    else:
+        only = f"python -m grpo_nb run --name {run.name} --only 04"
+        lines["GGUF"] = f"{only} --set export.gguf=q8_0    # for llama.cpp and Ollama, tested"
+    return "\n".join(f"{name:<13} {line}" for name, line in lines.items())

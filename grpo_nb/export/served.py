@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 from grpo_nb.checks import Check
 from grpo_nb.export.parity import log_probs
 from grpo_nb.files import read_yaml
-from grpo_nb.models import Sample, TransformersEngine
+from grpo_nb.models import Sample, TransformersEngine, engine_of, load_checkpoint, load_tokenizer
 from grpo_nb.models.template import encode, fold_system, with_completion
 from grpo_nb.rewards.prompts import Message
 
@@ -24,18 +24,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LIKELIEST = 20  # tokens whose probabilities are asked for; the rest count as one
-# Texts in which the ways of splitting that programs have differ.
-TEXTS = (
-    *("I've  3 words,   12345 digits; we'LL see 3.14!", "x = y*2;\n\n\n  return x\t# ok", " a  b "),
-    *(
-        "naïve café, Ünïcödé: дело, 東京, ไทย, 한국어",
-        "🙂👍🏽 ½ ² ①",
-        "<b>{'k': [1, 2]}</b>\r\n",
-    ),
-)
 LOSS = 0.05  # share of the model's reward by which a server or file answers worse
 FEW = 2  # answers that differ by chance: at most so many are no sign of a loss
 KL = 0.05  # mean per token [nats], of a server of the folder itself
+# Texts in which the ways of splitting that programs have differ.
+TEXTS = (
+    " I've  3 words,   12345 digits; we'LL see 3.14! x = y*2;\n\n\n  return x\t# ok  a  b ",
+    "naïve café, Ünïcödé: дело, 東京, ไทย, 한국어 🙂👍🏽 ½ ² ① <b>{'k': [1, 2]}</b>\r\n",
+)
 FAULTS = read_yaml(Path(__file__).with_name("served.yaml"))
 
 
@@ -50,6 +46,22 @@ class Questions(NamedTuple):
     chats: Sequence[list[Message]]
     tokens: int = 64
     score: Callable[[list[str]], float] | None = None
+
+
+class Model(NamedTuple):
+    """Hold the engine of a model, and its own greedy answer to each question."""
+
+    engine: TransformersEngine
+    questions: Questions
+    answers: list[Sample]
+
+
+def model_of(folder: str | Path, questions: Questions) -> Model:
+    """Load the model in a folder, and ask it the questions."""
+    model = load_checkpoint(str(folder), adapter=None, quantization="16bit")
+    engine, tokens = engine_of(model, load_tokenizer(str(folder))), questions.tokens
+    groups = engine.generate(questions.chats, max_completion_length=tokens)
+    return Model(engine, questions, [answer for [answer] in groups])
 
 
 class Reply(NamedTuple):
@@ -95,17 +107,8 @@ class Server:
         except (URLError, ValueError) as error:
             raise ValueError(f"no server answers at {self.url} ({error}): start it first") from None
 
-    def text_ids(self, text: str) -> list[int] | None:
-        """Return a text's token ids; None where the server does not tell them."""
-
-    def prompt_ids(self, chat: list[Message]) -> list[int] | None:
-        """Return the token ids of a chat, up to where its answer begins."""
-
-    def reply(self, chat: list[Message], ids: list[int], tokens: int, begin: int = -1) -> Reply:
-        """Return the greedy answer of at most `tokens` tokens to a chat, whose ids are `ids`.
-
-        The answer begins with the token `begin`, if it is given and the server can.
-        """
+    def reply(self, chat: list[Message], ids: list[int], tokens: int) -> Reply:
+        """Return the greedy answer of at most `tokens` tokens to a chat, whose ids are `ids`."""
         greedy = {"temperature": 0, "max_tokens": tokens, "stream": False} | self.model
         answer = self.ask("/v1/chat/completions", messages=chat, **greedy)
         for choice in answer.get("choices", []):
@@ -116,14 +119,17 @@ class Server:
 class LlamaCpp(Server):
     """Ask llama.cpp's server, on which Ollama and LM Studio are built."""
 
-    def text_ids(self, text: str, add_special: bool = False) -> list[int] | None:
+    def text_ids(self, text: str, add_special: bool = False) -> list[int]:
+        """Return a text's token ids."""
         request = {"content": text, "add_special": add_special, "parse_special": True}
         return self.ask("/tokenize", **request).get("tokens", [])
 
-    def prompt_ids(self, chat: list[Message]) -> list[int] | None:
+    def prompt_ids(self, chat: list[Message]) -> list[int]:
+        """Return the token ids of a chat, up to where its answer begins."""
         return self.text_ids(self.ask("/apply-template", messages=chat).get("prompt", ""), True)
 
     def reply(self, chat: list[Message], ids: list[int], tokens: int, begin: int = -1) -> Reply:
+        """Return the greedy answer, which begins with the token `begin` if it is given."""
         request = {"temperature": 0, "n_predict": tokens, "n_probs": LIKELIEST}
         request |= {"logit_bias": [[begin, 100]] if begin >= 0 else []}
         request |= {"return_tokens": True, "cache_prompt": False}
@@ -145,31 +151,19 @@ def server_at(url: str) -> Server:
     return LlamaCpp(url) if plain.ask("/props") else plain
 
 
-def answers_of(engine: TransformersEngine, questions: Questions) -> list[Sample]:
-    """Return the model's own greedy answer to each question."""
-    tokens = questions.tokens
-    return [one for [one] in engine.generate(questions.chats, max_completion_length=tokens)]
-
-
-def compare(
-    server: Server, engine: TransformersEngine, questions: Questions, ours: Sequence[Sample]
-) -> dict[str, Any]:
+def compare(server: Server, model: Model) -> dict[str, Any]:
     """Compare a server with the model that it should serve.
-
-    Args:
-        server: From `server_at`.
-        engine: The model's.
-        questions: What both are asked.
-        ours: From `answers_of`.
 
     Returns:
         prompts, specials, texts and chats (how many of them the server tokenizes otherwise), ends
         (how many tokens that end an answer do not), runs_on (answers), equal (greedy answers),
         tokens, kl (mean per token, server to model) [nats], score and score_served.
     """
-    tokenizer, (chats, tokens, score) = engine.tokenizer, questions
-    folded, prompts = [fold_system(tokenizer, chat) for chat in chats], encode(tokenizer, chats)
-    figures = {"prompts": len(chats)} | _tokenized(server, engine, folded, prompts)
+    engine, (chats, tokens, score), ours = model
+    folded = [fold_system(engine.tokenizer, chat) for chat in chats]
+    prompts, figures = encode(engine.tokenizer, chats), {"prompts": len(chats)}
+    if isinstance(server, LlamaCpp):
+        figures |= _tokenized(server, engine, folded, prompts)
     replies = [server.reply(*each, tokens) for each in zip(folded, prompts, strict=True)]
     pairs = list(zip(replies, ours, strict=True))
     more = [pair for pair in pairs if not pair[0].ended and not pair[1].truncated]
@@ -178,7 +172,7 @@ def compare(
     kl = []
     for chat, reply in zip(chats, replies, strict=True):
         if reply.likeliest:
-            inputs = with_completion(tokenizer, chat, reply.ids)
+            inputs = with_completion(engine.tokenizer, chat, reply.ids)
             kl += _kl(reply.likeliest, log_probs(engine.model, inputs, len(reply.ids)))
     figures |= {"tokens": len(kl), "kl": sum(kl) / len(kl) if kl else None}
     if score:
@@ -188,14 +182,12 @@ def compare(
 
 
 def _tokenized(
-    server: Server,
+    server: LlamaCpp,
     engine: TransformersEngine,
     chats: Sequence[list[Message]],
     prompts: list[list[int]],
 ) -> dict[str, int]:
     """Count what the server tokenizes otherwise, and the ends of answers that it passes over."""
-    if server.text_ids("a") is None:
-        return {}
     tokenizer = engine.tokenizer
     specials = {token.content: [i] for i, token in tokenizer.added_tokens_decoder.items()}
     texts = [*TEXTS, *(str(turn["content"]) for chat in chats for turn in chat)]
@@ -232,20 +224,18 @@ def verdict(
         name: Of the check.
         figures: From `compare`; {} if the file cannot be loaded.
         limit: Of `kl` [nats].
-        faults: What is wrong beside the figures: {kind of FAULTS: evidence}.
+        faults: What is wrong beside the figures, the most fundamental first: {kind of FAULTS:
+            evidence}.
     """
-    counts = {
-        kind: FAULTS[kind]["evidence"].format(n)
-        for kind, n in figures.items()
-        if n and kind in FAULTS
-    }
-    faults = counts | dict(faults or {})
-    parts, worse = [faults[kind] for kind in FAULTS if kind in faults], {}
+    faults, parts, is_worse = dict(faults or {}), [], False
+    for kind, fault in FAULTS.items():
+        if number := figures.get(kind):
+            faults[kind] = fault["evidence"].format(number)
     if figures:
         equal, prompts, kl = figures["equal"], figures["prompts"], figures["kl"]
-        far = equal < prompts / 2 if kl is None else not kl <= limit
-        parts += [FAULTS["weights"]["evidence"]] if far and not parts else []
-        faults |= {"weights": ""} if far else {}
+        is_far = equal < prompts / 2 if kl is None else not kl <= limit
+        if is_far and not faults:
+            faults["weights"] = "the weights differ"
         text = f"greedy answers equal {equal} of {prompts}"
         if kl is not None:
             text += f", KL {kl:.2g} per token (at most {limit}) on {figures['tokens']} tokens"
@@ -253,8 +243,7 @@ def verdict(
             served, own = figures["score_served"], figures["score"]
             text += f", reward {served:.3g} (the model {own:.3g})"
             is_worse = own - served > LOSS * abs(own) and prompts - equal > FEW
-            worse = {"reward": ""} if is_worse else {}
-        parts.append(text)
-    state = "stop" if faults else "warning" if worse else "ok"
-    fixes = [FAULTS[kind]["fix"] for kind in FAULTS if kind in faults | worse]
-    return Check(name, state, "; ".join(parts), fixes[0] if fixes else "")
+        parts = [text]
+    state = "stop" if faults else "warning" if is_worse else "ok"
+    fixes = [FAULTS[kind]["fix"] for kind in (*faults, *["reward"] * is_worse)]
+    return Check(name, state, "; ".join([*faults.values(), *parts]), fixes[0] if fixes else "")

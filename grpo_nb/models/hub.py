@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_nb.files import project_path, read_json, write_json
 from grpo_nb.machine import skip_garbage_at_exit
 from grpo_nb.models.template import add_defaults
-from grpo_nb.models.vision import load_processor
+from grpo_nb.models.vision import FILES, files_of, load_processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,26 +65,6 @@ def hide_bars() -> None:
     logging.set_tqdm_hook(lambda _, args, kwargs: logging.EmptyTqdm(*args, **kwargs))
 
 
-@contextlib.contextmanager
-def hub_errors(model_path: str) -> Iterator[None]:
-    """Replace a library's loading error with an error whose message names the model."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except SafetensorError as error:
-        raise ValueError(
-            f"the weights in {model_path} are damaged ({error}), as after a copy that was cut "
-            "off: copy them again, or run the notebook that wrote them again"
-        ) from None
-    except OSError as error:
-        raise FileNotFoundError(
-            f"model_path {model_path!r} could not be loaded ({str(error).splitlines()[0]}). Give "
-            "the folder of a model saved as safetensors with its tokenizer, or check the hub name "
-            "and the network"
-        ) from error
-
-
 def load_tokenizer(
     model_path: str, chat_template_kwargs: Mapping[str, Any] | None = None
 ) -> "PreTrainedTokenizerBase":
@@ -102,7 +82,7 @@ def load_tokenizer(
         ValueError: The tokenizer has no chat template, so prompts cannot be rendered.
     """
     skip_garbage_at_exit()  # a process that loads a tokenizer also loads torch
-    with quiet(), hub_errors(model_path):
+    with quiet():
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(find_model(model_path), padding_side="left")
@@ -138,7 +118,7 @@ def tokenizer_of(processing_class: Any) -> "PreTrainedTokenizerBase":
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, base: str = "") -> None:
-    """Save a tokenizer so that programs beside transformers read it as the base's own.
+    """Save a tokenizer, and a processor's files, so that all programs read them as the base's own.
 
     transformers 5 names a class that its version 4, and what is built on it, lack. It leaves out
     the list of added tokens, and the SentencePiece model: from both, llama.cpp's converter takes
@@ -158,8 +138,5 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, base: str
     config["added_tokens_decoder"] = {str(number): token.__getstate__() for number, token in added}
     write_json(path, config)
     if base:
-        from transformers.utils import cached_file
-
-        is_missing_fine = {"_raise_exceptions_for_missing_entries": False}
-        if vocabulary := cached_file(find_model(base), "tokenizer.model", **is_missing_fine):
-            shutil.copy(vocabulary, folder / "tokenizer.model")
+        for file in files_of(find_model(base), "tokenizer.model", *FILES):
+            shutil.copy(file, folder / file.name)

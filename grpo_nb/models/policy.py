@@ -14,14 +14,7 @@ from grpo_nb.machine import bound_kernels, several_gpus
 from grpo_nb.models import lm_head
 from grpo_nb.models.adapter import adapter_config, leaf, name_layers, trained_base
 from grpo_nb.models.engine import Engine, Sample, TransformersEngine, free_memory
-from grpo_nb.models.hub import (
-    find_model,
-    hide_bars,
-    hub_errors,
-    load_tokenizer,
-    quiet,
-    tokenizer_of,
-)
+from grpo_nb.models.hub import find_model, hide_bars, load_tokenizer, quiet, tokenizer_of
 from grpo_nb.models.vision import auto_class, has_vision, may_have_vision, read_config
 from grpo_nb.models.vllm import VllmEngine, open_vllm, use_vllm
 from grpo_nb.models.weights import (
@@ -51,8 +44,6 @@ ENGINE_VARIABLES = [
 # Our values of Unsloth's variables for vLLM, unless the user has set them. FlashInfer's sampler
 # refuses a T4, and merging the adapter into 16-bit weights rounds most of a small update away.
 UNSLOTHS_VLLM = {"UNSLOTH_VLLM_NO_FLASHINFER": "1", "UNSLOTH_VLLM_MERGED_ROLLOUT": "0"}
-# What `set_environment` notes for `policy_of`: ENGINE_VARIABLES "before", and "wants vllm".
-_environment: dict[str, Any] = {}
 
 
 class Policy(NamedTuple):
@@ -97,10 +88,10 @@ class Policy(NamedTuple):
         if hasattr(self.model, "vllm_engine"):
             self.engine.close()
             del self.model.vllm_engine
-        if "before" in _environment:
-            for name in ENGINE_VARIABLES:
-                os.environ.pop(name, None)
-            os.environ.update(_environment["before"])
+        before = _variables_before()
+        for name in ENGINE_VARIABLES:
+            os.environ.pop(name, None)
+        os.environ.update(before)
         for module in self.model.modules():
             vars(module).pop("quant_state", None)  # both a 4-bit layer and its weight refer to it
         for tensor in [*self.model.parameters(), *self.model.buffers()]:
@@ -126,8 +117,9 @@ def policy_of(
     backend = "unsloth" if hasattr(model, "for_inference") else "transformers"
     tokenizer = tokenizer_of(processing_class)
     vllm = hasattr(model, "vllm_engine")
-    if config and _environment.get("wants vllm") and not vllm:
-        reason = f"Unsloth does not run {config.model_name} with vLLM on this GPU"
+    by_unsloth = config and backend == "unsloth" and not config.full_finetuning
+    if by_unsloth and not vllm and use_vllm(config.fast_inference, config.quantization):
+        reason = f"Unsloth did not start vLLM for {config.model_name}"
         if config.fast_inference == "vllm":
             raise RuntimeError(f"{reason}: set model.fast_inference = 'detect'")
         print(f"{reason}: transformers generates the completions, which takes longer")
@@ -203,18 +195,22 @@ def set_environment(config: "RunConfig") -> None:
     """
     bound_kernels()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a hint to install a kernel
-    names = [name for name in ENGINE_VARIABLES if name in os.environ]
-    _environment.setdefault("before", {name: os.environ[name] for name in names})
+    _variables_before()
     if config.policy.backend == "unsloth":
         folder = str(runs_root() / ".unsloth_compiled_cache")  # else the working directory
         os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", folder)
         if note := several_gpus():
             print(note)
-    vllm = _environment["wants vllm"] = wants_vllm(config)
-    if vllm:
+    if wants_vllm(config):
         for name, value in UNSLOTHS_VLLM.items():
             os.environ.setdefault(name, value)
         os.environ["UNSLOTH_VLLM_STANDBY"] = "1" if config.model.unsloth_vllm_standby else "0"
+
+
+@cache
+def _variables_before() -> dict[str, str]:
+    """Return ENGINE_VARIABLES as they are at the first call, before Unsloth and TRL set them."""
+    return {name: os.environ[name] for name in ENGINE_VARIABLES if name in os.environ}
 
 
 def wants_vllm(config: "RunConfig") -> bool:
@@ -232,9 +228,7 @@ def unsloth_loads(config: "RunConfig") -> bool:
     plain transformers.
     """
     is_lora = config.policy.backend == "unsloth" and not config.model.full_finetuning
-    name = config.model.model_name
-    with hub_errors(name):
-        has_images = may_have_vision(find_model(name))
+    has_images = may_have_vision(find_model(config.model.model_name))
     return is_lora and not config.policy.adapter and not has_images
 
 
@@ -246,7 +240,7 @@ def load_policy(config: "RunConfig") -> Policy:
     """
     name = config.model.model_name
     set_environment(config)
-    with quiet(), hub_errors(name):
+    with quiet():
         if config.policy.backend == "unsloth":
             model = _load_unsloth(config)
         else:
@@ -275,13 +269,8 @@ def import_unsloth(vision: bool = False) -> Any:
 def model_arguments(config: "RunConfig") -> dict[str, Any]:
     """Return the keyword arguments of `FastLanguageModel.from_pretrained` on this machine."""
     vllm = wants_vllm(config)
-    options: dict[str, Any] = {}
-    if vllm:
-        options = {
-            "max_lora_rank": config.lora.r,
-            "gpu_memory_utilization": config.model.gpu_memory_utilization,
-            "unsloth_vllm_standby": config.model.unsloth_vllm_standby,
-        }
+    names = {"gpu_memory_utilization", "unsloth_vllm_standby"}
+    options = config.model.model_dump(include=names) | {"max_lora_rank": config.lora.r}
     return {
         "model_name": find_model(config.model.model_name),
         "max_seq_length": config.model.max_seq_length,
@@ -290,7 +279,7 @@ def model_arguments(config: "RunConfig") -> dict[str, Any]:
         # Recomputing activations halves the memory that a GPU needs, but also a CPU's speed.
         "use_gradient_checkpointing": "unsloth" if cuda_available() else False,
         "fast_inference": vllm,
-        **options,
+        **(options if vllm else {}),
     }
 
 
@@ -371,23 +360,14 @@ def load_weights(policy: Policy, folder: Path) -> None:
         folder: A folder with safetensors, and with adapter_config.json if they are an adapter's.
 
     Raises:
-        FileNotFoundError: The folder contains no safetensors.
-        ValueError: The base, a tensor, its shape or the adapter's scale differs from the policy's.
+        FileNotFoundError: The folder contains no adapter, which the policy has.
+        ValueError: The base, the names of the tensors or the adapter's scale differ from the
+            policy's.
     """
-    import torch
-    from safetensors.torch import load_file
-
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(
-            f"{folder} holds no .safetensors: give the folder of a saved adapter or model"
-        )
-    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    model, weights = policy.model, policy.model.state_dict()
+    model = policy.model
     if hasattr(model, "peft_config"):
-        from peft import get_peft_model_state_dict
+        from peft import load_peft_weights, set_peft_model_state_dict
 
-        weights = get_peft_model_state_dict(model, save_embedding_layers=False)
         config, saved = model.peft_config["default"], adapter_config(folder)
         trained_base(config.base_model_name_or_path, folder)
         if (saved["r"], saved["lora_alpha"]) != (config.r, config.lora_alpha):
@@ -396,17 +376,17 @@ def load_weights(policy: Policy, folder: Path) -> None:
                 f"{saved['lora_alpha']}, the policy {config.r} and {config.lora_alpha}: load the "
                 "policy with those of the adapter"
             )
-    places = {weights[name].data_ptr() for name in tensors.keys() & weights.keys()}
-    tied = {name for name, weight in weights.items() if weight.data_ptr() in places}
-    here, there = ({n: tuple(w.shape) for n, w in each.items()} for each in (weights, tensors))
-    wrong = {name for name in here | there if here.get(name) != there.get(name)}
-    if wrong := sorted(wrong - (tied - tensors.keys())):
-        shapes = [each.get(wrong[0], "missing") for each in (there, here)]
+        result = set_peft_model_state_dict(model, load_peft_weights(str(folder), "cpu"))
+        missing = [name for name in result.missing_keys if ".default." in name]
+    else:
+        from safetensors.torch import load_file
+
+        files = folder.glob("*.safetensors")
+        tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        result = model.load_state_dict(tensors, strict=False)
+        missing = set(result.missing_keys) - model.all_tied_weights_keys.keys()
+    if wrong := sorted([*missing, *result.unexpected_keys]):
         raise ValueError(
-            f"{folder} does not fit the policy: {wrong[0]} is {shapes[0]} there and {shapes[1]} "
-            "here. Load the policy with the base and the model.full_finetuning that it was saved "
-            "with"
+            f"{folder} does not fit the policy, which was loaded with another lora.target_modules "
+            f"or model.full_finetuning: {wrong[0]} is only in one of them"
         )
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            weights[name].copy_(tensor)

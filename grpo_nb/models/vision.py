@@ -1,7 +1,6 @@
 """Recognize vision-language models, and load the processor that prepares their images."""
 
 import re
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -75,7 +74,7 @@ def load_processor(path: str, tokenizer: "PreTrainedTokenizerBase") -> "Processo
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
     config = read_config(path)
-    if not has_vision(config) or not processor_files(path):
+    if not has_vision(config) or not files_of(path, *FILES):
         return None
     kind = PROCESSOR_MAPPING[type(config)]
     parts = [part for part in kind.get_attributes() if part != "video_processor"]
@@ -90,16 +89,10 @@ def load_processor(path: str, tokenizer: "PreTrainedTokenizerBase") -> "Processo
     return images_only.from_args_and_dict(arguments, settings)
 
 
-def processor_files(path: str) -> list[Path]:
-    """Return the files of a model's processor, from its folder or from the hub."""
+def files_of(path: str, *names: str) -> list[Path]:
+    """Return those of these files that a model has, in its folder or on the hub."""
     from transformers.utils import cached_file
 
     missing_is_fine = {"_raise_exceptions_for_missing_entries": False}
-    files = [cached_file(path, name, **missing_is_fine) for name in FILES]
+    files = [cached_file(path, name, **missing_is_fine) for name in names]
     return [Path(file) for file in files if file]
-
-
-def copy_processor(path: str, folder: Path) -> None:
-    """Copy the files of a model's processor, if it has one, into the folder of another model."""
-    for file in processor_files(path):
-        shutil.copy(file, folder / file.name)

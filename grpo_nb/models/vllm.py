@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models.adapter import adapter_config
 from grpo_nb.models.engine import Chats, Engine, Sample, Sampling, free_memory
-from grpo_nb.models.hub import find_model, hub_errors, quiet
+from grpo_nb.models.hub import find_model, quiet
 from grpo_nb.models.template import render
 from grpo_nb.models.vision import image_tokens
 from grpo_nb.models.weights import cuda_available, weights_dtype
@@ -128,7 +128,7 @@ def open_vllm(
     """Start vLLM with this share of the GPU's memory and room for the adapter, if there is one."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     rank = adapter_config(adapter)["r"] if adapter else 1
-    with quiet(), hub_errors(model_path):
+    with quiet():
         from vllm import LLM
         from vllm.lora.request import LoRARequest
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.models.hub import find_model, hide_bars, hub_errors, quiet
+from grpo_nb.models.hub import find_model, hide_bars, quiet
 from grpo_nb.models.vision import auto_class, image_tokens, read_config
 
 if TYPE_CHECKING:
@@ -151,11 +151,10 @@ def load_checkpoint(
         adapter: Folder of the adapter to load; None for the model alone.
         quantization: "4bit" or "16bit".
     """
-    with quiet(), hub_errors(model_path):
+    with quiet():
         model = unpacked(load_base(model_path, quantization))
         if adapter is not None:
             from peft import PeftModel
 
-            with hub_errors(str(adapter)):
-                model = PeftModel.from_pretrained(model, adapter)
+            model = PeftModel.from_pretrained(model, adapter)
     return model.eval().requires_grad_(False)

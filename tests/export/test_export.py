@@ -1,7 +1,6 @@
 """Merging, and the parity gate."""
 
 import json
-import os
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,8 +43,8 @@ def merge(run, settings=None, *, force=False):
     return export.merge_run(Stage(run, "04", config), force=force)
 
 
-def change_adapter(run, change):
-    path = run / "train/adapter/adapter_model.safetensors"
+def change_adapter(adapter, change):
+    path = adapter / "adapter_model.safetensors"
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path)
@@ -54,6 +53,13 @@ def change_adapter(run, change):
 def change_adapter_config(run, **settings):
     path = run / "train/adapter/adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+def adapted(adapter):
+    """The names of the weights that an adapter changes."""
+    names = load_file(adapter / "adapter_model.safetensors")
+    layers = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in names}
+    return sorted(f"{layer}.weight" for layer in layers)
 
 
 def dequantized(quantization="4bit"):
@@ -69,7 +75,7 @@ def test_the_files_are_the_dequantised_base_and_the_adapter_to_a_step_of_bf16(ru
     assert check.state == "ok"
     adapter, expected = load_file(run / "train/adapter/adapter_model.safetensors"), dequantized()
     scale = run.config().lora.lora_alpha / run.config().lora.r
-    names = [f"{module}.weight" for module in merging.adapted_modules(run / "train/adapter")]
+    names = adapted(run / "train/adapter")
     assert len(names) == 28
     for name in names:
         part = f"base_model.model.{name.removesuffix('.weight')}.lora_"
@@ -113,23 +119,14 @@ def test_a_base_already_in_4bit_is_dequantised_from_its_own_states(run, tmp_path
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "change", "free"),
-    [
-        (psutil, "virtual_memory", {"available": 10**6}, "0.001 GB of memory and .* Stop other"),
-        (shutil, "disk_usage", {"free": 10**6}, ".* and 0.001 GB on the disk of .*/model"),
-    ],
-)
-def test_too_little_room_is_said_before_it_is_taken(
-    run, monkeypatch, capsys, module, name, change, free
-):
-    real = getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *given: real(*given)._replace(**change))
+def test_too_little_memory_is_said_before_it_is_taken(run, monkeypatch, capsys):
+    memory = psutil.virtual_memory()._replace(available=10**6)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     takes = "the merge takes 0.0017 GB in memory and on the disk: 16-bit weights"
-    with pytest.raises(RuntimeError, match=f"{takes}; free: {free}"):
+    with pytest.raises(RuntimeError, match=f"{takes}; free: 0.001 GB of memory. Stop other"):
         merge(run)
     assert takes in capsys.readouterr().out
-    assert not any((run / "model").iterdir())
+    assert not (run / "model").exists()
 
 
 def damage(change):
@@ -167,14 +164,10 @@ def onto_another_base():
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (damage(drop_a_delta), rf"gate \(1 weights are .* \(0% of it in {LAYER}\).* not put in"),
-        (damage(drop_a_tensor), rf"fails the parity gate \(1 weights are .* in {LAYER}\)"),
-        (
-            onto_another_base(),
-            r"\(28 weights are not .* \(9% off .* the base under the adapter",
-        ),
+        (damage(drop_a_delta), rf"^merge: 1 weights are .* \(0% of it in {LAYER}\)"),
+        (damage(drop_a_tensor), rf"^merge: 1 weights are .* in {LAYER}\)"),
+        (onto_another_base(), r"28 weights are not .* \(9% off .* the base under the adapter"),
         (damage(change_the_config), "the weights are right: compare .* config.json"),
-        (damage(lambda path: os.truncate(path, 9**5)), r"the weights in .*merged.* are damaged"),
     ],
 )
 def test_a_merge_gone_wrong_is_caught_and_not_put_in_place(run, monkeypatch, fault, message):
@@ -189,7 +182,7 @@ def test_a_merge_gone_wrong_is_caught_and_not_put_in_place(run, monkeypatch, fau
 
 def test_a_merge_that_fails_the_gate_is_put_in_place_by_force_alone(run, monkeypatch):
     monkeypatch.setattr(merging, *damage(drop_a_delta))
-    with pytest.raises(ValueError, match="force = True exports it anyway"):
+    with pytest.raises(ValueError, match="to continue anyway: force = True"):
         merge(run)
     (check,) = run.manifest()["04"]["checks"]
     assert check["state"] == "stop" and check["evidence"].startswith("1 weights are the base's ")
@@ -203,33 +196,22 @@ SOUND = {
     **{"kl": 0.0069, "kl_base": 0.5, "token_agreement": 0.98},
     "faults": {"unadapted": {}, "adapter": {}, "base": {}},
 }
+WRONG = {"faults": {"unadapted": {"e": 1.0}, "base": {"q": 1.0}}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "state", "text"),
+    ("figures", "state", "text"),
     [
-        ({}, "ok", "each of 50 weights is the base's plus the adapter's change, rounded; 100.0%"),
-        ({}, "ok", "0.0069 per token (at most 0.05; to the base 0.5), greedy tokens equal 98.00%"),
-        ({"kl": 0.4}, "stop", "the weights are right: compare"),
-        ({"kl": float("nan")}, "stop", "the weights are right: compare"),
-        ({"faults": {"adapter": {"q": 2.0}}}, "stop", "(200% of it in q); 100.0% of the change"),
-        ({"faults": {"adapter": {"q": -0.001}}}, "stop", "(0% of it in q)"),
-        ({"faults": {"base": {"q": 0.09, "k": 0.1}}}, "stop", "2 weights are not the base's plus"),
-        (
-            {"faults": {"unadapted": {"e": 1.0}, "base": {"q": 1.0}}},
-            "stop",
-            "they belong to another base",
-        ),
+        (SOUND, "ok", "0.0069 per token (at most 0.05; to the base 0.5), greedy tokens equal 98"),
+        (SOUND | {"kl": float("nan")}, "stop", "the weights are right: compare"),
+        (SOUND | WRONG, "stop", "they belong to another base"),
+        ({}, "ok", "every weight was trained"),  # in full fine-tuning
     ],
 )
-def test_the_verdict_names_what_was_measured(changes, state, text):
-    check = parity.verdict(SOUND | changes)
+def test_the_verdict_names_what_was_measured(figures, state, text):
+    check = parity.verdict(figures)
     assert check.state == state
     assert text in f"{check.evidence} {check.fix}"
-
-
-def test_after_full_fine_tuning_there_is_nothing_to_compare():
-    assert parity.verdict({}).evidence.startswith("every weight was trained")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -307,17 +289,6 @@ def other(merged, weights):
         merged.get_parameter(name).data = weight
 
 
-def merged_otherwise(merge, base="4bit", change=lambda tensors: None, folder=None):
-    """Merge another base, or another adapter, with the gate's own way of merging."""
-    if folder:
-        shutil.copytree(merge.adapter, folder)
-        tensors = load_file(folder / "adapter_model.safetensors")
-        change(tensors)
-        save_file(tensors, folder / "adapter_model.safetensors")
-    model = merging._merged(merge.base, folder or merge.adapter, base)
-    return dict(model.named_parameters())
-
-
 def test_a_sound_merge_passes_and_keeps_the_whole_change(merge_of):
     tokenizer, sampling = models.load_tokenizer(merge_of.base), {"max_completion_length": 12}
     tuned, merged = merge_of.tuned, merge_of.merged
@@ -325,7 +296,7 @@ def test_a_sound_merge_passes_and_keeps_the_whole_change(merge_of):
     check = parity.verdict(figures)
     assert check.state == "ok", check
     assert figures["kept"] == pytest.approx(1, abs=0.02)
-    assert figures["adapted"] == len(merging.adapted_modules(merge_of.adapter))
+    assert figures["adapted"] == len(adapted(merge_of.adapter))
 
 
 @pytest.mark.parametrize("onto", [torch.bfloat16, torch.float32])
@@ -335,23 +306,15 @@ def test_a_small_change_is_lost_by_rounding_to_nearest_and_the_gate_says_how_muc
     The policy's base is a bf16 number where the processor computes in bf16; a merge's always is.
     """
     weights, tuned = {}, merge_of.tuned
-    for module in merging.adapted_modules(merge_of.adapter)[:4]:
-        layer = tuned.get_submodule(f"base_model.model.{module}")
+    for name in adapted(merge_of.adapter)[:4]:
+        layer = tuned.get_submodule(f"base_model.model.{name.removesuffix('.weight')}")
         base = dequantize_module_weight(layer.get_base_layer()).to(onto).float()
-        weights[f"{module}.weight"] = (
-            (base + layer.get_delta_weight("default")).to(torch.bfloat16).data
-        )
+        weights[name] = (base + layer.get_delta_weight("default")).to(torch.bfloat16).data
     with other(merge_of.merged, weights) as merged:
         adapter = parity.weights(tuned, merged)["faults"]["adapter"]
     is_lost = merge_of.small and (onto == torch.bfloat16 or models.has_bf16())
     assert adapter.keys() == (weights.keys() if is_lost else set()), adapter
     assert all(kept < 0.9 for kept in adapter.values())
-
-
-def halve(tensors):
-    for name in tensors:
-        if "lora_B" in name:
-            tensors[name] /= 2
 
 
 def step_back(tensors):
@@ -362,32 +325,40 @@ def step_back(tensors):
         tensors[name] = 0.95 * tensors[name] + size * torch.randn_like(tensors[name])
 
 
+def of_another_adapter(merge, folder):
+    change_adapter(shutil.copytree(merge.adapter, folder / "adapter"), step_back)
+    return dict(merging._merged(merge.base, folder / "adapter", "4bit").named_parameters())
+
+
+def of_another_base(merge, _):
+    return dict(merging._merged(merge.base, merge.adapter, "16bit").named_parameters())
+
+
+def without_a_layer(merge, _):
+    name = adapted(merge.adapter)[0]
+    layer = merge.tuned.get_submodule(f"base_model.model.{name.removesuffix('.weight')}")
+    return {name: dequantize_module_weight(layer.get_base_layer()).to(torch.bfloat16).data}
+
+
+def of_another_checkpoint(merge, _):
+    name = "model.embed_tokens.weight"
+    return {name: merge.merged.get_parameter(name).data * 1.05}
+
+
 @pytest.mark.parametrize(
-    ("fault", "kind", "share"),
+    ("weights_of", "kind", "one"),
     [
-        ({"change": halve}, "adapter", 1.0),  # as half the alpha does
-        ({"change": step_back}, "adapter", 1.0),
-        ({"base": "16bit"}, "base", 1.0),
-        ("a layer", "adapter", 0.0),
-        ("a checkpoint", "unadapted", 0.0),
+        (of_another_adapter, "adapter", False),
+        (of_another_base, "base", False),
+        (without_a_layer, "adapter", True),
+        (of_another_checkpoint, "unadapted", True),
     ],
 )
-def test_a_wrong_merge_is_caught_and_named(merge_of, tmp_path, fault, kind, share):
-    modules = merging.adapted_modules(merge_of.adapter)
-    if fault == "a layer":
-        layer = merge_of.tuned.get_submodule(f"base_model.model.{modules[0]}")
-        base = dequantize_module_weight(layer.get_base_layer()).to(torch.bfloat16)
-        weights = {f"{modules[0]}.weight": base.data}
-    elif fault == "a checkpoint":
-        name = "model.embed_tokens.weight"
-        weights = {name: merge_of.merged.get_parameter(name).data * 1.05}
-    else:
-        folder = tmp_path / "adapter" if "change" in fault else None
-        weights = merged_otherwise(merge_of, folder=folder, **fault)
-    with other(merge_of.merged, weights) as merged:
+def test_a_wrong_merge_is_caught_and_named(merge_of, tmp_path, weights_of, kind, one):
+    with other(merge_of.merged, weights_of(merge_of, tmp_path)) as merged:
         faults = parity.weights(merge_of.tuned, merged)["faults"]
     assert {name for name, tensors in faults.items() if tensors} == {kind}
-    assert len(faults[kind]) == (len(modules) if share else 1)
+    assert len(faults[kind]) == (1 if one else len(adapted(merge_of.adapter)))
 
 
 def test_leftovers_of_a_killed_merge_are_removed(run):
@@ -417,18 +388,15 @@ def other_name(tensors):
             lambda t: t[KEY.format("B")].fill_(float("nan")),
             r"NaN or inf in the adapter's base_model.*layers\.2\.mlp\.down_proj",
         ),
-        (other_name, r"changes model.layers.9.mlp.down_proj, which .* lacks"),
-        (None, r"the weights in .*adapter are damaged"),
+        (other_name, r"changes .*model.layers.9.mlp.down_proj.*, which .* lacks"),
         ("Qwen/Qwen3-4B", r"was trained on Qwen/Qwen3-4B, not on data/tiny_base"),
     ],
 )
 def test_an_adapter_that_cannot_be_merged_is_refused_and_nothing_overwritten(run, change, message):
     if callable(change):
-        change_adapter(run, change)
-    elif change:
-        change_adapter_config(run, base_model_name_or_path=change)
+        change_adapter(run / "train/adapter", change)
     else:
-        os.truncate(run / "train/adapter/adapter_model.safetensors", 9**5)
+        change_adapter_config(run, base_model_name_or_path=change)
     with pytest.raises(ValueError, match=message):
         merge(run)
     assert not (run / "model").exists() or not any((run / "model").iterdir())
@@ -441,14 +409,24 @@ def test_the_tool_merges_two_folders_and_puts_only_the_policy_in_place(run, tmp_
     assert check.state == "ok" and "on 2 prompts" in check.evidence
     before = (tmp_path / "merged/model.safetensors").read_bytes()
     monkeypatch.setattr(merging, *damage(drop_a_delta))
-    with pytest.raises(ValueError, match="not put in place"):
+    with pytest.raises(ValueError, match="0% of it in"):
         grpo_nb.merge(TINY, adapter, tmp_path / "merged", load_in_4bit=True)
     assert (tmp_path / "merged/model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_base_without_safetensors_is_refused(run, tmp_path):
-    shutil.copytree(project_path(TINY), tmp_path / "tiny_base")
-    (tmp_path / "tiny_base/model.safetensors").rename(tmp_path / "tiny_base/pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"no file named model.safetensors"):
-        merge(run, {"model.model_name": str(tmp_path / "tiny_base")})
+def test_each_program_gets_a_line_with_an_absolute_path(runs_dir):
+    run = Run("r")
+    with pytest.raises(FileNotFoundError, match="run 04_merge_and_infer first"):
+        export.where(run)
+    merged = run / "model/merged"
+    merged.mkdir(parents=True)
+    lines = dict(line.split(maxsplit=1) for line in export.where(run).splitlines()[1:])
+    assert lines["adapter"] == str(run / "train/adapter") and merged.is_absolute()
+    assert lines["vLLM"] == f"vllm serve '{merged}'"
+    assert "grpo_nb run --name r --only 04 --set export.gguf=q8_0" in lines["GGUF"]
+    (merged / "gguf").mkdir()
+    (merged / "gguf/r-q8_0.gguf").touch()
+    text = export.where(run)
+    assert f"llama-server -m '{merged}/gguf/r-q8_0.gguf'" in text
+    assert f"ollama create r -f '{merged}/gguf/Modelfile'" in text

@@ -80,12 +80,6 @@ def save(folder, tokenizer, model_type, seed=0, **settings):
     return folder
 
 
-def qwen3(folder):
-    backend = byte_level(split_by("qwen2"), "<|endoftext|>", "<|im_start|>", "<|im_end|>")
-    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHATML}
-    return save(folder, PreTrainedTokenizerFast(tokenizer_object=backend, **names), "qwen3")
-
-
 def llama3(folder, **settings):
     """With a token at the start, scaled positions, and an end of turn that only the file tells."""
     specials = ("<|pad|>", "<|begin|>", "<|close|>", "<|start_header_id|>", "<|end_header_id|>")
@@ -132,7 +126,7 @@ def gemma2(folder):
     return folder
 
 
-FAMILIES = {"qwen3": qwen3, "llama": llama3, "gemma2": gemma2, "SmolLM2": lambda _: SMOLLM2}
+FAMILIES = {"llama": llama3, "gemma2": gemma2, "SmolLM2": lambda _: SMOLLM2}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -150,31 +144,22 @@ def test_llama_cpp_tokenizes_500_texts_as_the_merged_folder_does(family, tmp_pat
     assert len(TEXTS) == 500 and wrong == []
 
 
-class Sound:
-    """A model, its file as the converter writes it, and what `gguf.test` needs beside them."""
-
-    def __init__(self, folder, **settings):
-        self.folder, self.file = llama3(folder, **settings), folder.parent / "sound.gguf"
-        llama_cpp.run_converter(self.folder, self.file, "f16")
-        model = models.load_checkpoint(str(self.folder), adapter=None, quantization="16bit")
-        self.engine = models.engine_of(model, models.load_tokenizer(str(self.folder)))
-
-    def check(self, file, **options):
-        questions = served.Questions(CHATS, 12, **options)
-        return gguf.test(
-            file, "f16", self.engine, questions, served.answers_of(self.engine, questions)
-        )
-
-
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    return Sound(tmp_path_factory.mktemp("llama") / "merged")
+    """A model that has answered, and its file as the converter writes it."""
+    folder = tmp_path_factory.mktemp("llama")
+    llama3(folder / "merged")
+    llama_cpp.run_converter(folder / "merged", folder / "sound.gguf", "f16")
+    return served.model_of(folder / "merged", served.Questions(CHATS, 12)), folder / "sound.gguf"
 
 
 @pytest.fixture(scope="module")
 def another(tmp_path_factory):
     """The file of another model of the same family."""
-    return Sound(tmp_path_factory.mktemp("another") / "merged", seed=1)
+    folder = tmp_path_factory.mktemp("another")
+    llama3(folder / "merged", seed=1)
+    llama_cpp.run_converter(folder / "merged", folder / "another.gguf", "f16")
+    return folder / "another.gguf"
 
 
 def rewrite(source, file, changes=None, without=(), values=lambda tensor: tensor.data):
@@ -230,17 +215,20 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_file_is_caught_and_named(sound, tmp_path, fault):
     change, evidence = FAULTS[fault]
-    check = sound.check(rewrite(sound.file, tmp_path / "model.gguf", **change))
+    model, file = sound
+    check = gguf.test(rewrite(file, tmp_path / "model.gguf", **change), "f16", model)
     assert check.state == "stop" and check.fix
     assert re.search(evidence, check.evidence), check
 
 
 def test_a_sound_file_passes_and_another_models_weights_do_not(sound, another):
-    check = sound.check(sound.file, score=lambda texts: len(texts) / 4)
+    model, file = sound
+    questions = model.questions._replace(score=lambda texts: len(texts) / 4)
+    check = gguf.test(file, "f16", model._replace(questions=questions))
     assert check.state == "ok", check
     assert "greedy answers equal 3 of 3, KL " in check.evidence
     assert check.evidence.endswith("reward 0.75 (the model 0.75)")
-    check = sound.check(another.file)
+    check = gguf.test(another, "f16", model)
     assert check.evidence.startswith("the weights are another model's (embeddings 14"), check
 
 
@@ -271,7 +259,7 @@ def test_a_merge_with_gguf_leaves_tested_files_and_all_that_other_programs_need(
     grpo_nb.merge(BASE, adapter, to, chats, gguf="q8_0, q4_k_m", **options)
     assert {path.name for path in (to / "gguf").iterdir()} == {
         *("merged-q8_0.gguf", "merged-q4_k_m.gguf"),
-        *("Modelfile", "README.md"),
+        "Modelfile",
     }
     kinds = [library.GGUFReader(to / f"gguf/merged-{kind}.gguf") for kind in ("q8_0", "q4_k_m")]
     assert [kind.fields["general.file_type"].contents() for kind in kinds] == [7, 15]
@@ -280,9 +268,6 @@ def test_a_merge_with_gguf_leaves_tested_files_and_all_that_other_programs_need(
         for tensor in kinds[1].tensors
         if ".attn_" in tensor.name and "norm" not in tensor.name and "bias" not in tensor.name
     }
-    readme = (to / "gguf/README.md").read_text()
-    assert "- gguf f16: ok; greedy answers equal 3 of 3, KL " in readme
-    assert "llama-server -m merged-q8_0.gguf" in readme
     modelfile = (to / "gguf/Modelfile").read_text()
     assert modelfile.startswith("FROM ./merged-q8_0.gguf\n")
     system = f'SYSTEM """{CHATS[0][0]["content"]}"""\n'
@@ -298,42 +283,21 @@ def merged(tmp_path_factory):
     return folder
 
 
-def other_architecture(folder, monkeypatch):
+def test_what_cannot_be_written_is_one_sentence_and_leaves_no_file(merged, tmp_path):
+    folder = shutil.copytree(merged, tmp_path / "merged")
     config = json.loads((folder / "config.json").read_text())
     config["architectures"] = ["Unheard0fForCausalLM"]
     (folder / "config.json").write_text(json.dumps(config))
-
-
-def full_disk(folder, monkeypatch):
-    real = shutil.disk_usage
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=10**6))
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (full_disk, r"^the GGUF files take up to 0\.0036 GB .* has 0\.001 GB free: free some"),
-        (other_architecture, r"^llama\.cpp's converter does not take .*Unheard0f.* serve it with"),
-    ],
-)
-def test_what_cannot_be_written_is_one_sentence_and_leaves_no_file(
-    merged, tmp_path, monkeypatch, fault, message
-):
-    folder = shutil.copytree(merged, tmp_path / "merged")
-    fault(folder, monkeypatch)
     before = sorted(folder.iterdir())
+    message = r"^llama\.cpp's converter does not take .*Unheard0f.* serve it with"
     with pytest.raises(RuntimeError, match=message) as error:
         gguf.write(folder, ["q8_0"], served.Questions(CHATS, 4))
     assert "\n" not in str(error.value) and sorted(folder.iterdir()) == before
 
 
-def test_an_unknown_kind_and_a_missing_package_are_named_before_anything_is_merged(monkeypatch):
-    nowhere = ("no-base", "no-adapter", "nowhere")
+def test_an_unknown_kind_is_named_before_anything_is_merged():
     with pytest.raises(ValueError, match=r"unknown kind of GGUF file 'q4_k'.*q4_k_m"):
-        grpo_nb.merge(*nowhere, load_in_4bit=True, gguf="q4_k")
-    monkeypatch.setattr(llama_cpp, "MODULES", ("gguf", "no_such_package"))
-    with pytest.raises(RuntimeError, match="need no_such_package, which is missing: pip install"):
-        grpo_nb.merge(*nowhere, load_in_4bit=True, gguf="q8_0")
+        grpo_nb.merge("no-base", "no-adapter", "nowhere", load_in_4bit=True, gguf="q4_k")
 
 
 @pytest.fixture(scope="module")
@@ -355,15 +319,13 @@ def server(merged, tmp_path_factory):
     process.wait()
 
 
-def test_a_server_that_tells_nothing_but_answers_is_judged_by_them(server, merged, another):
+def test_a_server_that_tells_nothing_but_answers_is_judged_by_them(server, merged, sound):
     assert type(server) is served.Server
-    model = models.load_checkpoint(str(merged), adapter=None, quantization="16bit")
-    own = models.engine_of(model, models.load_tokenizer(str(merged)))
     rows = read_lines(project_path("data/tasks/json_extraction.jsonl"))[:8]
     chats = [build_prompt(row["question"], "Answer with one JSON object.") for row in rows]
-    questions = served.Questions(chats, 12)
-    for engine, state in ((own, "ok"), (another.engine, "stop")):
-        answers = served.answers_of(engine, questions)
-        check = served.verdict("served", served.compare(server, engine, questions, answers))
+    other = sound[1].with_name("merged")
+    for folder, state in ((merged, "ok"), (other, "stop")):
+        model = served.model_of(folder, served.Questions(chats, 12))
+        check = served.verdict("served", served.compare(server, model))
         assert check.state == state, check
     assert check.evidence.startswith("the weights differ; greedy answers equal 0 of 8")

@@ -428,7 +428,7 @@ def test_what_was_trained_is_taken_elsewhere(demo_run, kernels, monkeypatch):
     for source in uncommented("04", "copy-it", "gguf", "lm-eval", "push").values():
         exec(source, names)
     files = {path.name for path in (run / "model/merged/gguf").iterdir()}
-    assert files == {"Modelfile", "README.md", "merged-q8_0.gguf"}
+    assert files == {"Modelfile", "merged-q8_0.gguf"}
     *imports, asked = uncommented("04", "ask-later")["ask-later"].strip().splitlines()
     exec("\n".join(imports), names)
     assert re.search(r"base +tuned\nquestion", repr(eval(asked, names)))

@@ -4,8 +4,8 @@ evaluate({"base": base, "trained": (base, "outputs/checkpoint-250")}, held_out, 
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,12 +20,12 @@ from grpo_nb.models import (
     Policy,
     Progress,
     Sample,
-    load_tokenizer,
     open_engine,
     part_of,
     policy_of,
     trained_base,
 )
+from grpo_nb.models.hub import find_model
 from grpo_nb.models.template import opens_call
 from grpo_nb.reward_lab import Bench, bench_of
 from grpo_nb.reward_lab.check import right_reward
@@ -124,8 +124,6 @@ def _rewards(
     """Return the rewards as a set, with the name of the one that decides what is right."""
     funcs = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
     weights = [1.0] * len(funcs) if weights is None else list(weights)
-    if len(weights) != len(funcs):
-        raise ValueError(f"{len(weights)} weights for {len(funcs)} rewards: give one for each")
     names = names_of(funcs)
     if correct and correct not in names:
         raise ValueError(f"correct = {correct!r}: give the name of a reward: {', '.join(names)}")
@@ -205,46 +203,46 @@ def compare_models(
     labels = [candidate.label for candidate in candidates]
     if not labels or len(set(labels)) < len(labels):
         raise ValueError(f"models {labels}: give at least one, each with a label of its own")
-    # What is missing is reported before any model is evaluated.
-    benches = [bench_with(_tokenizer(candidate, template)) for candidate in candidates]
+    for candidate in candidates:  # what is missing is reported before any model is evaluated
+        _refuse_missing(candidate)
     tables, models, each = {}, {}, len(rows) * (1 + sampling["samples"])
-    for (label, model, adapter, _), bench in zip(candidates, benches, strict=True):
+    for candidate in candidates:
+        label, model, adapter, _ = candidate
         start_time = time.perf_counter()
         report = part_of(progress, len(tables) * each, len(candidates) * each, label)
-        with _opened(candidates[len(tables)], template) as engine:
+        with _opened(candidate, template) as engine:
+            bench = bench_with(engine.tokenizer)
             tables[label] = answer_rows(engine, rows, bench, progress=report, **sampling)
-        name = model.model.name_or_path if isinstance(model, Policy) else str(model)
-        models[label] = {"model": name, "adapter": adapter and str(adapter)}
-        models[label] |= {"seconds": round(time.perf_counter() - start_time, 1)}
-        models[label] |= {"engine": engine.name}
+        models[label] = {
+            "model": model.model.name_or_path if isinstance(model, Policy) else str(model),
+            "adapter": adapter and str(adapter),
+            "seconds": round(time.perf_counter() - start_time, 1),
+            "engine": engine.name,
+        }
     tables, length = with_accuracy(tables, bench.preset), bench.grpo.max_completion_length
     about = {name: sampling[name] for name in ("samples", "seed")}
     report = build(tables, bench.preset, about | {"max_completion_length": length})
     return Evaluation(tables, {"models": models, **report})
 
 
-def _tokenizer(
-    candidate: Candidate, template: Mapping[str, Any] | None
-) -> "PreTrainedTokenizerBase":
-    """Return a candidate's tokenizer; refuse an adapter that belongs to another base."""
+def _refuse_missing(candidate: Candidate) -> None:
+    """Raise FileNotFoundError for a model that is not there, ValueError for another's adapter."""
     _, model, adapter, _ = candidate
-    if isinstance(model, Policy):
-        return model.tokenizer
-    if adapter is not None:
-        trained_base(str(model), Path(adapter))
-    return load_tokenizer(str(model), template)
+    if not isinstance(model, Policy):
+        find_model(str(model))
+        if adapter is not None:
+            trained_base(str(model), Path(adapter))
 
 
-@contextmanager
-def _opened(candidate: Candidate, template: Mapping[str, Any] | None) -> Iterator[Engine]:
-    """Yield an engine with the candidate's model, and close what was opened."""
+def _opened(
+    candidate: Candidate, template: Mapping[str, Any] | None
+) -> AbstractContextManager[Engine]:
+    """Return an engine with the candidate's model, which is closed in the end if it was opened."""
     _, model, adapter, quantization = candidate
     if isinstance(model, Policy):
-        yield model.engine
-        return
+        return nullcontext(model.engine)
     options = {"quantization": quantization, "chat_template_kwargs": template}
-    with closing(open_engine(str(model), adapter=adapter, **options)) as engine:
-        yield engine
+    return closing(open_engine(str(model), adapter=adapter, **options))
 
 
 def answer_rows(

@@ -1,13 +1,11 @@
-"""Tell what a gain is not: format alone, or the one answer that is right most often.
+"""Tell what a gain is not: format alone.
 
 A base that solves a prompt and does not write its answer in tags counts as wrong. It gains without
-solving anything new once it writes them, or once it gives every prompt the same answer.
+solving anything new once it writes them.
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,6 @@ from grpo_nb.rewards.correctness import normalize
 COLUMNS = ("answer", "solution", "ground_truth", "target", "label")  # that hold references
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 LENIENT, STRICT = "right, read leniently", "right, in the form"
-LEAST_ANSWERS, UNLIKE = 16, 0.4  # from so many on, shares that differ by more are told
 
 
 def reference_of(row: Mapping[str, Any]) -> str | None:
@@ -87,24 +84,4 @@ def sentence(before: pd.DataFrame, after: pd.DataFrame) -> str:
     return (
         f"; read leniently {was[LENIENT]:.1f} % → {now[LENIENT]:.1f} %, in the form "
         f"{was[STRICT]:.1f} % → {now[STRICT]:.1f} %" + (f": {whole}" if part > 0.05 else "")
-    )
-
-
-def one_answer(label: str, lines: pd.DataFrame) -> str:
-    """Say that a model answers mostly the same, where the references do not; else return "".
-
-    Args:
-        label: The name of the model.
-        lines: Its greedy answers, with the columns completion and reference.
-    """
-    if not {"completion", "reference"} <= {*lines} or len(lines) < LEAST_ANSWERS:
-        return ""
-    answers = Counter(find_answer(text) or text for text in lines["completion"])
-    references = Counter(map(str, lines["reference"].dropna()))
-    [(answer, count)], usual = answers.most_common(1), max(references.values(), default=len(lines))
-    if (count - usual) / len(lines) < UNLIKE:
-        return ""
-    return (
-        f"; {100 * count / len(lines):.0f} % of the answers of {label} are {shorten(answer, 40)!r}"
-        f", and the commonest reference answer is {100 * usual / len(lines):.0f} % of all"
     )

@@ -115,9 +115,9 @@ def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict
         prompts and settings; `greedy` and `sampled`: {label: {figure: mean, "intervals": {figure:
         [low, high]}}}, with intervals of accuracy and pass@k; `comparisons`: pairs of models,
         compared by greedy answers, with verdict, sentence, the difference in accuracy, McNemar's p,
-        the shares of fully correct answers, how many prompts were gained and lost, and whether the
-        second gives mostly `one_answer`. `graded` means that the first reward gives partial credit,
-        so that `accuracy` is a mean score, as a share of its range.
+        the shares of fully correct answers, and how many prompts were gained and lost. `graded`
+        means that the first reward gives partial credit, so that `accuracy` is a mean score, as a
+        share of its range.
     """
     seed = about["seed"]
     report: dict[str, Any] = {
@@ -133,10 +133,6 @@ def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict
         report[decoding] = {label: _summary(each, seed) for label, each in figures.items()}
     pairs = combinations(figures.items(), 2)  # `figures` now holds the greedy answers
     report["comparisons"] = [compare_pair(*pair, seed) for pair in pairs]
-    for pair in report["comparisons"]:
-        lines = samples[pair["after"]].query("decoding == 'greedy'")
-        same = "" if {*EPISODE} & {*lines} else readings.one_answer(pair["after"], lines)
-        pair |= {"one_answer": bool(same), "sentence": pair["sentence"] + same}
     return report
 
 
@@ -162,11 +158,6 @@ def checks(report: Mapping[str, Any]) -> Checks:
     state, fix = "ok", ""
     if pair["verdict"] != "better":
         state, fix = "stop", "train longer, or hold out more prompts (data.eval_rows)"
-    elif pair["one_answer"]:
-        state, fix = (
-            "warning",
-            "it learnt which answer is usual: train longer, or on rows that vary",
-        )
     elif pair["graded"] and not is_sure:
         state, fix = "warning", "see in notebook 4 what the partly right answers lack"
     results = Checks([baseline, Check("better", state, pair["sentence"], fix)])

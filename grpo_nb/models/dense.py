@@ -17,7 +17,7 @@ from peft.tuners.lora import LoraLayer
 from transformers import AttentionInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from grpo_nb.models.engine import Meter, Sampling, TransformersEngine
+from grpo_nb.models.engine import Sampling, TransformersEngine
 from grpo_nb.models.hub import quiet
 from grpo_nb.models.vision import has_vision
 from grpo_nb.models.weights import cuda_available
@@ -51,7 +51,7 @@ class DenseEngine(TransformersEngine):
         super().close()
 
     def _batch(
-        self, prompts: Sequence[Sequence[int]], asked: Sampling, meter: Meter, chats: Any = ()
+        self, prompts: Sequence[Sequence[int]], asked: Sampling, chats: Any = ()
     ) -> list[list[int]]:
         return sample(
             self._dense.renew(asked.adapter),
@@ -60,7 +60,6 @@ class DenseEngine(TransformersEngine):
             stops=self.stops,
             pad=self.tokenizer.pad_token_id,
             temperature=asked.temperature,
-            meter=meter,
         )
 
 
@@ -255,7 +254,6 @@ def sample(
     stops: Sequence[int],
     pad: int,
     temperature: float = 1.0,
-    meter: Meter | None = None,
 ) -> list[list[int]]:
     """Sample a completion for each prompt with torch's random state, and return its token ids.
 
@@ -266,7 +264,6 @@ def sample(
         stops: Ids of the tokens that end a completion and are included in it.
         pad: The token id for left padding.
         temperature: The sampling temperature; 0 is greedy.
-        meter: The meter that counts the tokens, if any.
     """
     logits, cache, tokens, mask, last = _prefill(model, prompts, max_completion_length, pad)
     width = tokens.shape[1] - max_completion_length
@@ -281,8 +278,6 @@ def sample(
         lengths[rows[ended]] = step + 1
         alive &= ~ended
         count = int(alive.sum())
-        if meter:
-            meter.add(len(token), len(prompts) - count)
         if not count or step + 1 == max_completion_length:
             break
         if count <= (1 - LEAVE) * len(rows):

@@ -58,7 +58,7 @@ class Sampling(NamedTuple):
         seed, so that its completions do not depend on the lengths in earlier batches.
     batch_size: Completions that are sampled together; vLLM chooses its batches itself.
     adapter: Whether to sample with the adapter; if not, the base alone is used.
-    progress: A function to report progress to, if any.
+    progress: A function to report progress to after each batch, if any.
     """
 
     max_completion_length: int
@@ -160,7 +160,7 @@ class TransformersEngine(Engine):
         chats = [chat for chat in chats for _ in range(sampling.num_generations)]
         base_answers = hasattr(self.model, "disable_adapter") and not sampling.adapter
         samples: list[Sample] = []
-        meter = Meter(len(prompts), sampling.progress)
+        start_time = time.monotonic()
         # Tensors that `inference_mode` leaves in a policy's buffers would break later training.
         with (
             self._around(),
@@ -171,13 +171,14 @@ class TransformersEngine(Engine):
             for start in range(0, len(prompts), sampling.batch_size):
                 torch.manual_seed(sampling.seed + start)
                 part = slice(start, start + sampling.batch_size)
-                batch = self._batch(prompts[part], sampling, meter, chats[part])
-                samples += self._samples(batch)
-                meter.end(len(samples))
+                samples += self._samples(self._batch(prompts[part], sampling, chats[part]))
+                if sampling.progress:
+                    speed = sum(each.tokens for each in samples) / (time.monotonic() - start_time)
+                    sampling.progress(len(samples), len(prompts), f"{speed:.0f} tokens/s")
         return samples
 
     def _batch(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, meter: "Meter", chats: Chats
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, chats: Chats
     ) -> list[list[int]]:
         """Return a completion's token ids for each prompt, possibly followed by padding."""
         options: dict[str, Any] = {"do_sample": sampling.temperature > 0}
@@ -188,15 +189,13 @@ class TransformersEngine(Engine):
         else:
             rows = {"input_ids": [list(prompt) for prompt in prompts]}
             padded = self.tokenizer.pad(rows, padding_side="left", return_tensors="pt")
-        completions = self.model.generate(
+        return self.model.generate(
             **{name: tensor.to(self.model.device) for name, tensor in padded.items()},
             max_new_tokens=sampling.max_completion_length,
             pad_token_id=self.tokenizer.pad_token_id,
             use_cache=True,  # a model that is being trained has it turned off
             **options,
-        )[:, padded["input_ids"].shape[1] :]
-        meter.add(completions.numel(), len(completions))
-        return completions.tolist()
+        )[:, padded["input_ids"].shape[1] :].tolist()
 
     def _samples(self, ids: Sequence[Sequence[int]]) -> list[Sample]:
         """Return each completion as a `Sample` that ends at its first stop token."""
@@ -206,33 +205,6 @@ class TransformersEngine(Engine):
             end = next((place for place, token in enumerate(tokens, 1) if token in stops), 0)
             samples.append(Sample(text, end or len(tokens), not end, tokens[: end or None]))
         return samples
-
-
-class Meter:
-    """Report the progress of `Engine.generate`, at most once a second and at the end.
-
-    Args:
-        total: The number of completions to sample.
-        report: The function to report to, if any.
-    """
-
-    def __init__(self, total: int, report: Progress | None) -> None:
-        self.total, self.report, self.done, self.tokens = total, report, 0, 0
-        self.start_time = self.report_time = time.monotonic()
-
-    def add(self, tokens: int, ended: int) -> None:
-        """Count a batch's new tokens and report progress; `ended` of its completions have ended."""
-        self.tokens += tokens
-        now = time.monotonic()
-        if self.report and (now - self.report_time >= 1 or self.done == self.total):
-            self.report_time = now
-            speed = self.tokens / max(now - self.start_time, 1e-9)
-            self.report(self.done + ended, self.total, f"{speed:.0f} tokens/s")
-
-    def end(self, done: int) -> None:
-        """Set the number of completions done so far; call this at the end of each batch."""
-        self.done = done
-        self.add(0, 0)
 
 
 def free_memory() -> None:

@@ -69,12 +69,10 @@ def test_mcnemar_is_the_exact_binomial(gained, lost, p):
 @pytest.mark.parametrize(
     ("interval", "prompts", "p", "word"),
     [
-        ([0.01, 0.2], 64, 0.01, "better"),
         ([-0.2, -0.01], 64, 0.01, "worse"),
         ([-0.01, 0.2], 64, 0.01, UNCLEAR),
         ([0.01, 0.2], 64, 0.06, UNCLEAR),  # the two tests disagree
         ([0.01, 0.2], LEAST_PROMPTS - 1, None, UNCLEAR),
-        (None, 64, None, UNCLEAR),
     ],
 )
 def test_the_verdict_follows_from_the_interval(interval, prompts, p, word):
@@ -134,30 +132,6 @@ def test_the_sentence_says_how_much_of_a_gain_is_format():
     assert "leniently" not in sentences[1] and "33.3 % → 100.0 %" in sentences[1]
 
 
-def test_a_model_that_gives_every_prompt_the_same_answer_is_named():
-    """Its gain is the share of the rows whose answer that is."""
-    references = list("1112345678" * 2)
-
-    def evaluated(after: str) -> tuple[dict, str]:
-        samples = {}
-        for label, given in {"base": "9" * 20, "tuned": after * 2}.items():
-            lines = answers(given)
-            own = lines["row"].map(dict(enumerate(references)))
-            right = (lines["completion"] == own).astype(float)
-            scores = dict.fromkeys([*MATH.names, "reward", "format"], right)
-            samples[label] = lines.assign(reference=own, **scores)
-        report = report_of(samples)
-        return report["comparisons"][0], evaluation.checks(report)[1].state
-
-    pair, state = evaluated("1" * 10)
-    assert (pair["verdict"], pair["gained"], state) == ("better", 6, "warning")
-    assert pair["sentence"].endswith(
-        "; 100 % of the answers of tuned are '1', and the commonest reference answer is 30 % of all"
-    )
-    pair, state = evaluated("1112345111")  # it favours the usual answer, and solves others too
-    assert (pair["gained"], pair["one_answer"], state) == (14, False, "ok")
-
-
 def build(before: str, after: str) -> dict:
     samples = {
         name: answers(text, [2 * letter for letter in text])
@@ -167,18 +141,14 @@ def build(before: str, after: str) -> dict:
 
 
 def test_the_report_says_better_worse_or_neither():
-    worse, better, few, same = (
-        build(*texts)["comparisons"][0]
-        for texts in [("1" * 40, "2" * 30 + "1" * 10), ("2" * 9 + "1", "1" * 9 + "2"),
-                      ("2" * 5, "1" * 5), ("12" * 8, "12" * 8)]
-    )  # fmt: skip
+    pairs = [("1" * 40, "2" * 30 + "1" * 10), ("2" * 9 + "1", "1" * 9 + "2"), ("12" * 8, "12" * 8)]
+    worse, better, same = (build(*texts)["comparisons"][0] for texts in pairs)
     assert (worse["verdict"], worse["gained"], worse["lost"]) == ("worse", 0, 30)
     assert better["sentence"].startswith(
         "base → merged: better: greedy accuracy 10.0 % → 90.0 %, +80.0 points (95 % interval +"
     )
     assert "McNemar p = 0.021; 9 gained, 1 lost" in better["sentence"]
-    assert (better["gained"], better["lost"]) == (9, 1)
-    assert few["verdict"] == same["verdict"] == UNCLEAR
+    assert same["verdict"] == UNCLEAR
     low, high = same["differences"]["accuracy"]["interval"]
     assert low < 0 < high, "equal answers on few prompts do not prove equality"
     low, high = build("1" * 40, "2" * 40)["greedy"]["base"]["intervals"]["accuracy"]
@@ -217,15 +187,7 @@ TWICE = ("3" * 10 + "0" * 38, "3" * 15 + "0" * 33)  # of 48, 5 gained and none l
 
 @pytest.mark.parametrize(
     ("scores", "ends"),
-    [
-        ([0, 0, 0, 1], None),
-        ([0, 0, 0, 2], (0, 2)),
-        ([0, 0, 0, 2], None),  # beyond the range that is taken for granted
-        ([-1, 0, 0, 1], (-1, 1)),
-        ([0.2, 0, 0, 1], (0, 1)),
-        ([1, 0, 0, 2], (0, 2)),
-        ([-5, 0, 0, 7], (-math.inf, math.inf)),
-    ],
+    [([0, 0, 0, 1], None), ([0, 0, 0, 2], None), ([-5, 0, 0, 7], (-math.inf, math.inf))],
 )
 def test_a_reward_that_takes_two_values_is_right_or_wrong_whatever_it_pays(scores, ends):
     pair, figures = paid(TWICE, scores, ends)
@@ -239,9 +201,7 @@ def test_a_reward_that_takes_two_values_is_right_or_wrong_whatever_it_pays(score
 @pytest.mark.parametrize(
     ("scores", "ends", "shares"),
     [
-        ([0, 1, 2, 4], (0, 4), "25.0 % → 60.0 %, +35.0 points"),
         ([0, 1, 2, 4], (-4, 4), "62.5 % → 80.0 %, +17.5 points"),
-        ([0, 1, 2, 4], (0, 8), "12.5 % → 30.0 %, +17.5 points"),
         ([0, 1, 2, 4], (0, math.inf), "25.0 % → 60.0 %, +35.0 points"),  # of the best score seen
         ([0, 0.5, 1, 2], None, "25.0 % → 60.0 %, +35.0 points"),
     ],
@@ -256,7 +216,6 @@ def test_partial_credit_that_is_never_whole_is_no_right_or_wrong():
     pair, _ = paid(("0" * 20, "2" * 20), [0, 0, 0.5, 1], (0, 1))
     assert (pair["verdict"], pair["graded"]) == ("better", True)
     assert "greedy mean score 0.0 % → 50.0 %, +50.0 points" in pair["sentence"]
-    assert "-0.0" not in paid(("0" * 20, "0" * 20), [0, 0, 0.5, 1], (0, 1))[0]["sentence"]
 
 
 @hypothesis.settings(max_examples=60)
@@ -284,26 +243,16 @@ def test_the_verdict_depends_neither_on_the_scale_of_a_reward_nor_on_the_order_o
 def test_the_checks_say_whether_the_comparison_holds_and_the_model_is_better():
     def states(before, after, **change):
         report = build(before, after)
-        for one in report["comparisons"]:
-            one.update(change)
-        return [(check.name, check.state) for check in evaluation.checks(report)]
+        report["comparisons"][0].update(change)
+        return [check.state for check in evaluation.checks(report)]
 
-    assert states("2" * 9 + "1", "1" * 9 + "2") == [("baseline", "ok"), ("better", "ok")]
-    assert states("1" * 40, "2" * 40) == [("baseline", "ok"), ("better", "stop")]
-    assert states("2" * 5, "1" * 5) == [("baseline", "stop"), ("better", "stop")]
+    assert states("2" * 9 + "1", "1" * 9 + "2") == ["ok", "ok"]
+    assert states("1" * 40, "2" * 40) == states("12" * 8, "12" * 8) == ["ok", "stop"]
+    assert states("2" * 5, "1" * 5) == ["stop", "stop"]
     graded = {"verdict": "better", "graded": True}
-    assert states("12" * 8, "12" * 8, **graded)[1] == ("better", "warning")
-    [_, better] = evaluation.checks(build("12" * 8, "12" * 8))
-    assert "not distinguishable" in better.evidence and "data.eval_rows" in better.fix
-
-    [baseline, _] = evaluation.checks(build("2" * 5, "1" * 5))
-    assert "5 held-out prompts are too few" in baseline.evidence
-    assert f"at least {LEAST_PROMPTS}" in baseline.evidence and "data.eval_rows" in baseline.fix
-    report = build("2" * 9, "1" * 9)
-    report["comparisons"][0]["differences"]["accuracy"]["interval"] = None
-    [baseline, _] = evaluation.checks(report)
-    assert "no completion could be scored" in baseline.evidence
-    assert "data.eval_rows" not in baseline.fix
+    assert states("12" * 8, "12" * 8, **graded) == ["ok", "warning"]
+    nothing = {"differences": {"accuracy": {"interval": None}}}
+    assert states("2" * 9, "1" * 9, **nothing)[0] == "stop"
 
 
 def test_a_reward_that_gives_none_and_a_set_without_format_leave_valid_json():
@@ -337,7 +286,6 @@ def test_what_got_worse_is_shown_first():
     ("change", "message"),
     [
         ({"rows": []}, "no held-out rows"),
-        ({"candidates": []}, "give at least one"),
         ({"candidates": [evaluation.Candidate("a", "data/tiny_base")] * 2}, "label of its own"),
         ({"candidates": [evaluation.Candidate("a", "data/nowhere/x")]}, "holds no config.json"),
         (

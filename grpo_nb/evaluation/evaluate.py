@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from grpo_nb import environments
-from grpo_nb.evaluation.readings import reference_of
-from grpo_nb.evaluation.report import DECODING, Evaluation, build, with_accuracy
+from grpo_nb.evaluation.report import DECODING, Evaluation, build, reference_of, with_accuracy
 from grpo_nb.models import (
     Engine,
     Policy,

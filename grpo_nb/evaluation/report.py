@@ -2,9 +2,13 @@
 
 A model is "better" or "worse" than another if the 95 % interval of the paired difference excludes
 0; otherwise the two are "not distinguishable".
+
+A base that solves a prompt and does not write its answer in tags counts as wrong. It gains without
+solving anything new once it writes them. So each answer is also read leniently.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,10 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from grpo_nb.answers import extract_hash_answer, find_answer, read_answer, read_reference
+from grpo_nb.answers.compare import same_number
 from grpo_nb.checks import Check, Checks
-from grpo_nb.evaluation import readings
 from grpo_nb.files import atomic_path, read_json, write_json
 from grpo_nb.rewards import RewardSet, declared_range
+from grpo_nb.rewards.correctness import normalize
 from grpo_nb.stats import bootstrap, mcnemar, pass_at_k
 
 if TYPE_CHECKING:
@@ -28,6 +34,10 @@ WARM_UP = "warm-up"  # the label of the model from which GRPO started, after an 
 LEAST_PROMPTS = 6
 
 EPISODE = ("turns", "calls", "tool_errors", "malformed")  # counts per episode
+
+COLUMNS = ("answer", "solution", "ground_truth", "target", "label")  # that hold references
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+LENIENT, STRICT = "right, read leniently", "right, in the form"
 
 Samples = Mapping[str, pd.DataFrame]
 
@@ -62,7 +72,7 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
         level of the rows its accuracy, NaN for prompts of other levels.
     """
     names = ["accuracy", "format", "reward", *preset.names, "tokens", "truncated"]
-    names += [name for name in (readings.LENIENT, readings.STRICT, *EPISODE) if name in lines]
+    names += [name for name in (LENIENT, STRICT, *EPISODE) if name in lines]
     by_row = lines.groupby("row")
     table = by_row[names].mean().astype(float)
     right = np.stack([group.to_numpy() for _, group in by_row["correct"]])
@@ -100,7 +110,53 @@ def with_accuracy(samples: Samples, preset: RewardSet) -> dict[str, pd.DataFrame
         correct = np.isclose(of_model, 1)
         whole = np.where(np.isnan(of_model), np.nan, correct)
         tables[label] = lines.assign(accuracy=of_model if is_graded else whole, correct=correct)
-    return readings.with_readings(tables)
+    return with_readings(tables)
+
+
+def reference_of(row: Mapping[str, Any]) -> str | None:
+    """Return a row's reference answer; None if there is none."""
+    present = [row[name] for name in COLUMNS if row.get(name) is not None]
+    if not present:
+        return None
+    text = str(present[0])
+    return extract_hash_answer(text) or text
+
+
+def is_right(completion: str, reference: str | None) -> float:
+    """Return 1.0 if a completion states the reference answer in any form, or as its last number.
+
+    >>> is_right("so there are 18 eggs.", "18"), is_right("I do not know", "18")
+    (1.0, 0.0)
+    """
+    if reference is None:
+        return float("nan")
+    expected, answer = read_reference(reference), find_answer(completion) or ""
+    if expected.kind != "number":
+        return float(normalize(answer) == normalize(reference))
+    texts = [answer, *NUMBER.findall(completion)[-1:]]
+    values = [value for value in map(read_answer, texts) if value.kind == "number"]
+    return float(any(same_number(expected, value) for value in values))
+
+
+def with_readings(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """Add whether each answer is right read leniently, and right in the form that is paid for.
+
+    Args:
+        tables: {label: table} with the columns correct, completion, reference and format. Where no
+            completion has the form, or no reward pays for it, what is correct is in the form.
+    """
+    if any(not {"format", "completion", "reference"} <= {*lines} for lines in tables.values()):
+        return dict(tables)
+    formats = np.concatenate([lines["format"].to_numpy(dtype=float) for lines in tables.values()])
+    most = np.nanmax(formats) if np.isfinite(formats).any() else np.nan
+    results = {}
+    for label, lines in tables.items():
+        pairs = zip(lines["completion"], lines["reference"], strict=True)
+        lenient = np.array([is_right(*pair) for pair in pairs])
+        strict = lines["correct"] & ((lines["format"] >= most) | ~(most > 0))
+        lenient = np.where(lines["correct"] & ~np.isnan(lenient), 1.0, lenient)
+        results[label] = lines.assign(**{LENIENT: lenient, STRICT: strict.astype(float)})
+    return results
 
 
 def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,7 +281,7 @@ def compare_pair(
     pair |= {"differences": {"accuracy": change}, "mcnemar_p": p, "gained": gained, "lost": lost}
     pair |= {"solved": [float(was_right.mean()), float(is_right.mean())]}
     means = [_mean(each["accuracy"]) for each in (before, after)]
-    return pair | {"sentence": _sentence(pair, *means) + readings.sentence(before, after)}
+    return pair | {"sentence": _sentence(pair, *means) + _of_format(before, after)}
 
 
 def _mean(figures: pd.Series) -> float | None:
@@ -250,6 +306,27 @@ def _sentence(pair: Mapping[str, Any], before: float | None, after: float | None
         f"(95 % interval {low:+z.1f} … {high:+z.1f}),{whole} "
         f"McNemar p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}; "
         f"{pair['gained']} gained, {pair['lost']} lost"
+    )
+
+
+def _of_format(before: pd.DataFrame, after: pd.DataFrame) -> str:
+    """Return how much of the gain in right answers is format; "" if form changes nothing.
+
+    Args:
+        before: Figures of each prompt, with LENIENT, STRICT and pass@1, greedily decoded.
+        after: The same of the other model.
+    """
+    if LENIENT not in before or before[LENIENT].isna().all():
+        return ""
+    was, now = (100 * each[[LENIENT, STRICT, "pass@1"]].mean() for each in (before, after))
+    if all(np.allclose(each, each["pass@1"]) for each in (was, now)):
+        return ""
+    gain = now - was
+    part = gain["pass@1"] - gain[LENIENT]
+    whole = f"{part:.1f} of the {gain['pass@1']:.1f} points are format"
+    return (
+        f"; read leniently {was[LENIENT]:.1f} % → {now[LENIENT]:.1f} %, in the form "
+        f"{was[STRICT]:.1f} % → {now[STRICT]:.1f} %" + (f": {whole}" if part > 0.05 else "")
     )
 
 

@@ -16,9 +16,7 @@ from grpo_nb.models import TransformersEngine
 from grpo_nb.models.template import encode, render
 
 
-def write(
-    folder: Path, kinds: Sequence[str], questions: served.Questions, *, force: bool = False
-) -> Checks:
+def write(folder: Path, kinds: Sequence[str], questions: served.Questions) -> Checks:
     """Write a model's GGUF files, and keep those with which llama.cpp answers as the model does.
 
     Args:
@@ -26,7 +24,6 @@ def write(
         kinds: Kinds of files, such as "q8_0". One in 16 bit is tested first in any case, for its
             limit is narrow, and what is wrong in it is so in the others.
         questions: What the model and each file answer.
-        force: Whether to keep files that fail.
 
     Returns:
         A check for each file.
@@ -42,7 +39,7 @@ def write(
             file = temporary / f"{folder.name}-{kind}.gguf"
             llama_cpp.run_converter(folder, file, kind)
             checks.append(test(file, kind, model))
-            is_sound = checks[-1].state != "stop" or force
+            is_sound = checks[-1].state != "stop"
             if is_sound and kind in kinds:
                 files.append(file.name)
             else:

@@ -21,8 +21,7 @@ from grpo_nb.models import (
     save_tokenizer,
     trained_base,
 )
-from grpo_nb.models.hub import find_model, quiet
-from grpo_nb.models.vision import auto_class, read_config
+from grpo_nb.models.hub import auto_class, find_model, quiet, read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,7 +61,7 @@ def merge(
         chat_template_kwargs: Arguments of the chat template, as in training.
         gguf: Kinds of GGUF files for llama.cpp, Ollama and LM Studio, which are written into the
             merged model's folder gguf: "q8_0, q4_k_m", f16, bf16, q6_k, q5_k_m.
-        force: Whether to put the model, and GGUF files, in place even if they fail the gate.
+        force: Whether to put the model in place even if it fails the gate.
 
     Returns:
         The check "merge".
@@ -75,29 +74,27 @@ def merge(
     kinds = llama_cpp.kinds_of(gguf)
     prompts = [row["prompt"] for row in islice(dataset, parity_prompts)] or list(QUESTIONS)
     chats = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
+    questions = served.Questions(chats, max_completion_length)
     policy = trained_base(str(base), Path(adapter))
     check = try_merge(
         (policy, policy, Path(adapter)),
         Path(to),
-        chats,
+        questions,
         quantization="4bit" if load_in_4bit else "16bit",
-        sampling={"max_completion_length": max_completion_length},
         chat_template_kwargs=chat_template_kwargs,
         force=force,
     )
     if kinds:
-        questions = served.Questions(chats, max_completion_length)
-        gguf_files.write(Path(to), kinds, questions, force=force).refuse(force)
+        gguf_files.write(Path(to), kinds, questions).refuse(force)
     return check
 
 
 def try_merge(
     paths: tuple[str, str, Path | None],
     to: Path,
-    prompts: list[list[Any]],
+    questions: served.Questions,
     *,
     quantization: str,
-    sampling: Mapping[str, Any],
     chat_template_kwargs: Mapping[str, Any] | None = None,
     force: bool = False,
     record: Callable[[Check, dict[str, Any]], None] = lambda check, figures: None,
@@ -110,9 +107,8 @@ def try_merge(
         paths: The base, the policy that is loaded, and its adapter: None after full fine-tuning,
             where the policy is a folder.
         to: Folder for the merged model.
-        prompts: Held-out chats.
+        questions: Held-out chats, and the length of the completions that are compared.
         quantization: Precision of the base in training, "4bit" or "16bit".
-        sampling: Arguments of `Engine.generate` for the completions that are compared.
         chat_template_kwargs: Arguments of the chat template.
         force: Whether to put the model in place even if it fails.
         record: Called with the check, and the figures of `parity.compare`; {} without an adapter.
@@ -130,13 +126,13 @@ def try_merge(
         _write(_merged(policy, adapter, quantization), base, chat_template_kwargs, temporary)
         free_memory()
         if adapter is not None:
-            merged = str(temporary.resolve())
+            path = str(temporary.resolve())
             figures = parity.compare(
                 load_checkpoint(base, adapter=adapter, quantization=quantization),
-                load_checkpoint(merged, adapter=None, quantization="16bit"),
-                load_tokenizer(merged),
-                prompts,
-                sampling,
+                load_checkpoint(path, adapter=None, quantization="16bit"),
+                load_tokenizer(path),
+                questions.chats,
+                questions.tokens,
             )
             free_memory()  # both models are gone before the next engine is loaded
         check = parity.verdict(figures)

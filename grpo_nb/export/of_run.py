@@ -49,18 +49,14 @@ def merge_run(stage: "Stage", *, force: bool = False) -> tuple[Path, Check]:
     check = try_merge(
         paths,
         folder,
-        questions.chats,
+        questions,
         quantization=config.model.quantization,
-        sampling={
-            "max_completion_length": config.grpo.max_completion_length,
-            "batch_size": config.evaluate.eval_batch_size,
-        },
         chat_template_kwargs=config.grpo.chat_template_kwargs,
         force=force,
         record=record,
     )
     if kinds:
-        checks = gguf.write(folder, kinds, questions, force=force)
+        checks = gguf.write(folder, kinds, questions)
         stage.record_checks(checks)
         checks.refuse(force)
     return folder, check

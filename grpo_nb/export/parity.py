@@ -107,7 +107,7 @@ def compare(
     merged: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
     prompts: Sequence[list[Message]],
-    sampling: Mapping[str, Any],
+    max_completion_length: int,
 ) -> dict[str, Any]:
     """Compare the adapter on its base with the merged model, in weights and on held-out prompts.
 
@@ -119,7 +119,7 @@ def compare(
         merged: The merged model, read back from disk.
         tokenizer: The tokenizer of both.
         prompts: Held-out prompts.
-        sampling: Arguments of `Engine.generate` for the completions.
+        max_completion_length: Length at which completions are cut [tokens].
 
     Returns:
         The figures of `weights`, and prompts, tokens, kl (mean per token, adapter to merged)
@@ -127,7 +127,8 @@ def compare(
     """
     import torch
 
-    answers = engine_of(tuned, tokenizer).generate(prompts, **sampling)
+    engine = engine_of(tuned, tokenizer)
+    answers = engine.generate(prompts, max_completion_length=max_completion_length)
     distances = []  # [tokens, 3] for each prompt
     for prompt, [sample] in zip(prompts, answers, strict=True):
         inputs, tokens = with_completion(tokenizer, prompt, sample.ids), len(sample.ids)

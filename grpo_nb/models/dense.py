@@ -18,8 +18,7 @@ from transformers import AttentionInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpo_nb.models.engine import Sampling, TransformersEngine
-from grpo_nb.models.hub import quiet
-from grpo_nb.models.vision import has_vision
+from grpo_nb.models.hub import has_vision, quiet
 from grpo_nb.models.weights import cuda_available
 
 if TYPE_CHECKING:

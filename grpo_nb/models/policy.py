@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_nb.files import project_path, runs_root
 from grpo_nb.machine import bound_kernels, several_gpus
-from grpo_nb.models import lm_head
+from grpo_nb.models import hub, lm_head
 from grpo_nb.models.adapter import adapter_config, leaf, name_layers, trained_base
 from grpo_nb.models.engine import Engine, Sample, TransformersEngine, free_memory
-from grpo_nb.models.hub import find_model, hide_bars, load_tokenizer, quiet, tokenizer_of
-from grpo_nb.models.vision import auto_class, has_vision, may_have_vision, read_config
 from grpo_nb.models.vllm import VllmEngine, open_vllm, use_vllm
 from grpo_nb.models.weights import (
     cuda_available,
@@ -115,7 +113,7 @@ def policy_of(
         RuntimeError: `model.fast_inference` is "vllm", but Unsloth has not started vLLM.
     """
     backend = "unsloth" if hasattr(model, "for_inference") else "transformers"
-    tokenizer = tokenizer_of(processing_class)
+    tokenizer = hub.tokenizer_of(processing_class)
     vllm = hasattr(model, "vllm_engine")
     by_unsloth = config and backend == "unsloth" and not config.full_finetuning
     if by_unsloth and not vllm and use_vllm(config.fast_inference, config.quantization):
@@ -158,7 +156,7 @@ def open_engine(
         gpu_memory_utilization: Share of the GPU's memory that vLLM takes until it is closed.
         chat_template_kwargs: Defaults for the chat template, as in `load_tokenizer`.
     """
-    tokenizer = load_tokenizer(model_path, chat_template_kwargs)
+    tokenizer = hub.load_tokenizer(model_path, chat_template_kwargs)
     if use_vllm("detect", quantization):
         return open_vllm(model_path, adapter, quantization, gpu_memory_utilization, tokenizer)
     model = load_checkpoint(model_path, adapter=adapter, quantization=quantization)
@@ -173,7 +171,7 @@ def _for_inference(policy: Policy) -> Iterator[None]:
     """
     model, was_training = policy.model, policy.model.training
     if policy.backend == "unsloth":
-        fast_model = import_unsloth(has_vision(model.config))
+        fast_model = import_unsloth(hub.has_vision(model.config))
         fast_model.for_inference(model)
     model.eval()
     try:
@@ -228,7 +226,7 @@ def unsloth_loads(config: "RunConfig") -> bool:
     plain transformers.
     """
     is_lora = config.policy.backend == "unsloth" and not config.model.full_finetuning
-    has_images = may_have_vision(find_model(config.model.model_name))
+    has_images = hub.may_have_vision(hub.find_model(config.model.model_name))
     return is_lora and not config.policy.adapter and not has_images
 
 
@@ -240,12 +238,12 @@ def load_policy(config: "RunConfig") -> Policy:
     """
     name = config.model.model_name
     set_environment(config)
-    with quiet():
+    with hub.quiet():
         if config.policy.backend == "unsloth":
             model = _load_unsloth(config)
         else:
             model = _load_transformers(config)
-    tokenizer = load_tokenizer(name, config.grpo.chat_template_kwargs)
+    tokenizer = hub.load_tokenizer(name, config.grpo.chat_template_kwargs)
     result = policy_of(model, tokenizer, config.model)
     if adapter := config.policy.adapter:
         folder = runs_root() / adapter / "train/adapter"
@@ -272,7 +270,7 @@ def model_arguments(config: "RunConfig") -> dict[str, Any]:
     names = {"gpu_memory_utilization", "unsloth_vllm_standby"}
     options = config.model.model_dump(include=names) | {"max_lora_rank": config.lora.r}
     return {
-        "model_name": find_model(config.model.model_name),
+        "model_name": hub.find_model(config.model.model_name),
         "max_seq_length": config.model.max_seq_length,
         "load_in_4bit": config.model.load_in_4bit,
         "full_finetuning": config.model.full_finetuning,
@@ -304,7 +302,7 @@ def _load_unsloth(config: "RunConfig") -> "PreTrainedModel":
     import_unsloth()  # must precede the import of transformers, which reads the config
     vision = _reads_images(config.model)
     fast_model = import_unsloth(vision)
-    hide_bars()
+    hub.hide_bars()
     model, _ = fast_model.from_pretrained(**model_arguments(config))
     never_sample_images(model)
     if config.model.full_finetuning:
@@ -326,10 +324,10 @@ def _reads_images(config: "ModelConfig") -> bool:
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as TEXT
 
-    base = read_config(find_model(config.model_name))
-    if not has_vision(base) or cuda_available():
-        return has_vision(base)
-    if TEXT.get(type(base), None) is not auto_class(base)._model_mapping[type(base)]:
+    base = hub.read_config(hub.find_model(config.model_name))
+    if not hub.has_vision(base) or cuda_available():
+        return hub.has_vision(base)
+    if TEXT.get(type(base), None) is not hub.auto_class(base)._model_mapping[type(base)]:
         why = f"Unsloth loads the vision-language model {config.model_name} on a GPU only"
         raise ValueError(f"{why}: set policy.backend = 'transformers'")
     return False

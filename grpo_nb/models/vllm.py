@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models.adapter import adapter_config
 from grpo_nb.models.engine import Chats, Engine, Sample, Sampling, free_memory
-from grpo_nb.models.hub import find_model, quiet
+from grpo_nb.models.hub import find_model, image_tokens, quiet
 from grpo_nb.models.template import render
-from grpo_nb.models.vision import image_tokens
 from grpo_nb.models.weights import cuda_available, weights_dtype
 from grpo_nb.rewards.prompts import images_of
 

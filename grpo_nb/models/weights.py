@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.models.hub import find_model, hide_bars, quiet
-from grpo_nb.models.vision import auto_class, image_tokens, read_config
+from grpo_nb.models import hub
 
 if TYPE_CHECKING:
     import torch
@@ -79,16 +78,16 @@ def load_base(model_path: str, quantization: str, **changes: Any) -> "PreTrained
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=weights_dtype(),
         )
-    path = find_model(model_path)
-    hide_bars()
-    model = auto_class(read_config(path)).from_pretrained(path, **arguments | changes)
+    path = hub.find_model(model_path)
+    hub.hide_bars()
+    model = hub.auto_class(hub.read_config(path)).from_pretrained(path, **arguments | changes)
     never_sample_images(model)
     return model
 
 
 def never_sample_images(model: "PreTrainedModel") -> None:
     """Keep this model's `generate` from sampling image tokens, even when TRL calls it."""
-    if tokens := image_tokens(model.config):
+    if tokens := hub.image_tokens(model.config):
         model.generation_config.suppress_tokens = tokens
 
 
@@ -113,7 +112,7 @@ def dequantized(model: "PreTrainedModel") -> "PreTrainedModel":
             for operation in getattr(conversion, "operations", [])
         )
     ]
-    with quiet():  # transformers prints the dtype
+    with hub.quiet():  # transformers prints the dtype
         return model.dequantize()
 
 
@@ -151,7 +150,7 @@ def load_checkpoint(
         adapter: Folder of the adapter to load; None for the model alone.
         quantization: "4bit" or "16bit".
     """
-    with quiet():
+    with hub.quiet():
         model = unpacked(load_base(model_path, quantization))
         if adapter is not None:
             from peft import PeftModel

@@ -53,8 +53,8 @@ from transformers.trainer_utils import TrainOutput
 from grpo_nb import environments, models, ranks
 from grpo_nb.files import atomic_path, read_lines
 from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head, sharded
+from grpo_nb.models.hub import image_tokens
 from grpo_nb.models.template import fold_system, with_tools
-from grpo_nb.models.vision import image_tokens
 from grpo_nb.models.vllm import without
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.calls import call, contained, kept

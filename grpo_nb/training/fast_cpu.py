@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb.models import Policy, cuda_available
 from grpo_nb.models.dense import dense_lacks, full_attention
-from grpo_nb.models.vision import has_vision
+from grpo_nb.models.hub import has_vision
 from grpo_nb.training.stock import distorted
 
 if TYPE_CHECKING:

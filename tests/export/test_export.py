@@ -226,8 +226,7 @@ def test_the_gate_tells_rounding_from_another_base_on_any_questions(
     def check(base):
         merging._write(merging._merged(TINY, folder, base), TINY, None, tmp_path / base)
         merged = models.load_checkpoint(str(tmp_path / base), adapter=None, quantization="16bit")
-        sampling = {"max_completion_length": 48}
-        return parity.verdict(parity.compare(tuned, merged, tokenizer, UNLIKE * 2, sampling))
+        return parity.verdict(parity.compare(tuned, merged, tokenizer, UNLIKE * 2, 48))
 
     assert check("4bit").state == "ok"
     assert "28 weights are not the base's plus the adapter's change" in check("16bit").evidence
@@ -290,9 +289,8 @@ def other(merged, weights):
 
 
 def test_a_sound_merge_passes_and_keeps_the_whole_change(merge_of):
-    tokenizer, sampling = models.load_tokenizer(merge_of.base), {"max_completion_length": 12}
-    tuned, merged = merge_of.tuned, merge_of.merged
-    figures = parity.compare(tuned, merged, tokenizer, LIKE[:2], sampling)
+    tokenizer = models.load_tokenizer(merge_of.base)
+    figures = parity.compare(merge_of.tuned, merge_of.merged, tokenizer, LIKE[:2], 12)
     check = parity.verdict(figures)
     assert check.state == "ok", check
     assert figures["kept"] == pytest.approx(1, abs=0.02)

@@ -6,7 +6,7 @@ import vision_families
 from vision_families import FAMILIES, chat, disc
 
 from grpo_nb import models
-from grpo_nb.models import hub, template, vision
+from grpo_nb.models import hub, template
 
 RED, BLUE = disc("red"), disc("blue")
 TWO_SIZES = [chat("Which color?", RED), chat("And this?", disc("blue", 84))]
@@ -63,7 +63,7 @@ def test_tokens_of_images_are_counted(qwen):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_question_cannot_forge_an_image(folders, name):
     tokenizer = hub.load_tokenizer(str(folders[name]))
-    for token in vision.image_tokens(vision.read_config(str(folders[name]))):
+    for token in hub.image_tokens(hub.read_config(str(folders[name]))):
         text = tokenizer.decode([token])
         for forged in (chat(f"{text} What?", RED), chat(f"{text} What?")):
             with pytest.raises(ValueError, match="content of a turn holds"):
@@ -110,7 +110,7 @@ def test_prompts_with_and_without_images_share_a_batch(folders, name):
 
 def test_a_token_of_an_image_is_never_sampled(qwen):
     engine = engine_for(qwen)
-    tokens = vision.image_tokens(engine.model.config)
+    tokens = hub.image_tokens(engine.model.config)
     head = engine.model.lm_head.weight
     with torch.no_grad():
         head[tokens] = 50 * head[tokens]  # without it they would be nearly all that is sampled

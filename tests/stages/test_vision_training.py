@@ -7,7 +7,7 @@ from vision_families import FAMILIES, learn, trainer_of
 
 import grpo_nb
 from grpo_nb import models
-from grpo_nb.models import template, vision
+from grpo_nb.models import hub, template
 from grpo_nb.runs import Run
 from grpo_nb.training import stock
 
@@ -124,7 +124,7 @@ def test_the_dry_run_writes_no_token_of_an_image(folders, runs_dir):
 def test_trl_samples_no_token_of_an_image(folders, runs_dir):
     """It would end the training: more tokens of images than images."""
     trainer = trainer_of(folders["qwen2_5_vl"], "sampling")
-    tokens = vision.image_tokens(trainer.policy.model.config)
+    tokens = hub.image_tokens(trainer.policy.model.config)
     head = trainer.policy.model.get_base_model().lm_head.weight
     with torch.no_grad():
         head[tokens] = 50 * head[tokens]

@@ -262,30 +262,18 @@ def with_tools(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase
     the same text.
 
     Raises:
-        ValueError: The template does not render calls or results, or TRL cannot read its calls.
+        ValueError: TRL has no parser for this template's calls.
     """
     from trl import chat_template_utils
 
-    if not chat_template_utils.supports_tool_calling(tokenizer):
-        raise ValueError(
-            f"the chat template of {tokenizer.name_or_path!r} does not render tool calls and "
-            "their results: take a model that was tuned for tools, such as Qwen/Qwen3-1.7B"
-        )
     defaults = DEFAULTS.match(tokenizer.chat_template)[0]
     # TRL recognizes a template by its text, so the defaults of `add_defaults` are removed first.
     tokenizer.chat_template = tokenizer.chat_template.removeprefix(defaults)
-    try:
-        if not getattr(tokenizer, "response_template", None):
-            chat_template_utils.add_response_schema(tokenizer)
-        if not chat_template_utils.is_chat_template_prefix_preserving(tokenizer):
-            tokenizer.chat_template = chat_template_utils.get_training_chat_template(tokenizer)
-    except ValueError as error:
-        raise ValueError(
-            f"TRL has no parser for the tool calls of {tokenizer.name_or_path!r} ({error}): set "
-            "tokenizer.response_template and save the tokenizer with it, or take another model"
-        ) from error
-    finally:
-        tokenizer.chat_template = defaults + tokenizer.chat_template
+    if not getattr(tokenizer, "response_template", None):
+        chat_template_utils.add_response_schema(tokenizer)
+    if not chat_template_utils.is_chat_template_prefix_preserving(tokenizer):
+        tokenizer.chat_template = chat_template_utils.get_training_chat_template(tokenizer)
+    tokenizer.chat_template = defaults + tokenizer.chat_template
     return tokenizer
 
 

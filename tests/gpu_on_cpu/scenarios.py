@@ -188,22 +188,12 @@ def arguments():
 
 
 def changed_arguments():
-    """A second trainer over the same args, which the first has written to, and what is refused."""
-    one, refused = start("changed"), {}
+    """A second trainer over the same args, which the first has written to."""
+    one = start("changed")
     args, stage = one.args, one.stage
     args.unsloth_num_chunks, args.vllm_sampling_params, args.temperature = 2, None, 0.9
     rows = one.train_dataset.to_list()
-    again = stages.build_trainer(one.policy, MATH, rows, stage, args)
-    for name, value in {"learning_rat": 1, "num_generations": 6, "weight_decay": -1}.items():
-        before = vars(args).copy()
-        setattr(args, name, value)
-        try:
-            stages.build_trainer(one.policy, MATH, rows, stage, args)
-        except ValueError as error:
-            refused[name] = str(error)
-        vars(args).clear()
-        vars(args).update(before)
-    return {"plan": again.plan, "refused": refused}
+    return {"plan": stages.build_trainer(one.policy, MATH, rows, stage, args).plan}
 
 
 def an_environment():

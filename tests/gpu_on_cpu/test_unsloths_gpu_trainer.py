@@ -51,12 +51,8 @@ def test_what_unsloth_changes_of_the_arguments_is_named(report):
         assert was["weight_decay"] == "0.0 → 0.001"
 
 
-def test_what_a_cell_cannot_set_in_unsloths_config_is_refused(report):
-    seen = report("changed_arguments")
-    assert seen["plan"].startswith("begins at step 1 of 4")
-    assert "did you mean 'args.learning_rate'" in seen["refused"]["learning_rat"]
-    assert "num_generations = 6 does not divide the batch" in seen["refused"]["num_generations"]
-    assert "args.weight_decay = -1: it must be 0 or more" in seen["refused"]["weight_decay"]
+def test_arguments_that_unsloths_trainer_wrote_to_serve_a_second_one(report):
+    assert report("changed_arguments")["plan"].startswith("begins at step 1 of 4")
 
 
 def test_it_is_unsloths_trainer_that_trains(report):

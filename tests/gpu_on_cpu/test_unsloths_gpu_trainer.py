@@ -16,15 +16,11 @@ import pytest
 from grpo_nb.machine import PROJECT_ROOT
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    """Of scenarios.py, by the scenario's name; one that raised fails the test that asks for it."""
-    for package in ("triton", "diffusers"):  # Unsloth imports them on a GPU
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: pip install -r requirements-test.txt")
-    folder = tmp_path_factory.mktemp("gpu_on_cpu")
-    command = [sys.executable, str(Path(__file__).with_name("scenarios.py")), str(folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT_ROOT)}
+def report_of(script, folder, *packages):
+    """What a script's scenarios report; one that raised fails the test that asks for it."""
+    command = [sys.executable, Path(__file__).with_name(script), folder]
+    path = os.pathsep.join(map(str, [PROJECT_ROOT, *packages]))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads((folder / "report.json").read_text(encoding="utf-8"))
@@ -34,6 +30,14 @@ def report(tmp_path_factory):
         return found[scenario]
 
     return of
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    for package in ("triton", "diffusers"):  # Unsloth imports them on a GPU
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install -r requirements-test.txt")
+    return report_of("scenarios.py", tmp_path_factory.mktemp("gpu_on_cpu"))
 
 
 def test_what_unsloth_changes_of_the_arguments_is_named(report):

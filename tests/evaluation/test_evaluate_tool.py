@@ -66,3 +66,9 @@ def test_a_loaded_model_answers_as_its_folder_does():
 def test_what_cannot_be_evaluated_is_refused_before_a_model_is_loaded(rows, options, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         grpo_nb.evaluate({"base": "no/such-model"}, rows, [tidy, right], **options)
+
+
+def test_a_missing_adapter_is_named_before_the_first_model_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo_nb.evaluation.evaluate.answer_rows", None)
+    with pytest.raises(FileNotFoundError, match="checkpoint-9"):
+        compared({"base": TINY, "trained": (TINY, tmp_path / "checkpoint-9")})

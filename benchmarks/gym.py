@@ -34,7 +34,7 @@ from grpo_nb.data.gym import NAME, REFUSED, of_level
 from grpo_nb.pipeline.notebooks import assigned
 from grpo_nb.pipeline.placebo import resolve_placebo, take_over
 from grpo_nb.rewards import load_preset
-from grpo_nb.rewards.gym import EVALUATED, library
+from grpo_nb.rewards.gym import library
 from grpo_nb.runs import Run
 from grpo_nb.stats import pass_at_k
 
@@ -88,8 +88,7 @@ def line(task: str) -> str:
         return f"| {task} | refused | | {str(error).splitlines()[0][:160]} |"
     seconds = (time.process_time() - start) / ROWS
     strict, harsh = stops(rows, "gym")
-    notes = ["sandbox"] * (task in EVALUATED) + [f"slow: {seconds:.1f} s"] * (seconds > SLOW)
-    notes += ["harsh"] * harsh
+    notes = [f"slow: {seconds:.1f} s"] * (seconds > SLOW) + ["harsh"] * harsh
     cells = [", ".join(each) for each in (strict, credit(rows), notes)]
     return f"| {task} | {' | '.join(cells)} |"
 

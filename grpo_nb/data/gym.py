@@ -21,7 +21,7 @@ from grpo_nb.answers import TAGS
 from grpo_nb.checks import Check
 from grpo_nb.files import read_yaml
 from grpo_nb.names import refuse_unknown
-from grpo_nb.rewards.gym import EVALUATED, gym_reward, library
+from grpo_nb.rewards.gym import gym_reward, library
 
 NAME = "reasoning-gym:"
 ROWS = 1000  # as many are asked for if data.max_rows is 0
@@ -168,20 +168,12 @@ def refuse_task(task: str, options: Mapping[str, Any]) -> None:
     """Refuse an unknown task or option, and a task that cannot be used, with the reason.
 
     Raises:
-        ValueError: The task, an option or the machine is unfit.
+        ValueError: The task or an option is unfit.
     """
     tasks = library().factory.DATASETS
     refuse_unknown("task of reasoning-gym", task, sorted(tasks))
     if task in REFUSED:
         raise ValueError(f"{NAME}{task} cannot be used: {REFUSED[task]}")
-    if task in EVALUATED:
-        from grpo_nb.sandbox.bubblewrap import bubblewrap_problem
-
-        if problem := bubblewrap_problem():
-            raise ValueError(
-                f"{NAME}{task} cannot be used here: its scorer runs answers as code, which needs "
-                f"bubblewrap ({problem}); install it, or take another task"
-            )
     names = [each.name for each in fields(tasks[task][1]) if each.name not in ("seed", "size")]
     for option in options:
         refuse_unknown(f"option of {task} (data.options)", option, names)

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,8 @@ from grpo_nb.sandbox.harness import HARNESS
 from grpo_nb.sandbox.values import FILE_BYTES, START_SECONDS, Limits, Outcome, decode
 
 
-def command(gate_fd: int, info_fd: int, channel_fd: int, folders: Sequence[str] = ()) -> list[str]:
+def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:
     """Return the command that starts bubblewrap, as an ordinary user.
-
-    Programs can read these `folders` beside the standard library.
 
     Limits on processes do not apply to root, so root becomes another user first. That user cannot
     read an interpreter below /root, so it is mounted at /mnt as well, for this process tree only.
@@ -48,8 +46,6 @@ def command(gate_fd: int, info_fd: int, channel_fd: int, folders: Sequence[str] 
         sandbox += f" --ro-bind-try {path} {path}"
     sandbox += f" --dev-bind /dev/null /dev/null --size {16 * FILE_BYTES} --tmpfs /tmp --chdir /tmp"
     command = [*before, find_tool("bwrap"), *sandbox.split(), "--ro-bind", source, str(prefix)]
-    for folder in folders:
-        command += ["--ro-bind", folder, folder]
     command += ["--remount-ro", "/", "--", python, "-P", "-S", "-s", "-B", "-X", "utf8"]
     return [*command, "-c", HARNESS, str(channel_fd)]
 
@@ -62,7 +58,16 @@ def find_tool(name: str) -> str:
 
 
 def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
-    token, job = job_of(code, asks, limits)
+    token = secrets.token_hex(8).encode()  # begins each line that the program's process writes
+    rlimits = {
+        "RLIMIT_AS": limits.memory_mib << 20,
+        "RLIMIT_CPU": int(limits.seconds) + 2,
+        "RLIMIT_FSIZE": FILE_BYTES,
+        "RLIMIT_NOFILE": 64,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_NPROC": limits.processes,
+    }
+    job = marshal.dumps((token.decode(), code, asks, limits.output_bytes, rlimits))
     answer_bytes = 6 * limits.output_bytes + 1024
     try:
         with started(job) as (process, channel):
@@ -82,31 +87,9 @@ def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
     return Outcome(answers, ending or f"{crash} before it gave a result")
 
 
-def job_of(code: str, asks: list[Any], limits: Limits) -> tuple[bytes, bytes]:
-    """Return what begins each line that a program's process writes, and the job that it reads."""
-    token = secrets.token_hex(8).encode()
-    rlimits = {
-        "RLIMIT_AS": limits.memory_mib << 20,
-        "RLIMIT_CPU": int(limits.seconds) + 2,
-        "RLIMIT_FSIZE": FILE_BYTES,
-        "RLIMIT_NOFILE": 64,
-        "RLIMIT_CORE": 0,
-        "RLIMIT_NPROC": limits.processes,
-    }
-    return token, marshal.dumps((token.decode(), code, asks, limits.output_bytes, rlimits))
-
-
 @contextlib.contextmanager
-def started(
-    job: bytes, folders: Sequence[str] = (), fds: Sequence[int] = ()
-) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
-    """Yield a sandbox that works on `job`, and its result channel; then end all its processes.
-
-    Args:
-        job: The second value that `job_of` returns.
-        folders: Folders that its program can read, beside the standard library.
-        fds: Open files that its program gets, under the same numbers.
-    """
+def started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
+    """Yield a sandbox that works on `job`, and its result channel; then end all its processes."""
     with contextlib.ExitStack() as stack:
         own = (*os.pipe(), *os.pipe(), *os.pipe(), os.memfd_create("job"))
         files = [stack.enter_context(os.fdopen(fd, "rb", 0)) for fd in own]
@@ -116,14 +99,14 @@ def started(
         os.lseek(inbox.fileno(), 0, os.SEEK_SET)
         inherited = [file.fileno() for file in (gate_end, info_end, channel_end)]
         process = subprocess.Popen(
-            command(*inherited, folders),
+            command(*inherited),
             env={},  # not even bubblewrap's own processes may hold the caller's tokens
             cwd="/",
             stdin=inbox,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            pass_fds=[*inherited, *fds],
+            pass_fds=inherited,
             start_new_session=True,
         )
         stack.enter_context(process)

@@ -132,7 +132,7 @@ def test_a_task_is_refused_before_a_run_begins(runs_dir, capsys):
     assert not list(runs_dir.iterdir())
 
 
-SLOW = {"knight_swap", "futoshiki", "zebra_puzzles", "intermediate_integration"}
+SLOW = {"knight_swap", "futoshiki", "zebra_puzzles"}
 SLOW |= {"number_sequence"}  # now and then
 
 

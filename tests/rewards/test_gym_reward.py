@@ -1,4 +1,4 @@
-"""The reward of reasoning-gym's tasks: strict, and no answer gets out of the sandbox."""
+"""The reward of reasoning-gym's tasks: strict, and no answer runs as code."""
 
 import json
 
@@ -6,7 +6,8 @@ import pytest
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from grpo_nb.rewards import gym, gym_reward, load_preset
+from grpo_nb.data.gym import REFUSED
+from grpo_nb.rewards import gym_reward, load_preset
 
 WRITES = (
     "open('{}', 'w').write('x')",
@@ -14,8 +15,9 @@ WRITES = (
     "__import__('os').system('touch {}')",
     "exec(\"open('{}', 'w')\")",
 )
-NEVER_ENDS = ("9**9**8", "1e999999999", "1/1e-999999999", "[" * 5000, "9" * 5000, "(" * 5000)
-SLOW = {"composite", "knight_swap", "arc_agi"}  # not a task; they take seconds to begin
+LOOPS = "[" + " ".join(["'a'", *(f"for {name} in '{'a' * 90}'" for name in "abcdef")]) + "]"
+NEVER_ENDS = (LOOPS, "9**9**8", "1e999999999", "1/1e-999999999", "[" * 5000, "9" * 5000, "(" * 5000)
+SLOW = {"knight_swap"}  # takes seconds to begin
 
 
 def entry_of(task, **options):
@@ -29,26 +31,14 @@ def paid(text, answer, entry, **options):
     return func([f"<answer>{text}</answer>"], answer=[answer], entry=[entry])[0]
 
 
-@pytest.mark.parametrize("task", sorted(set(DATASETS) - SLOW))
+@pytest.mark.parametrize("task", sorted(set(DATASETS) - set(REFUSED) - SLOW))
 def test_no_answer_writes_a_file_or_never_ends(task, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     answer, entry = entry_of(task)
     file = tmp_path / "written"
     for text in (*(each.format(file) for each in WRITES), *NEVER_ENDS):
-        score = paid(text, answer or "none", entry, partial=True)
-        assert score < 1 or task == "game_of_life_halting", text
+        assert paid(text, answer, entry, partial=True) < 1, text
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("task", gym.EVALUATED)
-def test_the_sandbox_alone_holds_what_a_scorer_runs(task, tmp_path):
-    answer, entry = entry_of(task)
-    about = json.loads(entry) | {"answer": answer}
-    file = tmp_path / "written"
-    for text in (WRITES[0].format(file), WRITES[2].format(file), "9**9**8", "1e999999999"):
-        assert gym.evaluate(text, about).score < 1, text
-    assert gym.evaluate(answer, about).score == 1
-    assert not file.exists()
 
 
 def test_an_answer_is_right_if_the_scorer_says_so_in_any_spelling_it_takes():

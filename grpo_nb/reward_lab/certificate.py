@@ -9,6 +9,7 @@ gets right. The result is "stop" if the whole 95 % interval of this share lies b
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
     """Test a judge on up to GROUPS groups; test position bias only for a `GroupJudge`.
 
     Args:
-        judge: A judge of individual completions, or of groups. The tests use its budget.
+        judge: A judge of individual completions, or of groups.
         test: The test with the rows and baseline rollouts of the run.
     """
     groups = _groups(test)
@@ -68,9 +69,9 @@ def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
     def again(altered: LLMJudge) -> list[tuple[Grades, Grades]]:
         return list(zip(grades, _grades(altered, groups), strict=True))
 
-    results = {"repeatability": [_repeats(*pair) for pair in again(judge.changed(cache=False))]}
+    results = {"repeatability": [_repeats(*pair) for pair in again(replace(judge, cache=False))]}
     if isinstance(judge, GroupJudge):
-        mirror = judge.changed(reverse=not judge.reverse)
+        mirror = replace(judge, reverse=not judge.reverse)
         results["position"] = [_keeps_order(*pair) for pair in again(mirror)]
     texts = [min(g.completions, key=marks.get) for g, marks in zip(groups, grades, strict=True)]
     for name, suffix in TESTS["copies"].items():  # of the worst completion

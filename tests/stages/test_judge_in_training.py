@@ -73,16 +73,6 @@ def test_up_to_the_set_rate_a_failure_is_none_and_the_training_goes_on(server):
     assert failures == [8.0, 0.0, 0.0, 0.0]
 
 
-def test_a_spent_budget_stops_with_a_checkpoint_and_a_larger_one_goes_on(server):
-    run = make_run("budget", **SHORT)
-    trainer = trainer_with(judge_of(server, max_calls=5), run)  # 2 a step
-    with pytest.raises(RuntimeError, match="has spent its max_calls = 5"):
-        trainer.train()
-    assert (run / "train/checkpoint-2").is_dir() and len(server.seen) <= 5
-    trainer_with(judge_of(server, max_calls=5), run).train()  # a new process has the whole budget
-    assert [line["step"] for line in comparable(run)] == [1, 2, 3, 4]
-
-
 def test_outside_of_a_training_a_judge_that_is_down_raises_nothing(server):
     server.script = [500]
     judge = LLMJudge("m", server.url, retries=0)

@@ -1,6 +1,5 @@
 """Combine rewards in TRL's shape: gate one by another, or adapt a weight during training."""
 
-import asyncio
 import inspect
 import json
 from collections.abc import Callable, Sequence
@@ -8,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_nb.rewards.contract import Reward, Scores, declared_range
+from grpo_nb.rewards.contract import Scores, declared_range
 
 BatchReward = Callable[..., Any]
 
@@ -17,29 +16,6 @@ def is_async(reward: BatchReward) -> bool:
     """Return whether TRL must await a reward, because it or its `__call__` is an async function."""
     call = getattr(reward, "__call__", None)  # noqa: B004 (its kind matters, not its presence)
     return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
-
-
-def waits(reward: BatchReward) -> bool:
-    """Return whether a reward mostly waits for other processes, so that it may run in a thread.
-
-    Such a reward is declared by `@reward(parallel=True)`. Any other may rely on running alone.
-    """
-    parts = getattr(reward, "parts", [reward])
-    ours = all(isinstance(part, Reward) for part in parts)
-    return ours and any(part.settings.parallel for part in parts)
-
-
-def in_thread(reward: BatchReward) -> BatchReward:
-    """Return an async function that calls the reward in a thread.
-
-    TRL runs only async rewards concurrently.
-    """
-
-    async def call(**columns: Any) -> Any:
-        return await asyncio.to_thread(reward, **columns)
-
-    call.__name__ = reward.__name__
-    return call
 
 
 @dataclass(eq=False)

@@ -33,7 +33,6 @@ For each method that overrides TRL's, the docstring gives the reason, and what U
 does with the method.
 """
 
-import atexit
 import functools
 import io
 import math
@@ -58,7 +57,7 @@ from grpo_nb.models.template import fold_system, with_tools
 from grpo_nb.models.vllm import without
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.calls import call, contained, kept
-from grpo_nb.rewards.combine import in_thread, is_async, waits
+from grpo_nb.rewards.combine import is_async
 from grpo_nb.rewards.prompts import Message, images_of, loggable
 from grpo_nb.stages import checkpoints
 from grpo_nb.stages.arguments import expected, grpo_arguments, refuse_unusable
@@ -108,8 +107,6 @@ class RunTrainer:
         policy.model.max_seq_length = config.model.max_seq_length  # as Unsloth's models have it
         lm_head.install_where_needed()  # for your own model too
         self.reward_funcs = list(map(self._timed, rewards.reward_funcs))
-        if any(map(is_async, self.reward_funcs)) and not self._has_async_funcs:
-            self._start_event_loop()  # for rewards that wait, which run in threads
         self.remove_callback(PrinterCallback)
         if policy.vllm and self.use_vllm:  # else Unsloth leaves a folder in the working directory
             self.vllm_generation._unsloth_load_lora = policy.live_adapter
@@ -128,14 +125,6 @@ class RunTrainer:
             # report what is kept. During the steps `train` handles the signal.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._add_callbacks(stage)
-
-    def _start_event_loop(self) -> None:
-        """Start the thread in which TRL awaits rewards, as it does for rewards that are async."""
-        from trl.trainer.utils import shutdown_event_loop_in_daemon, start_event_loop_in_daemon
-
-        self.async_loop_thread, self.async_loop, ready = start_event_loop_in_daemon("rewards")
-        self._has_async_funcs = ready.wait()
-        atexit.register(shutdown_event_loop_in_daemon, self.async_loop_thread, self.async_loop)
 
     def _add_callbacks(self, stage: "Stage") -> None:
         """Give this trainer what acts between steps; a notebook's own monitor replaces this one."""
@@ -337,16 +326,14 @@ class RunTrainer:
         return rewards_N_F
 
     def _timed(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a reward to measure its time; if it mostly waits (`waits`), it runs in a thread."""
-        func, name = in_thread(func) if waits(func) else func, func.__name__
-        key = f"rewards/{name}/seconds"
-
+        """Wrap a reward to measure its time."""
+        key = f"rewards/{func.__name__}/seconds"
         if not is_async(func):
             return self._timing(key)(functools.wraps(func)(functools.partial(call, func)))
 
         @functools.wraps(func)
         async def awaited(**columns: Any) -> Any:
-            with self._timing(key), contained(name):
+            with self._timing(key), contained(func.__name__):
                 return await func(**columns)
 
         return awaited

@@ -92,6 +92,13 @@ def test_past_the_allowed_share_of_none_it_raises():
         dry(completions=["a"] * 18 + ["x"] * 2)
 
 
+def test_a_reward_that_asks_another_in_its_thread_is_answered():
+    """They share their threads: it must not wait for one that never gets free."""
+    inner = reward(parallel=True)(lambda response: float(response))
+    outer = reward(parallel=True)(lambda response: inner(completions=[response])[0])
+    assert outer(completions=["0", "1"] * 64) == [0.0, 1.0] * 64
+
+
 def test_leaving_the_program_is_an_error_of_the_reward():
     leaver = reward()(lambda response: sys.exit(7))
     with pytest.raises(RuntimeError, match=r"called sys.exit\(7\): return a score or None") as left:

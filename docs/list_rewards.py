@@ -4,7 +4,7 @@ import runpy
 from pathlib import Path
 
 from grpo_nb.files import atomic_path
-from grpo_nb.rewards import code, correctness, format, gym, length, style
+from grpo_nb.rewards import correctness, format, gym, style
 from grpo_nb.rewards.contract import Reward
 from grpo_nb.rewards.sets import PRESETS, built_in
 
@@ -12,9 +12,7 @@ PAGE = Path(__file__).parent / "rewards.md"
 KINDS = {
     correctness: "Correctness",
     format: "Format",
-    length: "Length",
-    style: "Style",
-    code: "Code",
+    style: "Length and style",
     gym: "Tasks of reasoning-gym",
 }
 HEAD = """# Rewards

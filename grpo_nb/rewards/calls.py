@@ -59,12 +59,14 @@ def run(
     """
     func = getattr(reward_func, "__self__", reward_func)  # it may be a Reward's method `explain`
     name = getattr(func, "__name__", type(func).__name__)
-    if fault := _misfit(reward_func, columns):
+    try:
+        inspect.signature(reward_func).bind(**columns)
+    except TypeError as error:
         names = ", ".join(name for name in columns if name not in PASSED) or "none"
         raise ValueError(
-            f"reward {name}: {fault}; the dataset has the columns {names}: rename the column or "
+            f"reward {name}: {error}; the dataset has the columns {names}: rename the column or "
             "the parameter, or take others by **kwargs"
-        )
+        ) from None
     with kept(seed), contained(name):
         scores = limited(name, seconds, reward_func, **columns)
         if inspect.isawaitable(scores):
@@ -77,17 +79,6 @@ def run(
         f"reward {name} returned {scores!r}, not a list of scores: return a list with one score "
         "or None for each completion"
     )
-
-
-def _misfit(reward_func: Callable[..., Any], columns: dict[str, Any]) -> str:
-    """Return why a reward cannot be called with these columns; "" if it can."""
-    try:
-        inspect.signature(reward_func).bind(**columns)
-    except TypeError as error:
-        return str(error)
-    except ValueError:  # a builtin without a signature
-        return ""
-    return ""
 
 
 @contextmanager

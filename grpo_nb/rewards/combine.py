@@ -38,11 +38,8 @@ class gated:
     def __post_init__(self) -> None:
         self.parts = [self.reward, self.by]
         names = [part.__name__ for part in self.parts]
-        if async_names := [part.__name__ for part in self.parts if is_async(part)]:
-            raise ValueError(
-                f"{async_names[0]} is async, which gated() cannot take: write one `async def` "
-                "reward that awaits both and returns the lowest score where the gate is closed"
-            )
+        if any(map(is_async, self.parts)):
+            raise ValueError("gated() takes no async reward: write one that awaits both parts")
         self.__name__ = self.name or "_gated_by_".join(names)
         self.__doc__ = f"{names[0]} where {names[1]} gives {self.mark:g}."
         self.range = declared_range(self.reward)

@@ -204,11 +204,6 @@ class reward:
     needs: str = ""
 
     def __call__(self, score: Callable[..., Any]) -> Reward:
-        if inspect.iscoroutinefunction(score):
-            raise ValueError(
-                f"reward {score.__name__} is async: decorate a plain function, or write it in "
-                "TRL's shape, `async def f(completions, **columns)`, without @reward"
-            )
         return Reward(score, self)
 
 
@@ -225,10 +220,7 @@ def parameters_of(reward_func: Callable[..., Any]) -> tuple[list[str], list[str]
     """
     if hasattr(reward_func, "columns"):
         return list(reward_func.columns), list(getattr(reward_func, "_optional", ())), True
-    try:
-        parameters = inspect.signature(reward_func).parameters.values()
-    except (TypeError, ValueError):  # a builtin without a signature
-        return [], [], True
+    parameters = inspect.signature(reward_func).parameters.values()
     bound = getattr(reward_func, "keywords", {})  # of a partial
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     names = {p.name: p.default is p.empty for p in parameters if p.kind not in kinds}

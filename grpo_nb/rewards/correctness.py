@@ -1,4 +1,8 @@
-"""Correctness rewards: numbers are compared as rationals, and prose is never taken for a number."""
+"""Correctness rewards.
+
+Numbers are compared as rationals, and prose is never taken for a number. Code runs in the sandbox,
+and its results are compared outside of it.
+"""
 
 import json
 import re
@@ -8,10 +12,15 @@ from fractions import Fraction
 from typing import Any
 
 from grpo_nb import answers
-from grpo_nb.answers.forms import TAGS, Form
+from grpo_nb.answers.forms import FORMS, TAGS, Form
 from grpo_nb.rewards.combine import gated
 from grpo_nb.rewards.contract import Scored, reward
-from grpo_nb.rewards.format import parse_json, soft_format_reward
+from grpo_nb.rewards.format import (
+    extract_code,
+    no_syntax_error_reward,
+    parse_json,
+    soft_format_reward,
+)
 from grpo_nb.rewards.prompts import split_words
 
 LONGEST_ANSWER = 2_000  # characters of an answer that are compared as text
@@ -153,3 +162,38 @@ def _same(left: Any, right: Any) -> bool:
     if {type(left), type(right)} <= {int, float}:
         return left == right
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
+
+
+@reward(
+    max_none_share=0.05, parallel=True, resists="printed verdicts, early exit, patched equality"
+)
+def code_execution_reward(
+    response: str, tests: Any, *, seconds: float = 2.0, partial: bool = True, form: Form = TAGS
+) -> Scored:
+    """Pay the share of the tests that the code passes; `partial=False` pays all or nothing.
+
+    The code is the last fenced block, or else the marked answer. The column `tests` contains calls
+    with expected values, pairs of stdin and stdout, or asserts, in a format that
+    `sandbox.run_tests` accepts.
+    """
+    from grpo_nb.sandbox import Limits, run_tests
+
+    code = extract_code(response, form)
+    if not code:
+        return Scored(0.0, "no code in a fenced block or in the marks of the answer")
+    verdict = run_tests(code, tests, limits=Limits(seconds=seconds))
+    if verdict.failure:
+        return Scored(None, verdict.failure)
+    reason = next(filter(None, verdict.reasons), "")
+    return Scored(verdict.share if partial else float(verdict.share == 1), reason)
+
+
+@reward(max_none_share=0.05, parallel=True, resists="as code_execution_reward")
+def code_generation_reward(response: str, tests: Any, *, form: Form = FORMS["code"]) -> Scored:
+    """Pay 1/8 for one block of code, 1/8 if it parses, and 3/4 of the share of passed tests."""
+    execution = code_execution_reward.score(response, tests, form=form)
+    if execution.score is None:
+        return execution
+    well_formed = soft_format_reward.score(response, form=form)
+    parses = no_syntax_error_reward.score(response, form=form).score
+    return Scored(0.125 * (well_formed + parses) + 0.75 * execution.score, execution.reason)

@@ -7,7 +7,6 @@ defines is used, with weight 1. In the file, `rewards` means `grpo_nb.rewards` a
 
 import hashlib
 import inspect
-import math
 import re
 import sys
 import traceback
@@ -48,7 +47,7 @@ def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: The preset or form does not exist, the file cannot be used, or the weights are
-            not one finite number for each reward.
+            not one number for each reward.
 
     >>> load_preset("qa", "1, 0, 0.5").reward_weights
     [1.0, 0.0, 0.5]
@@ -62,11 +61,8 @@ def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str
         preset = preset.in_form(form, opened)
     if not reward_weights.strip():
         return preset
-    try:
-        weights = [float(weight) for weight in reward_weights.split(",")]
-    except ValueError:
-        weights = []
-    if len(weights) != len(preset.names) or not all(map(math.isfinite, weights)):
+    weights = [float(weight) for weight in reward_weights.split(",")]
+    if len(weights) != len(preset.names):
         raise ValueError(
             f"rewards.reward_weights = {reward_weights!r}: write {len(preset.names)} numbers, "
             f"separated by commas, for {', '.join(preset.names)}"
@@ -107,19 +103,16 @@ def load_python(
     of_preset = form in PRESETS or form.endswith(".py")
     base = load_preset(extends or (form if of_preset else "math"), form="" if of_preset else form)
     pairs = rewards_of(module, notes.get("ranges", {}))
-    correct = getattr(module, "correct", notes.get("correct", "")) or _reads_a_column(pairs)
+    correct = getattr(module, "correct", notes.get("correct", "")) or next(
+        (func.__name__ for func, _ in pairs if columns_read(func)), ""
+    )
     correct = getattr(correct, "__name__", correct)
     file_set = reward_set(pairs, base, own=functions or base.own, correct=str(correct))
     if not extends:
         return file_set
     for func, weight in file_set.pairs:
         base = base.adding(func, weight)
-    return base._replace(own=file_set.own, correct=base.correct if extends else file_set.correct)
-
-
-def _reads_a_column(pairs: Sequence[tuple[Callable[..., Any], float]]) -> str:
-    """Return the name of the first reward that reads a column of the data, such as `answer`."""
-    return next((func.__name__ for func, _ in pairs if columns_read(func)), "")
+    return base._replace(own=file_set.own)
 
 
 def about_path(path: Path) -> Path:

@@ -1,6 +1,5 @@
 """Build reward sets from weighted rewards, and load the named sets of presets.yaml."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any, NamedTuple
 
 from grpo_nb.answers import FORMS, TAGS, Form, find_form
 from grpo_nb.files import read_yaml
-from grpo_nb.rewards import code, correctness, format, gym, length, style
+from grpo_nb.rewards import correctness, format, gym, style
 from grpo_nb.rewards.calls import call
 from grpo_nb.rewards.combine import Adaptive, gated, is_async
 from grpo_nb.rewards.contract import Reward, columns_read, declared_range, unwrapped
@@ -155,15 +154,11 @@ def reward_set(
     Rewards with an option `form` use the form of the set unless they were configured with another.
 
     Raises:
-        ValueError: There is no reward, a weight is not a finite number, or two rewards have the
-            same name, so that TRL's tables would merge them.
+        ValueError: There is no reward, or two rewards have the same name, so that TRL's tables
+            would merge them.
     """
-    for func, weight in pairs:
+    for func, _ in pairs:
         give_name(func)
-        if not isinstance(weight, int | float) or not math.isfinite(weight):
-            raise ValueError(
-                f"the weight of {func.__name__} is {weight!r}: write a number, such as 0.25"
-            )
     names = [func.__name__ for func, _ in pairs]
     if twins := [name for name in names if names.count(name) > 1]:
         raise ValueError(
@@ -178,7 +173,7 @@ def reward_set(
 
 def built_in() -> dict[str, Callable[..., Any]]:
     """Return {name: reward} for the rewards of this package that need no arguments."""
-    modules = correctness, format, length, style, code, gym
+    modules = correctness, format, style, gym
     pairs = [pair for module in modules for pair in vars(module).items()]
     return {k: v for k, v in pairs if isinstance(v, Reward | gated) and v.__name__ == k}
 

@@ -1,9 +1,12 @@
-"""Style rewards, for signs of sound reasoning and for citations, and against repetition.
+"""Style rewards: length, signs of sound reasoning, citations, and no repetition.
 
-A wrong answer can earn all of these rewards: give them small weights, or gate them.
+A wrong answer can earn all of these rewards: give them small weights, or gate them. Length is
+counted in tokens if TRL passes `completion_ids`, and otherwise in words.
 """
 
+import math
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
 from grpo_nb.answers.forms import TAGS, Form
@@ -19,6 +22,7 @@ _EQUATION = re.compile(
     rf"(?<![\w.])({_AMOUNT}(?:\s?[-+*/x×÷]\s?{_AMOUNT})+)(?:\s?=\s?(-?{_AMOUNT}))?", re.ASCII
 )
 _STEP = re.compile(rf"([-+*/x×÷]?)\s?({_AMOUNT})", re.ASCII)
+Ids = Sequence[int] | None
 
 
 def _evaluate(expression: str) -> Fraction | None:
@@ -109,3 +113,36 @@ def no_repetition_penalty(response: str, *, ngram: int = 3) -> float:
     words = response[:READ_CHARACTERS].casefold().split()
     grams = [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
     return len(set(grams)) / len(grams) - 1 if grams else 0.0
+
+
+def _length(response: str, completion_ids: Ids) -> tuple[int, str]:
+    if completion_ids is not None:
+        return len(completion_ids), f"{len(completion_ids)} tokens"
+    words = len(response.split())
+    return words, f"{words} words"
+
+
+@reward(resists="padding and truncation alike")
+def ideal_length_reward(
+    response: str, completion_ids: Ids = None, *, ideal: int = 100, tolerance: int = 50
+) -> Scored:
+    """Pay by the distance to the ideal length: 1 at 0, 0.61 at `tolerance`, 0.14 at twice that.
+
+    The score falls along a bell curve.
+    """
+    length, unit = _length(response, completion_ids)
+    return Scored(math.exp(-(((length - ideal) / tolerance) ** 2) / 2), unit)
+
+
+@reward(resists="answers without reasoning")
+def min_length_reward(response: str, completion_ids: Ids = None, *, minimum: int = 20) -> Scored:
+    """Pay the length divided by the minimum, at most 1."""
+    length, unit = _length(response, completion_ids)
+    return Scored(min(1.0, length / minimum), unit)
+
+
+@reward(low=-1.0, high=0.0, resists="padding")
+def max_length_penalty(response: str, completion_ids: Ids = None, *, maximum: int = 512) -> Scored:
+    """Take away the share by which the length exceeds the maximum, at most 1."""
+    length, unit = _length(response, completion_ids)
+    return Scored(-min(1.0, max(0.0, length / maximum - 1)), unit)

@@ -67,15 +67,13 @@ def test_optional_columns_prompt_and_trainer_state_are_read_and_reasons_logged()
     assert reads.explain(completions=["5"], **given, unit=["kg"])[0].reason == "5kg"
 
 
-def test_an_async_scorer_is_refused_and_an_async_reward_of_trls_shape_called_anywhere():
+def test_an_async_reward_of_trls_shape_is_called_anywhere():
     async def judged(completions, **_):
         return [1.0] * len(completions)
 
     async def notebook_cell():
         return call(judged, completions=["a"])
 
-    with pytest.raises(ValueError, match="reward judged is async: decorate a plain function, or"):
-        reward()(judged)
     assert is_async(judged)
     assert call(judged, completions=list("abc")) == [1.0] * 3
     assert asyncio.run(notebook_cell()) == [1.0]

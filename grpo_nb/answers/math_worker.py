@@ -47,14 +47,11 @@ def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bo
         None if the reference cannot be parsed, or if the worker failed twice.
 
     Raises:
-        ValueError: timeout_seconds is not above 0.
         RuntimeError: The worker does not start, for example because math-verify is missing.
 
     >>> equal_latex(r"\frac{1}{\sqrt{2}}", r"\frac{\sqrt{2}}{2}"), equal_latex("x", "y")
     (True, False)
     """
-    if not timeout_seconds > 0:
-        raise ValueError(f"timeout_seconds is {timeout_seconds}: give seconds above 0, such as 1.0")
     return _WORKER.verify(reference, answer, timeout_seconds)
 
 
@@ -76,8 +73,11 @@ class MathWorker:
             if (reference, answer) in self.verdicts:
                 return self.verdicts[reference, answer]
             limit = max(min(seconds, LEAST_SECONDS), seconds * 0.6**self.timeouts)
-            reply = self._ask_twice(reference, answer, limit)
-            if reply is None:
+            for _ in range(2):
+                with suppress(OSError):  # the process was killed
+                    reply = self.ask(reference, answer, limit)
+                    break
+            else:
                 return None
             if reply == b"T":  # not remembered: with more time the answer may be right
                 self.timeouts = min(self.timeouts + 1, 6)
@@ -86,12 +86,6 @@ class MathWorker:
             self.verdicts = self.verdicts if len(self.verdicts) < REMEMBERED else {}
             verdict = self.verdicts[reference, answer] = {b"1": True, b"0": False}.get(reply)
             return verdict
-
-    def _ask_twice(self, *request: Any) -> bytes | None:
-        for _ in range(2):
-            with suppress(OSError):  # the process was killed
-                return self.ask(*request)
-        return None
 
     def ask(self, reference: str, answer: str, cpu_seconds: float) -> bytes:
         """Return b"1" (equal), b"0" (unequal), b"?" (bad reference) or b"T" (time is up).

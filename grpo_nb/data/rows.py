@@ -36,7 +36,7 @@ TAKEN |= {"completion", "environments", "image", "images"}  # names that TRL use
 DAMAGED = re.compile("\ufffd|[ÃÂ][\u0080-\u00bf]|â€|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 MISSING, TYPE, EMPTY = "column missing", "wrong type", "empty"
 KIND, TEXT, LONG = "answer not of its kind", "damaged text", "prompt too long"
-TEMPLATE, AMBIGUOUS = "unfit for the chat template", "names two choices"
+TEMPLATE = "unfit for the chat template"
 FORMATS: dict[str, Callable[[str], str | None]] = {
     "auto": lambda text: answers.extract_hash_answer(text) if "####" in text else text,
     "as_is": lambda text: text,
@@ -56,7 +56,7 @@ def prepare_row(raw: Row, config: Options) -> tuple[Row, Any]:
     cell = _cell(raw, config.answer_column)
     answer = answer_finder(config.answer_format)(cell)
     if config.answer_kind == "choice":
-        answer = _letter(cell, answer, raw, config.answer_column)
+        answer = _letter(cell, answer, raw)
     plain = plain_answer(answer, config.answer_kind) if answer else None
     if plain is None:
         why = f"{as_text(cell)[-60:]!r} holds no {config.answer_kind}"
@@ -219,27 +219,19 @@ def _prompt(row: Row, column: str, system_prompt: str) -> list[Message]:
     return turns
 
 
-def _letter(cell: Any, text: str, row: Row, column: str) -> str:
+def _letter(cell: Any, text: str, row: Row) -> str:
     """Return the letter of the choice that an answer names, or "" if it names none.
 
-    An answer is the label of its choice, its letter, its text, or its index, counted from 0.
+    An answer is the label of its choice, its letter, its index, counted from 0, or its text.
     """
     choices, cells = _choices(row), row["choices"]
     labels = list(map(as_text, cells.get("label") or [])) if isinstance(cells, dict) else []
     letters = string.ascii_uppercase[: len(choices)]
-    places = (
-        [labels.index(text)]
-        if text in labels
-        else [
-            place
-            for place, choice in enumerate(choices)
-            if cell in (choice, place) or letters[place] == text.upper()
-        ]
-    )
-    if len(places) > 1:
-        readings = " and ".join(f"choice {letters[place]}" for place in places)
-        raise Fault(AMBIGUOUS, column, f"{text!r} can be read as {readings}")
-    return letters[places[0]] if places else ""
+    for names in (labels, letters, range(len(choices)), choices):
+        for name, letter in zip(names, letters, strict=False):
+            if name in (cell, text, text.upper()):
+                return letter
+    return ""
 
 
 def _choices(row: Row) -> list[Any]:

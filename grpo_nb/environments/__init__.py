@@ -3,7 +3,7 @@
 
 `load` returns an environment by its name. `check_environment` finds its faults. `play` lets a model
 play episodes as TRL's trainer does. `answer` samples completions whether or not the task has an
-environment. The module `cache` keeps completions in a file.
+environment.
 """
 
 from grpo_nb.environments.check import check_environment

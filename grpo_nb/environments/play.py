@@ -7,15 +7,20 @@ rollouts, validation, evaluation and chat. Everything after the prompt is the
 episode's completion. A mask excludes the environment's tokens from the loss.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from grpo_nb.checks import Check
 from grpo_nb.environments.contract import Call, Environment, Played, Row, of
+from grpo_nb.files import atomic_path
 from grpo_nb.models import template
 from grpo_nb.models.engine import Engine, Sample, Sampling
-from grpo_nb.rewards.prompts import Message, transcript
+from grpo_nb.rewards.prompts import Message, json_key, transcript
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,6 +39,7 @@ class Episode:
     Attributes:
         prompt: The prompt, including the text that `reset` returned.
         messages: The player's turns and the results.
+        calls: The calls, with their results and errors.
         turns: The number of turns whose calls were run.
         ended: Why the episode ended; "" while it is in progress.
         reward: The reward of an episode played without a model, from 0 to 1; else NaN.
@@ -46,14 +52,10 @@ class Episode:
         self.played = instance or environment.factory()
         text, [*before, last] = self.played.reset(**row), row["prompt"]
         change = {} if text is None else {"content": last["content"] + str(text)}
+        self.calls: list[Call] = self.played.calls  # as the environment's guard records them
         self.prompt: list[Message] = [*before, last | change]
         self.messages: list[Message] = []
         self.turns, self.ended = 0, ""
-
-    @property
-    def calls(self) -> list[Call]:
-        """Return the calls, as the environment's guard recorded them."""
-        return self.played.calls
 
     @property
     def trace(self) -> list[Any]:
@@ -206,6 +208,62 @@ def answer(
     if environment:
         return play(engine, environment, rows, **sampling)
     return engine.generate([row["prompt"] for row in rows], **sampling)
+
+
+def answer_cached(
+    path: Path,
+    settings: dict[str, Any],
+    rows: Sequence[dict],
+    environment: Environment | None,
+    opened: Callable[[], Engine],
+    **sampling: Any,
+) -> list[list[Sample]]:
+    """Return completions of all rows; sample those that the file lacks, and add them to it.
+
+    Rows with the same prompt, and the same columns for the environment, share their completions.
+
+    Args:
+        path: The Parquet file, with one record per completion.
+        settings: Everything that the completions depend on, except the prompts, as JSON types. A
+            file that was written with other settings is not read.
+        rows: Rows with a prompt, and the columns that the environment reads.
+        environment: The environment of the task, if there is one.
+        opened: Returns the engine; called only if a completion is missing.
+        sampling: Fields of `Sampling`.
+    """
+    columns = [environment.columns(row) if environment else {} for row in rows]
+    pairs = zip(rows, columns, strict=True)
+    keys = [json.dumps([row["prompt"], more], default=json_key) for row, more in pairs]
+    samples = _read(path, settings)
+    if missing := {k: row for k, row in zip(keys, rows, strict=True) if k not in samples}:
+        groups = answer(opened(), list(missing.values()), environment, **sampling)
+        bare = [[each._replace(ids=(), mask=()) for each in group] for group in groups]
+        samples |= zip(missing, bare, strict=True)
+        _write(path, settings, samples)
+    return [samples[key] for key in keys]
+
+
+def _read(path: Path, settings: dict[str, Any]) -> dict[str, list[Sample]]:
+    """Return the stored completions of each row, by the row's key."""
+    stored = pd.read_parquet(path) if path.exists() else pd.DataFrame()
+    samples: dict[str, list[Sample]] = {}
+    if stored.attrs.get("settings") == settings:
+        for line in stored.to_dict("records"):
+            line["messages"] = tuple(json.loads(line["messages"]))
+            samples.setdefault(line.pop("prompt"), []).append(Sample(**line))
+    return samples
+
+
+def _write(path: Path, settings: dict[str, Any], samples: dict[str, list[Sample]]) -> None:
+    lines = [
+        {"prompt": key, **each._asdict(), "messages": json.dumps(each.messages)}
+        for key, group in samples.items()
+        for each in group
+    ]
+    frame = pd.DataFrame(lines).drop(columns=["ids", "mask"])
+    frame.attrs = {"settings": settings}
+    with atomic_path(path) as temporary:
+        frame.to_parquet(temporary)
 
 
 def replay(environment: Environment, row: Row, messages: Sequence[Message]) -> Played:

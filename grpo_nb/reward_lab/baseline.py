@@ -16,7 +16,7 @@ import pandas as pd
 
 from grpo_nb import data, environments, models
 from grpo_nb.data.images import swapped
-from grpo_nb.environments.cache import answer_cached
+from grpo_nb.environments.play import answer_cached
 from grpo_nb.files import digests, read_json
 from grpo_nb.models import hub
 from grpo_nb.reward_lab.table import Bench, Row, bench_of

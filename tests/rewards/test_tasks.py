@@ -1,4 +1,4 @@
-"""The task sets and their base: what the scripts write, rewarded as meant, half known, unseen."""
+"""The task sets: what the scripts write, rewarded as meant, unseen by the base."""
 
 import json
 import random
@@ -6,15 +6,12 @@ import random
 import numpy as np
 import pytest
 
-from grpo_nb import models
 from grpo_nb.files import project_path
-from grpo_nb.models import hub
 from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
 
 TASKS = ("code", "summarization", "qa", "json_extraction")
-BASE = project_path("data/task_base")
 each_task = pytest.mark.parametrize("task", TASKS)
 
 
@@ -62,16 +59,3 @@ def test_the_base_never_saw_a_row(task):
             prompt, _ = make_task_base.sample_chat({task: shipped}, faulty, rng)
             seen.append(prompt.rpartition("user\n")[2].partition("<|im_end|>")[0])
     assert len(seen) == 4000 and not set(seen) & shipped
-
-
-@each_task
-def test_the_base_half_knows_the_task(task):
-    preset, rows = load_preset(task), rows_of(task)[:128]
-    tokenizer = hub.load_tokenizer(str(BASE))
-    model = models.load_checkpoint(str(BASE), adapter=None, quantization="4bit")
-    prompts = [row["prompt"] for row in rows]
-    engine = models.TransformersEngine(model, tokenizer)
-    groups = engine.generate(prompts, max_completion_length=32, temperature=1.0)
-    first = Bench(preset).score(rows, [group[0].text for group in groups])[:, 0]
-    assert 0.03 <= first.mean() <= 0.6
-    assert first.max() == 1

@@ -16,5 +16,4 @@ from grpo_nb.data.preparation import (
     refuse_unusable_rows,
     worked_rows,
 )
-from grpo_nb.data.rows import answer_finder, plain_answer
-from grpo_nb.data.store import load, replace_train
+from grpo_nb.data.rows import answer_finder, load, plain_answer, replace_train

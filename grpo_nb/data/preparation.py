@@ -23,8 +23,8 @@ from tqdm import tqdm
 
 from grpo_nb.answers import TAGS, Form, find_form
 from grpo_nb.checks import Check, Checks
-from grpo_nb.data import gym, sources, store
-from grpo_nb.data.rows import LONG, PLAIN, CountTokens, extra_names, prepare_row, prompt_tokens
+from grpo_nb.data import gym, sources
+from grpo_nb.data.rows import LONG, PLAIN, CountTokens, pack, prepare_row, prompt_tokens, write_rows
 from grpo_nb.data.sources import REMEDIES, Fault, Options, Row
 from grpo_nb.data.split import LEAKS, fingerprint, split_rows
 from grpo_nb.files import atomic_path, write_json
@@ -74,7 +74,7 @@ class Prepared:
         with atomic_path(folder) as temporary:
             temporary.mkdir()
             for split in [split for split in self.rows if self.rows[split]]:
-                store.write_rows(temporary / f"{split}.parquet", self.rows[split], names)
+                write_rows(temporary / f"{split}.parquet", self.rows[split], names)
             write_json(temporary / "report.json", self.report)
         return self.report
 
@@ -156,7 +156,6 @@ def prepare(
     form = find_form(form) if isinstance(form, str) else form
     form = PRESETS["gym"].form if gym.is_gym(source) and form == TAGS else form
     refuse_unknown("data.answer_kind", answer_kind, list(PLAIN))
-    extra_names(config)
     config.form = form
     if system_prompt == "preset":
         config.system_prompt = form.system_prompt
@@ -290,7 +289,7 @@ def _read(config: Options) -> tuple[pd.DataFrame, list[Drop], list[int], dict[st
         except Fault as fault:
             drops.append((fault.reason, number, str(fault)))
             continue
-        packed = store.pack(row | {"prompt_tokens": tokens[-1]})
+        packed = pack(row | {"prompt_tokens": tokens[-1]})
         lines.append({"number": number, "packed": packed, **line})
     faulty = sum(reason != LONG for reason, *_ in drops)
     if faulty > config.max_dropped_share * (total := len(lines) + len(drops)):

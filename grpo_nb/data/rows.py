@@ -1,4 +1,4 @@
-"""Turn a raw row into a prepared row, or report why it cannot be used.
+"""Turn a raw row into a prepared row, or report why it cannot be used; write and read such rows.
 
 A prepared row is {"prompt": [system, user], "question": "What is 47 + 38?", "answer": "85"} plus
 the columns for the rewards. A raw row has a question and an answer, under any names. Its question
@@ -10,32 +10,45 @@ may be a chat (a list of {"role", "content"}), whose turns are not changed. The 
 - `level`: 2, or "gcd 2": passed on to `training.difficulty` and to the evaluation;
 - images (`data.image_column`): the prepared row has a list of PIL images under "images", and the
   content of the last turn of its prompt is a list of parts: the images, then the text.
+
+Prepared rows are stored in one Parquet file per split. The columns for the rewards are stored as
+JSON, so a scalar, list or dict is read as it was written. Its type may differ between rows, which
+Arrow's own columns do not allow. Images are stored as PNG files in a column of their own, prompts
+without their images.
 """
 
 import ast
 import json
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from grpo_nb import answers
 from grpo_nb.answers.forms import TAGS
-from grpo_nb.data.images import read_images
+from grpo_nb.data.images import decode, encode, read_images
 from grpo_nb.data.sources import Fault, Options, Row, folder_of
+from grpo_nb.files import atomic_path
 from grpo_nb.names import refuse_unknown
 from grpo_nb.rewards.contract import TRLS_OWN
-from grpo_nb.rewards.prompts import Message, build_prompt, with_images
+from grpo_nb.rewards.prompts import Message, as_text, build_prompt, with_images
+
+if TYPE_CHECKING:
+    from grpo_nb.runs import Run
 
 CountTokens = Callable[[Sequence[list[Message]]], list[int]]
+AS_THEY_ARE = ("prompt", "question", "answer", "prompt_tokens", "images")  # all others: JSON
 SHAPE_COLUMNS = ("choices", "tests", "entry", "level")  # passed on
 TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked", "self", *TRLS_OWN}
 TAKEN |= {"completion", "environments", "image", "images"}  # names that TRL uses
-# U+FFFD, UTF-8 read as Latin-1 ("Ã©"), control characters, lone surrogates.
-DAMAGED = re.compile("\ufffd|[ÃÂ][\u0080-\u00bf]|â€|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 MISSING, TYPE, EMPTY = "column missing", "wrong type", "empty"
-KIND, TEXT, LONG = "answer not of its kind", "damaged text", "prompt too long"
+KIND, LONG = "answer not of its kind", "prompt too long"
 TEMPLATE = "unfit for the chat template"
 FORMATS: dict[str, Callable[[str], str | None]] = {
     "auto": lambda text: answers.extract_hash_answer(text) if "####" in text else text,
@@ -59,11 +72,10 @@ def prepare_row(raw: Row, config: Options) -> tuple[Row, Any]:
         answer = _letter(cell, answer, raw)
     plain = plain_answer(answer, config.answer_kind) if answer else None
     if plain is None:
-        why = f"{as_text(cell)[-60:]!r} holds no {config.answer_kind}"
+        why = f"{cell_text(cell)[-60:]!r} holds no {config.answer_kind}"
         if answer and config.answer_kind == "math":
             why += f" that an answer can match: {answers.unusable(answers.read_reference(answer))}"
-        raise Fault(KIND if as_text(cell) else EMPTY, config.answer_column, why)
-    _refuse_damage(config.answer_column, answer)
+        raise Fault(KIND if cell_text(cell) else EMPTY, config.answer_column, why)
     names = extra_names(config)
     if names == ["all"]:
         columns = {config.question_column, config.answer_column, config.image_column}
@@ -118,15 +130,15 @@ def answer_finder(answer_format: str) -> Callable[[Any], str]:
         except re.error as error:
             raise ValueError(f"data.answer_format = {answer_format!r}: {error}") from None
         group = min(pattern.groups, 1)
-        return lambda cell: as_text((m := pattern.search(as_text(cell))) and m[group])
+        return lambda cell: cell_text((m := pattern.search(cell_text(cell))) and m[group])
     refuse_unknown("data.answer_format", answer_format, [*FORMATS, "regex:pattern"])
-    return lambda cell: as_text(FORMATS[answer_format](as_text(cell)))
+    return lambda cell: cell_text(FORMATS[answer_format](cell_text(cell)))
 
 
-def as_text(cell: Any) -> str:
+def cell_text(cell: Any) -> str:
     """Return a cell as text: "" for None and NaN, JSON for lists and dicts.
 
-    >>> as_text(85.0), as_text(float("nan")), as_text({"name": "Zoë"})
+    >>> cell_text(85.0), cell_text(float("nan")), cell_text({"name": "Zoë"})
     ('85', '', '{"name": "Zoë"}')
     """
     if isinstance(cell, str):
@@ -173,21 +185,11 @@ def plain_answer(answer: str, kind: str) -> Any:
 
 def _question(row: Row, config: Options) -> Row:
     prompt = _prompt(row, config.question_column, config.system_prompt)
-    for turn in prompt:
-        _refuse_damage(config.question_column, turn["content"])
     question = {"prompt": prompt, "question": prompt[-1]["content"]}
     if not (column := config.image_column):
         return question
     images = read_images(_cell(row, column), folder_of(config), column, config.image_pixels)
     return question | {"prompt": with_images(prompt, images), "images": images}
-
-
-def _refuse_damage(column: str, text: str) -> None:
-    if text.isascii() and text.isprintable():  # much faster than the search
-        return
-    if damage := DAMAGED.search(text):
-        near = text[max(0, damage.start() - 20) : damage.end() + 20]
-        raise Fault(TEXT, column, ascii(near))
 
 
 def _cell(row: Row, column: str) -> Any:
@@ -198,11 +200,11 @@ def _cell(row: Row, column: str) -> Any:
 
 def _prompt(row: Row, column: str, system_prompt: str) -> list[Message]:
     question = _cell(row, column)
-    if not as_text(question):
+    if not cell_text(question):
         raise Fault(EMPTY, column, repr(question))
     if isinstance(question, str):
         if row.get("choices"):
-            lettered = zip(string.ascii_uppercase, map(as_text, _choices(row)), strict=False)
+            lettered = zip(string.ascii_uppercase, map(cell_text, _choices(row)), strict=False)
             question += "".join(f"\n{letter}. {text}" for letter, text in lettered)
         return build_prompt(question, system_prompt)
     try:
@@ -225,7 +227,7 @@ def _letter(cell: Any, text: str, row: Row) -> str:
     An answer is the label of its choice, its letter, its index, counted from 0, or its text.
     """
     choices, cells = _choices(row), row["choices"]
-    labels = list(map(as_text, cells.get("label") or [])) if isinstance(cells, dict) else []
+    labels = list(map(cell_text, cells.get("label") or [])) if isinstance(cells, dict) else []
     letters = string.ascii_uppercase[: len(choices)]
     for names in (labels, letters, range(len(choices)), choices):
         for name, letter in zip(names, letters, strict=False):
@@ -241,3 +243,54 @@ def _choices(row: Row) -> list[Any]:
     if not isinstance(choices, list) or not 2 <= len(choices) <= len(string.ascii_uppercase):
         raise Fault(TYPE, "choices", f"{choices!r:.80} is not a list of 2 to 26 choices")
     return choices
+
+
+def pack(row: Row) -> Row:
+    """Return a row as it is stored: its images as PNG files, its prompt as text."""
+    images = {"images": list(map(encode, row["images"]))} if "images" in row else {}
+    return row | {"prompt": as_text(row["prompt"])} | images
+
+
+def unpack(row: Row) -> Row:
+    """Return the row that `pack` stored, with its images and with them in its prompt."""
+    if "images" not in row:
+        return row
+    images = list(map(decode, row["images"]))
+    return row | {"images": images, "prompt": with_images(row["prompt"], images)}
+
+
+def write_rows(path: Path, rows: Sequence[Row], names: Iterable[str] = ()) -> None:
+    """Write packed rows to a Parquet file.
+
+    Args:
+        path: The file.
+        rows: The rows, as `pack` returns them.
+        names: Columns that the file has even if no row has them.
+    """
+    table = {name: [row[name] for row in rows] for name in AS_THEY_ARE if name in rows[0]}
+    for name in dict.fromkeys(chain(names, *rows)):
+        if name not in AS_THEY_ARE:
+            table[name] = [json.dumps(row.get(name), default=str) for row in rows]
+    pq.write_table(pa.table(table), path)
+
+
+def replace_train(run: "Run", rows: Sequence[Row]) -> None:
+    """Replace the rows of data/train.parquet with these rows, in this order."""
+    with atomic_path(run / "data/train.parquet") as temporary:
+        write_rows(temporary, list(map(pack, rows)))
+
+
+def read_rows(path: Path, max_rows: int = 0) -> list[Row]:
+    """Return the first `max_rows` rows (0: all) of a Parquet file, with its JSON columns parsed.
+
+    Images are decoded. Each takes three bytes of memory per pixel.
+    """
+    table = pq.read_table(path)
+    rows = table.slice(0, max_rows or None).to_pylist()
+    names = [name for name in table.column_names if name not in AS_THEY_ARE]
+    return [unpack(row | {name: json.loads(row[name]) for name in names}) for row in rows]
+
+
+def load(run: "Run", split: str, max_rows: int = 0) -> list[Row]:
+    """Return the first `max_rows` rows (0: all) of "train", "sft" or "eval" from stage 01."""
+    return read_rows(run / f"data/{split}.parquet", max_rows)

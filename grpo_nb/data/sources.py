@@ -134,26 +134,26 @@ def _read_file(path: Path) -> list[Row]:
     except (ValueError, RecursionError, pa.ArrowException, OSError) as error:
         raise ValueError(
             f"{path} cannot be read ({str(error).strip()}): correct that line, its quotation marks "
-            "or its separators, or copy the file again"
+            "or its separators, save it as UTF-8, or copy the file again"
         ) from None
 
 
 def _read_csv(path: Path) -> list[Row]:
     """Return the rows of a table with commas, or with semicolons, as some spreadsheets save it."""
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8") as file:
         header = file.readline()
     return _read_table(path, ";" if header.count(";") > header.count(",") else ",")
 
 
 def _read_table(path: Path, separator: str) -> list[Row]:
-    """Return the rows of a table of text; its cells stay text. Damaged text becomes U+FFFD."""
+    """Return the rows of a table of text; its cells stay text."""
     options = {"sep": separator, "dtype": str, "index_col": False, "keep_default_na": False}
-    return pd.read_csv(path, encoding_errors="replace", **options).fillna("").to_dict("records")
+    return pd.read_csv(path, **options).fillna("").to_dict("records")
 
 
 def _read_json(path: Path) -> list[Row]:
     """Return the objects of JSON Lines, or of one array."""
-    text, rows = path.read_text("utf-8-sig", errors="replace").strip(), []
+    text, rows = path.read_text("utf-8-sig").strip(), []
     decode, place = json.JSONDecoder().raw_decode, 0
     while place < len(text):  # line by line, an error would not name its line
         row, end = decode(text, place)

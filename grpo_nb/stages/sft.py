@@ -16,7 +16,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from grpo_nb import ranks
-from grpo_nb.data.store import Row
+from grpo_nb.data.sources import Row
 from grpo_nb.models import Policy, adapter_in_fp32, cuda_available
 from grpo_nb.models.hub import quiet
 from grpo_nb.models.template import render

@@ -12,7 +12,7 @@ import pytest
 import grpo_nb
 from grpo_nb import data
 from grpo_nb.__main__ import main
-from grpo_nb.data import sources, store
+from grpo_nb.data import sources
 from grpo_nb.data.rows import (
     SHAPE_COLUMNS,
     TAKEN,
@@ -20,6 +20,7 @@ from grpo_nb.data.rows import (
     answer_finder,
     plain_answer,
     prepare_row,
+    read_rows,
 )
 from grpo_nb.data.split import fingerprint
 from grpo_nb.data.split import near as nearly_repeated
@@ -182,6 +183,7 @@ def csv_text(*rows, header="question,answer"):
         ("numbers.jsonl", "7", "cannot be read .*not an object: 7"),
         ("empty.csv", "", "holds no rows"),
         ("cut.parquet", "PAR1", "cannot be read .*copy the file again"),
+        ("latin.csv", csv_text("Caf\xe9?,1").encode("latin-1"), "cannot be read .*as UTF-8"),
         ("other.csv", csv_text("a?,1", header="ask,say"), "'question': known names: ask, say"),
     ],
     ids=brief,
@@ -190,7 +192,7 @@ def test_a_file_that_cannot_be_used_is_named_with_the_remedy(
     tmp_path, runs_dir, name, content, message
 ):
     if content is not None:
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises((ValueError, FileNotFoundError), match=f"(?s){name}.*{message}"):
         prepare(None, {"source": str(tmp_path / name)})
 
@@ -199,8 +201,6 @@ def test_a_file_that_cannot_be_used_is_named_with_the_remedy(
     ("name", "content", "rows"),
     [
         ("bom.csv", b"\xef\xbb\xbf" + csv_text("a?,1", "b?,2").encode(), TWO),
-        ("latin.csv", csv_text("Caf\xe9?,1").encode("latin-1"),
-         [{"question": "Caf\ufffd?", "answer": "1"}]),
         ("legal.csv", csv_text('"Ann has 3,\nBob 4?",7', 'A 5" pipe?,"a ""b"""'),
          [{"question": "Ann has 3,\nBob 4?", "answer": "7"},
           {"question": 'A 5" pipe?', "answer": 'a "b"'}]),
@@ -226,8 +226,6 @@ def test_what_is_read_of_a_file(tmp_path, name, content, rows):
         ({**SUM, "question": FEW_SHOT[:2]}, "wrong type", "question", "[{'role': 'user'"),
         ({**SUM, "question": CALLED}, "wrong type", "question", "[{'role'"),
         ({"question": "a", "answer": float("nan")}, "empty", "answer", "''"),
-        ({"question": "CafÃ© 2?", "answer": "2"}, "damaged text", "question", r"'Caf\xc3\xa9 2?'"),
-        ({"question": "a\ud800", "answer": "2"}, "damaged text", "question", r"'a\ud800'"),
         ({**SUM, "choices": ["x"]}, "wrong type", "choices", "['x'] is no"),
     ],
 )
@@ -503,7 +501,7 @@ def test_what_the_warm_up_shows_is_neither_trained_nor_asked(runs_dir, wanted, w
     rows = [question(i, str(i)) for i in range(10)]
     _, _, report = prepare(rows, {"sft_rows": wanted, "eval_rows": 2})
     path = runs_dir / "r/data/sft.parquet"
-    primed = [row["prompt"] for row in store.read_rows(path)] if path.exists() else []
+    primed = [row["prompt"] for row in read_rows(path)] if path.exists() else []
     asked = [row["prompt"] for name in ("train", "eval") for row in data.load(Run("r"), name)]
     assert len(primed) == report["sft_rows"] == written
     assert len(asked) == len(rows) - written and not [row for row in primed if row in asked]

@@ -88,9 +88,7 @@ def test_the_model_reads_of_errors_which_are_counted(odd, name, arguments, read)
 @pytest.mark.parametrize(
     ("name", "arguments", "read"),
     [
-        ("helper", {}, "Tool helper not found."),
         ("get_reward", {}, "Tool get_reward not found."),
-        ("act", ["raise"], "argument after ** must be a mapping, not list"),
         ("act", "raise", "argument after ** must be a mapping, not str"),
         ("act", {"self": 1}, "multiple values for argument 'self'"),
     ],
@@ -102,25 +100,18 @@ def test_calls_that_are_none_are_answered_as_trl_does(odd, name, arguments, read
     assert said["content"].startswith("{'error': ")
 
 
-class Echoes(Hunt):
-    @tool
-    def say(self, text: str) -> str:
-        """Say it.
+def test_results_are_texts_that_a_tokenizer_takes():
+    class Echoes(Hunt):
+        @tool
+        def say(self, text: str) -> str:
+            """Say it.
 
-        Args:
-            text: What.
-        """
-        if text.startswith("!"):
-            raise ValueError(text)
-        return text
+            Args:
+                text: What.
+            """
+            return text
 
-
-@pytest.mark.parametrize("text", ["half \ud800 of a pair", "!half \ud800 of a pair"])
-def test_results_and_errors_are_texts_that_a_tokenizer_takes(text):
-    played = Environment(Echoes).factory()
-    played.reset(**ROW)
-    read = run_call(played, {"function": {"name": "say", "arguments": {"text": text}}})["content"]
-    assert "half ? of a pair" in read and read.encode()
+    assert asked(Episode(Environment(Echoes), ROW).played, "say", text="half \ud800") == "half ?"
 
 
 def test_calls_after_the_end_are_told_so_and_change_nothing(odd):
@@ -181,17 +172,6 @@ class NoHint(NoTool):
         """
 
 
-class NoDocstring(NoTool):
-    @tool
-    def act(self, how: str) -> str: ...
-
-
-class NoArgs(NoTool):
-    @tool
-    def act(self, how: str) -> str:
-        """Act."""
-
-
 class IsAsync(NoTool):
     @tool
     async def act(self) -> str:
@@ -205,8 +185,6 @@ class IsAsync(NoTool):
         (NoTool, "environment NoTool has no tool: mark a method with @tool"),
         (NoReset, "environment NoReset has no method reset"),
         (NoHint, "a tool of environment NoHint .* how .* give each parameter a type hint"),
-        (NoDocstring, "a tool of environment NoDocstring .*docstring.* each under Args:"),
-        (NoArgs, "a tool of environment NoArgs .*'how'.* explains each under Args:"),
     ],
 )
 def test_a_class_that_is_no_environment_is_refused(kind, message):
@@ -217,16 +195,11 @@ def test_a_class_that_is_no_environment_is_refused(kind, message):
 def test_an_environment_that_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"environment 'gues'.*guess"):
         load("gues")
-    with pytest.raises(FileNotFoundError, match=r"mine\.py"):
-        load(f"{tmp_path}/mine.py:Guess")
     with pytest.raises(ValueError, match="environment 'no_package:Guess' cannot be imported"):
         load("no_package:Guess")
     file = tmp_path / "mine.py"
     file.write_text("class Lamps: ...\n")
     with pytest.raises(ValueError, match=r"mine\.py has no class Guess; it has Lamps"):
-        load(f"{file}:Guess")
-    file.write_text("import no_such_module\n")
-    with pytest.raises((ValueError, ImportError), match="no_such_module"):
         load(f"{file}:Guess")
 
 
@@ -235,12 +208,9 @@ class RaisesOnReset(Hunt):
         self.part = secret / (secret - 13)
 
 
-def test_a_reset_that_raises_is_refused_before_anything_is_sampled():
+def test_rows_begin_before_anything_is_sampled_with_the_columns_that_reset_takes():
     with pytest.raises(ValueError, match=r"OnReset.reset raised on row 1: ZeroDivisionError"):
         check_rows(Environment(RaisesOnReset), hunt_rows())
-
-
-def test_columns_that_reset_takes_are_there_and_others_are_kept_from_it():
     environment = Environment(Hunt)
     with pytest.raises(
         ValueError, match=r"Hunt\.reset: missing a required argument: .secret.; the data has"

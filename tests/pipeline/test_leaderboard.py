@@ -8,7 +8,7 @@ from PIL import Image
 
 from grpo_nb import evaluation
 from grpo_nb.__main__ import main
-from grpo_nb.data.store import pack, write_rows
+from grpo_nb.data.rows import pack, write_rows
 from grpo_nb.files import write_json
 from grpo_nb.pipeline import leaderboard
 from grpo_nb.rewards.prompts import build_prompt

@@ -9,7 +9,7 @@ import yaml
 from judge_server import serving, verdict
 from pages import blocks, run_shell, write_files
 
-from grpo_nb.data import store
+from grpo_nb.data.rows import read_rows
 from grpo_nb.machine import PROJECT_ROOT
 
 PAGE = PROJECT_ROOT / "docs/recipes.md"
@@ -53,7 +53,7 @@ def steps(place):
 
 def csv_is_prepared_and_rewards_passed(place, said):
     assert "rewards    passed" in said
-    rows = store.read_rows(place / "runs/mine/data/train.parquet")
+    rows = read_rows(place / "runs/mine/data/train.parquet")
     assert (len(rows), {row["level"] for row in rows}) == (40 - 8, {"0", "1"})
 
 

@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +43,9 @@ def weights_of(source: str) -> dict[str, float]:
 
     >>> weights_of("reasoning-gym:3*chain_sum+gcd")
     {'chain_sum': 3.0, 'gcd': 1.0}
-
-    Raises:
-        ValueError: A weight is not a number above 0, or a task occurs twice.
     """
-    parts = source.removeprefix(NAME).split("+")
-    matches = [re.fullmatch(r"\s*(?:(\d+(?:\.\d+)?)\s*\*)?\s*(\w+)\s*", part) for part in parts]
-    weights = {match[2]: float(match[1] or 1) for match in matches if match}
-    if len(weights) < len(parts) or not all(weights.values()):
-        raise ValueError(
-            f"data.source = {source!r}: name each task once, with a weight above 0 if it has one, "
-            "as in reasoning-gym:3*chain_sum+gcd"
-        )
-    return weights
+    parts = [part.rpartition("*") for part in source.removeprefix(NAME).split("+")]
+    return {task.strip(): float(weight or 1) for weight, _, task in parts}
 
 
 def rows(config: Any) -> Iterator[Row]:
@@ -87,8 +76,10 @@ def _levels(config: Any) -> Sequence[int]:
 
 def _rows(task: str, size: int, config: Any, level: int = 0) -> Iterator[Row]:
     """Yield the rows of one task, each question once; level 0 has the sizes that are set alone."""
+    refuse_unknown("task of reasoning-gym", task, sorted(library().factory.DATASETS))
+    if task in REFUSED:
+        raise ValueError(f"{NAME}{task} cannot be used: {REFUSED[task]}")
     options = options_of(task, config)
-    refuse_task(task, options)
     options = of_level(task, level) | options if level else options
     form, questions = getattr(config, "form", TAGS), set()
     # A generator makes row n by the number seed + n, so seeds side by side would share their rows.
@@ -162,21 +153,6 @@ def _key(task: str, question: str) -> Any:
         return " ".join(question.casefold().split())
     terms = re.findall(r"[-+*/]?\s*\d+(?:\.\d+)?", question)
     return tuple(sorted(re.sub(r"[+*\s]", "", term) for term in terms))
-
-
-def refuse_task(task: str, options: Mapping[str, Any]) -> None:
-    """Refuse an unknown task or option, and a task that cannot be used, with the reason.
-
-    Raises:
-        ValueError: The task or an option is unfit.
-    """
-    tasks = library().factory.DATASETS
-    refuse_unknown("task of reasoning-gym", task, sorted(tasks))
-    if task in REFUSED:
-        raise ValueError(f"{NAME}{task} cannot be used: {REFUSED[task]}")
-    names = [each.name for each in fields(tasks[task][1]) if each.name not in ("seed", "size")]
-    for option in options:
-        refuse_unknown(f"option of {task} (data.options)", option, names)
 
 
 def refuse_unusable(config: Any) -> None:

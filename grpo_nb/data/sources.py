@@ -167,19 +167,15 @@ def _read_json(path: Path) -> list[Row]:
 def _read_hub(name: str, config: Options) -> Iterator[Row]:
     import datasets
 
-    place = {"split": config.split, "revision": config.revision or None}
-    try:
-        rows = datasets.load_dataset(
-            name, config.subset or None, streaming=config.streaming, **place
-        )
-        rows = rows if config.streaming else rows.to_iterable_dataset()
-        yield from rows.decode(False) if rows.features else rows
-    except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise ValueError(
-            f"data.source = {name!r} (subset {config.subset!r}, {place}) could not be loaded: "
-            f"{error}. Check the names and the network, or use a local copy: "
-            "`hf download --repo-type dataset NAME --local-dir FOLDER`, then data.source=FOLDER"
-        ) from error
+    rows = datasets.load_dataset(
+        name,
+        config.subset or None,
+        split=config.split,
+        revision=config.revision or None,
+        streaming=config.streaming,
+    )
+    rows = rows if config.streaming else rows.to_iterable_dataset()
+    yield from rows.decode(False) if rows.features else rows
 
 
 READERS = {

@@ -165,8 +165,8 @@ class Environment:
         factory: TRL's `environment_factory`; a class, because TRL looks for tools in a class.
 
     Raises:
-        ValueError: The class has no tool or no `reset`, a method is async, or a tool lacks type
-            hints or a docstring.
+        ValueError: The class has no tool or no `reset`, or a method is async.
+        Exception: A tool lacks type hints or a docstring; transformers says what.
     """
 
     def __init__(self, kind: type) -> None:
@@ -185,24 +185,13 @@ class Environment:
         if coroutines := list(filter(inspect.iscoroutinefunction, functions.values())):
             name = coroutines[0].__name__
             raise ValueError(f"{self.title}: {name} is async: write def, and asyncio.run inside")
-        self.tools, self.methods = self._describe(explicit or public)
-        forwards = {name: _forward(name, method) for name, method in self.methods.items()}
-        self.factory = type(kind.__name__, (Played,), {**forwards, "environment": self})
-
-    def _describe(self, methods: Mapping[str, Callable[..., Any]]) -> tuple[list, dict]:
-        """Return the tools' JSON schemas, and the methods, which now validate their arguments."""
         from transformers.utils import get_json_schema
 
-        validate = validate_call(config={"strict": True})
-        try:
-            tools = [get_json_schema(method.__get__(self.kind)) for method in methods.values()]
-            return tools, {name: validate(method) for name, method in methods.items()}
-        except Exception as error:  # transformers raises its own types for docstrings and hints
-            why = str(error).partition("\n")[0]
-            raise ValueError(
-                f"a tool of {self.title} cannot be described to a model ({why}): give each "
-                "parameter a type hint, and the method a docstring that explains each under Args:"
-            ) from error
+        methods, validate = explicit or public, validate_call(config={"strict": True})
+        self.tools = [get_json_schema(method.__get__(kind)) for method in methods.values()]
+        self.methods = {name: validate(method) for name, method in methods.items()}
+        forwards = {name: _forward(name, method) for name, method in self.methods.items()}
+        self.factory = type(kind.__name__, (Played,), {**forwards, "environment": self})
 
     def columns(self, row: Row) -> dict[str, Any]:
         """Return the columns of the row that `reset` takes.
@@ -255,21 +244,14 @@ def load(name: str) -> Environment:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: The module cannot be imported or has no such class, or the class is not an
-            environment.
+        ValueError: The class is not an environment.
+        ImportError, AttributeError: The module cannot be imported, or has no such class.
     """
     place, colon, title = name.rpartition(":")
     if not colon:
         refuse_unknown("environment", name, [*EXAMPLES, "a class in a file, as mine.py:Guess"])
         place = f"grpo_nb.environments.examples.{name}"
         title = name.title()
-    try:
-        in_file = place.endswith(".py")
-        module = load_source(PROJECT_ROOT / place) if in_file else importlib.import_module(place)
-    except ImportError as error:
-        raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
-    classes = {k: v for k, v in vars(module).items() if isinstance(v, type)}
-    if title not in classes:
-        has = ", ".join(classes) or "none"
-        raise ValueError(f"environment {name!r}: {place} has no class {title}; it has {has}")
-    return Environment(classes[title])
+    in_file = place.endswith(".py")
+    module = load_source(PROJECT_ROOT / place) if in_file else importlib.import_module(place)
+    return Environment(getattr(module, title))

@@ -135,8 +135,7 @@ def check_rows(
         max_prompt_tokens: The most tokens in a prompt, including the text that `reset` adds.
 
     Raises:
-        ValueError: A row has images or lacks a column that `reset` takes; `reset` raises; or a
-            prompt is too long.
+        ValueError: A row has images or lacks a column that `reset` takes, or a prompt is too long.
     """
     if environment is None:
         return []
@@ -144,14 +143,8 @@ def check_rows(
         raise ValueError(
             f"{environment.title} supports no images: clear data.image_column or data.environment"
         )
-    played, prompts = environment.factory(), []
-    for number, row in enumerate(rows, start=1):
-        environment.columns(row)
-        try:
-            prompts.append(Episode(environment, row, played).prompt)
-        except Exception as error:
-            where = f"{environment.title}.reset raised on row {number}"
-            raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+    played = environment.factory()
+    prompts = [Episode(environment, row, played).prompt for row in rows]
     if tokenizer:
         tokens = template.count_tokens(template.with_tools(tokenizer), prompts, environment.tools)
         if (longest := max(tokens)) > max_prompt_tokens:

@@ -12,7 +12,6 @@ import random
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -22,7 +21,7 @@ from typing import Any
 FREE = (signal.SIG_DFL, signal.SIG_IGN, None)  # handlers of SIGALRM that may be replaced
 # What TRL passes beside the columns.
 PASSED = {"completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "prompts"}
-AGAIN = 0.1  # seconds after which a reward that caught the interruption is interrupted again
+AGAIN = 1.0  # seconds after which a reward that caught the interruption is interrupted again
 _calls = count()
 
 
@@ -136,13 +135,10 @@ def limited(name: str, seconds: float, func: Callable[..., Any], /, **columns: A
     free = is_main and hasattr(signal, "setitimer") and signal.getsignal(signal.SIGALRM) in FREE
     if not (free and seconds):
         return func(**columns)
-    is_over, latest = False, -1.0
+    is_over = False
 
     def interrupt(*_: Any) -> None:
-        nonlocal latest
-        # Not while the stack is unwound, however long other processes have the processor.
-        if not is_over and time.thread_time() - latest > AGAIN / 2:
-            latest = time.thread_time()
+        if not is_over:
             raise _Overdue
 
     before = signal.signal(signal.SIGALRM, interrupt)

@@ -29,10 +29,10 @@ class LLMJudge:
     If a reply lacks a grade or has one out of range, the request is repeated once. The openai
     client retries a request after 429, 5xx, a broken connection or a time-out. If the API keeps
     failing, or no reply has a verdict, the completion scores None and counts in the metric
-    `<name>/failures`; a wrong key, model or address raises ValueError. If too many scores of a
-    training step are None, a RuntimeError ends training; the steps before it are kept. Verdicts are
-    cached in `file`, below the folder of runs. A pickle of the judge contains neither a connection
-    nor the key.
+    `<name>/failures`; a wrong key, model or address raises the client's error. If too many scores
+    of a training step are None, a RuntimeError ends training; the steps before it are kept.
+    Verdicts are cached in `file`, below the folder of runs. A pickle of the judge contains neither
+    a connection nor the key.
     """
 
     model: str  # name of the judging model
@@ -58,7 +58,7 @@ class LLMJudge:
         """Return a score in [0, 1], or None, for each completion.
 
         Raises:
-            ValueError: The API refuses the key, model or address.
+            openai.APIStatusError: The API refuses the key, model or address.
             RuntimeError: More than `max_none_share` of a training step's completions have no score.
         """
         answers = columns.get("answer") or [None] * len(completions)
@@ -125,7 +125,7 @@ class LLMJudge:
         """Return the API's verdict; None if the API fails, or if two replies contain no verdict.
 
         Raises:
-            ValueError: The API refuses the key, the model or the address.
+            openai.APIStatusError: The API refuses the key, the model or the address.
         """
         import openai
 
@@ -136,12 +136,8 @@ class LLMJudge:
                 text = reply.choices[0].message.content  # some servers put a fence around the JSON
                 text = text[text.index("{") : text.rindex("}") + 1]
                 return kind.model_validate_json(text).model_dump()
-            except refusals as e:
-                raise ValueError(
-                    f"the judge at {self.base_url} answered {e.status_code} for the model "
-                    f"{self.model!r}: check the address, the model's name, and the key in the "
-                    f"environment variable {self.api_key_env}"
-                ) from None
+            except refusals:
+                raise
             except openai.APIError as e:
                 self.problem = " ".join(str(e).split())[:200]
                 return None

@@ -154,8 +154,7 @@ def reward_set(
     Rewards with an option `form` use the form of the set unless they were configured with another.
 
     Raises:
-        ValueError: There is no reward, or two rewards have the same name, so that TRL's tables
-            would merge them.
+        ValueError: Two rewards have the same name, so that TRL's tables would merge them.
     """
     for func, _ in pairs:
         give_name(func)
@@ -164,8 +163,6 @@ def reward_set(
         raise ValueError(
             f"two rewards are named {twins[0]!r}: rename one (a built-in by .configured(name=…))"
         )
-    if not pairs:
-        raise ValueError("a reward set needs at least one reward")
     like = (like or RewardSet([], []))._replace(**about)
     funcs = [_in_form(func, TAGS, like.form) for func, _ in pairs]
     return like._replace(reward_funcs=funcs, reward_weights=[float(weight) for _, weight in pairs])

@@ -74,10 +74,6 @@ def test_patience_ends_and_one_row_is_enough(monkeypatch):
     ("turns", "evidence"),
     [
         ([{"name": "gues", "arguments": {}}], "its calls gave {'error': 'Tool gues not found.'}"),
-        (
-            [{"name": "guess"}],
-            "environment Solved: ValueError: solve gave the turn {'name': 'guess'}",
-        ),
         ([["guess", 4]], r"solve gave the turn \['guess', 4\]: give a text, or a call such"),
         (None, r"environment Solved: TypeError.*not iterable \(line"),
     ],

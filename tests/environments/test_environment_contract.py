@@ -162,16 +162,6 @@ class NoReset:
         """Act."""
 
 
-class NoHint(NoTool):
-    @tool
-    def act(self, how) -> str:
-        """Act.
-
-        Args:
-            how: So.
-        """
-
-
 class IsAsync(NoTool):
     @tool
     async def act(self) -> str:
@@ -184,7 +174,6 @@ class IsAsync(NoTool):
         (IsAsync, "environment IsAsync: act is async: write def"),
         (NoTool, "environment NoTool has no tool: mark a method with @tool"),
         (NoReset, "environment NoReset has no method reset"),
-        (NoHint, "a tool of environment NoHint .* how .* give each parameter a type hint"),
     ],
 )
 def test_a_class_that_is_no_environment_is_refused(kind, message):
@@ -195,12 +184,11 @@ def test_a_class_that_is_no_environment_is_refused(kind, message):
 def test_an_environment_that_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"environment 'gues'.*guess"):
         load("gues")
-    with pytest.raises(ValueError, match="environment 'no_package:Guess' cannot be imported"):
+    with pytest.raises(ImportError, match="no_package"):
         load("no_package:Guess")
-    file = tmp_path / "mine.py"
-    file.write_text("class Lamps: ...\n")
-    with pytest.raises(ValueError, match=r"mine\.py has no class Guess; it has Lamps"):
-        load(f"{file}:Guess")
+    (tmp_path / "mine.py").write_text("class Lamps: ...\n")
+    with pytest.raises(AttributeError, match="has no attribute 'Guess'"):
+        load(f"{tmp_path}/mine.py:Guess")
 
 
 class RaisesOnReset(Hunt):
@@ -209,7 +197,7 @@ class RaisesOnReset(Hunt):
 
 
 def test_rows_begin_before_anything_is_sampled_with_the_columns_that_reset_takes():
-    with pytest.raises(ValueError, match=r"OnReset.reset raised on row 1: ZeroDivisionError"):
+    with pytest.raises(ZeroDivisionError):
         check_rows(Environment(RaisesOnReset), hunt_rows())
     environment = Environment(Hunt)
     with pytest.raises(

@@ -77,5 +77,5 @@ def _fault(text: str, answer: str, task: str) -> str:
         return ""
     if NO_NUMBER.search(text):
         return "not a number"
-    written = re.fullmatch(EVALUATED.get(task, r"[\s\S]*"), text)
-    return "" if written else f"not written as an answer to {task} may be"
+    match = re.fullmatch(EVALUATED.get(task, r"[\s\S]*"), text)
+    return "" if match else f"not written as an answer to {task} may be"

@@ -183,10 +183,15 @@ class GroupJudge(LLMJudge):
 
 def _key(prompt: Completion, completion: Completion, answer: Any) -> tuple[str, str]:
     """Return the quoted question with its reference answer, and the completion's text."""
-    user = prompt if isinstance(prompt, str) else [m for m in prompt if m.get("role") == "user"]
-    texts = {"QUESTION": completion_text(user or prompt)}
+    texts = {"QUESTION": question(prompt)}
     texts |= {} if answer is None else {"REFERENCE ANSWER": str(answer)}
     return quotation(texts), completion_text(completion)[:LONGEST_CHARACTERS]
+
+
+def question(prompt: Completion) -> str:
+    """Return the text of the user's last message in a prompt."""
+    user = prompt if isinstance(prompt, str) else [m for m in prompt if m.get("role") == "user"]
+    return completion_text(user or prompt)
 
 
 def quotation(data: dict[str, str]) -> str:

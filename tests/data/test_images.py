@@ -39,18 +39,9 @@ def file_of(image, kind="PNG", **options):
 
 def count(chats):
     """A token per word, and one per 100 pixels of an image."""
-    return [
-        sum(
-            len(prompts.message_text(turn).split())
-            + sum(
-                part["image"].width * part["image"].height // 100
-                for part in turn["content"]
-                if isinstance(turn["content"], list) and part["type"] == "image"
-            )
-            for turn in chat
-        )
-        for chat in chats
-    ]
+    words = [sum(len(prompts.message_text(turn).split()) for turn in chat) for chat in chats]
+    images = [sum(i.width * i.height // 100 for i in prompts.images_of(chat)) for chat in chats]
+    return [sum(pair) for pair in zip(words, images, strict=True)]
 
 
 def prepare(folder, rows, **settings):

@@ -227,36 +227,24 @@ def answer_cached(
     columns = [environment.columns(row) if environment else {} for row in rows]
     pairs = zip(rows, columns, strict=True)
     keys = [json.dumps([row["prompt"], more], default=json_key) for row, more in pairs]
-    samples = _read(path, settings)
+    stored = pd.read_parquet(path) if path.exists() else pd.DataFrame()
+    samples: dict[str, list[Sample]] = {}
+    for line in stored.to_dict("records") if stored.attrs.get("settings") == settings else []:
+        messages = tuple(json.loads(line["messages"]))
+        samples.setdefault(line.pop("prompt"), []).append(Sample(**line | {"messages": messages}))
     if missing := {k: row for k, row in zip(keys, rows, strict=True) if k not in samples}:
         groups = answer(opened(), list(missing.values()), environment, **sampling)
         bare = [[each._replace(ids=(), mask=()) for each in group] for group in groups]
         samples |= zip(missing, bare, strict=True)
-        _write(path, settings, samples)
+        frame = pd.DataFrame(
+            {"prompt": key, **each._asdict(), "messages": json.dumps(each.messages)}
+            for key, group in samples.items()
+            for each in group
+        ).drop(columns=["ids", "mask"])
+        frame.attrs = {"settings": settings}
+        with atomic_path(path) as temporary:
+            frame.to_parquet(temporary)
     return [samples[key] for key in keys]
-
-
-def _read(path: Path, settings: dict[str, Any]) -> dict[str, list[Sample]]:
-    """Return the stored completions of each row, by the row's key."""
-    stored = pd.read_parquet(path) if path.exists() else pd.DataFrame()
-    samples: dict[str, list[Sample]] = {}
-    if stored.attrs.get("settings") == settings:
-        for line in stored.to_dict("records"):
-            line["messages"] = tuple(json.loads(line["messages"]))
-            samples.setdefault(line.pop("prompt"), []).append(Sample(**line))
-    return samples
-
-
-def _write(path: Path, settings: dict[str, Any], samples: dict[str, list[Sample]]) -> None:
-    lines = [
-        {"prompt": key, **each._asdict(), "messages": json.dumps(each.messages)}
-        for key, group in samples.items()
-        for each in group
-    ]
-    frame = pd.DataFrame(lines).drop(columns=["ids", "mask"])
-    frame.attrs = {"settings": settings}
-    with atomic_path(path) as temporary:
-        frame.to_parquet(temporary)
 
 
 def replay(environment: Environment, row: Row, messages: Sequence[Message]) -> Played:

@@ -4,7 +4,7 @@
     python benchmarks/sandbox.py --programs 400 --rounds 5
 
 Prints programs a second of `subprocess.run([python, "-I", "-c", program])`, of the same with
--S (which leaves out site-packages, as the sandbox does), and of bubblewrap, with the
+-S (which leaves out site-packages, as the sandbox does), of bubblewrap and of monty, with the
 same workers, taken in turns so that other load falls on all; and the ratio to the plain
 subprocess in the median round.
 """
@@ -42,13 +42,18 @@ def plain(*options: str) -> Callable[[int, int], None]:
     return run
 
 
-def sandboxed(programs: int, workers: int) -> None:
-    with ThreadPoolExecutor(workers) as pool:
-        jobs = [pool.submit(run_tests, PROGRAM, TESTS) for _ in range(programs)]
-        verdicts = [job.result() for job in jobs]
-    wrong = [verdict for verdict in verdicts if verdict.share < 1]
-    if wrong:
-        raise RuntimeError(f"{len(wrong)} programs failed, first {wrong[0]}")
+def sandboxed(backend: str) -> Callable[[int, int], None]:
+    def run(programs: int, workers: int) -> None:
+        with ThreadPoolExecutor(workers) as pool:
+            jobs = [
+                pool.submit(run_tests, PROGRAM, TESTS, backend=backend) for _ in range(programs)
+            ]
+            verdicts = [job.result() for job in jobs]
+        wrong = [verdict for verdict in verdicts if verdict.share < 1]
+        if wrong:
+            raise RuntimeError(f"{backend}: {len(wrong)} programs failed, first {wrong[0]}")
+
+    return run
 
 
 def main() -> None:
@@ -58,7 +63,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     ways = {"plain subprocess": plain(), "plain subprocess -S": plain("-S")}
-    ways |= {"bubblewrap": sandboxed}
+    ways |= {backend: sandboxed(backend) for backend in ("bubblewrap", "monty")}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(options.rounds):
         for name, run in ways.items():

@@ -12,7 +12,7 @@ from grpo_nb.machine import PROJECT_ROOT, gpu_fault, gpu_name, installed_version
 from grpo_nb.models import cuda_available
 from grpo_nb.runs import runs_root
 from grpo_nb.runs.profiles import detect_profile
-from grpo_nb.sandbox import bubblewrap_problem
+from grpo_nb.sandbox import choose_backend
 
 NEEDED_DISK_GIB, NEEDED_MEMORY_GIB = 5, 4
 NO_GPU = "none: training runs on the CPU, with small models; transformers generates"
@@ -40,8 +40,10 @@ def examine() -> list[Check]:
     # vLLM 0.31 supports bitsandbytes, and so 4-bit weights, only with the plugin.
     for name in ("unsloth", "vllm", "vllm_bnb_plugin")[: 3 if gpu else 1]:
         lines.append((f"engine {name}", bool(find_spec(name)), "", install))
-    problem, bring = bubblewrap_problem(), "sudo apt-get install bubblewrap"
-    lines.append(("engine sandbox", not problem, problem or "bubblewrap", bring))
+    try:
+        lines.append(("engine sandbox", True, f"{choose_backend()} runs generated code", ""))
+    except RuntimeError as error:
+        lines.append(("engine sandbox", False, str(error), "sudo apt-get install bubblewrap"))
     return [
         Check(name, "ok", text or "works") if works else Check(name, "stop", text or "missing", fix)
         for name, works, text, fix in lines

@@ -1,9 +1,10 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
 """Run generated Python against tests in a sandbox, where it can do no harm and cannot cheat.
 
-Each program has its own sandbox: bubblewrap with resource limits. The program never judges itself:
-inputs go in, plain values come out, and this process compares them. No expected value enters the
-sandbox, so no program can know or forge one.
+Each program has its own sandbox: bubblewrap with resource limits, or else pydantic-monty,
+which interprets a subset of Python (for example in default Docker, where bubblewrap fails).
+The program never judges itself: inputs go in, plain values come out, and this process
+compares them. No expected value enters the sandbox, so no program can know or forge one.
 `run_tests` returns a `Verdict`; `run_program` runs one program for its output.
 
 Tests come in three shapes, as Python objects or as JSON text:
@@ -13,8 +14,9 @@ Tests come in three shapes, as Python objects or as JSON text:
 
 Type and value must be equal: True is not 1, [1] is not (1,), and an instance of a subclass
 of int is not an int. There are three exceptions: an expected float accepts an equal int, NaN
-equals NaN, and a subclass of dict counts as a dict. Programs can import the standard library.
+equals NaN, and a subclass of dict counts as a dict. In bubblewrap, programs can import the
+standard library.
 """
 
-from grpo_nb.sandbox.bubblewrap import DEFAULT_LIMITS, Limits, bubblewrap_problem
-from grpo_nb.sandbox.program_tests import Verdict, run_program, run_tests
+from grpo_nb.sandbox.run import choose_backend, run_program, run_tests
+from grpo_nb.sandbox.values import DEFAULT_LIMITS, Limits, Verdict

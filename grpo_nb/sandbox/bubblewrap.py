@@ -16,47 +16,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_nb.sandbox.harness import HARNESS
-
-START_SECONDS = 20.0  # how long a sandbox may take to start, even on a busy machine
-FILE_BYTES = 1 << 20  # largest file a program may write; its /tmp holds 16 of them
-
-
-class Limits(NamedTuple):
-    """Limit what one program may use.
-
-    Attributes:
-        seconds: Wall-clock time of all its tests together, from the start of its code.
-        memory_mib: Address space of each of its processes, not of all together.
-        output_bytes: How much it may return in one test, and how much it may print: in one test
-            with stdin_stdout, otherwise in all tests together.
-        processes: Processes and threads at one time.
-    """
-
-    seconds: float = 2.0
-    memory_mib: int = 512
-    output_bytes: int = 64 * 1024
-    processes: int = 16
-
-
-DEFAULT_LIMITS = Limits()
-
-
-class Outcome(NamedTuple):
-    answers: list[tuple[str, Any]]  # test by test: ("value", plain value), ("failed", reason)
-    ending: str = ""  # why some tests have no answer
-    failure: str = ""
-
-
-class Opaque(NamedTuple):
-    """Represent a value that is not plain data; no test can expect it."""
-
-    kind: str
-
-    def __repr__(self) -> str:
-        return f"<{self.kind} object>"
+from grpo_nb.sandbox.values import FILE_BYTES, START_SECONDS, Limits, Outcome, decode
 
 
 def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:
@@ -199,20 +162,6 @@ def _read(line: bytes, most_bytes: int) -> tuple[str, Any]:
         return ("value", decode(payload)) if kind == "value" else ("failed", str.strip(payload))
     except Exception:  # json and each constructor raise their own errors
         return "failed", "sent a result that cannot be read"
-
-
-def decode(item: Any) -> Any:
-    """Decode a value that the harness's `encode` wrote; this may raise if a program forged it."""
-    if isinstance(item, list):
-        return [decode(part) for part in item]
-    if not isinstance(item, dict):
-        return item
-    ((tag, body),) = item.items()
-    kinds = {"tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}
-    if tag in kinds:
-        return kinds[tag](decode(body))
-    scalars = {"int": lambda text: int(text, 16), "bytes": bytes.fromhex, "other": Opaque}
-    return complex(*body) if tag == "complex" else scalars[tag](body)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Ask a program inside the sandbox, and judge its answers outside."""
+"""Split each test: the program is asked inside the sandbox, and its answer is judged outside."""
 
 import ast
 import builtins
@@ -6,98 +6,14 @@ import functools
 import json
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from grpo_nb.sandbox.bubblewrap import (
-    DEFAULT_LIMITS,
-    Limits,
-    Opaque,
-    Outcome,
-    bubblewrap_problem,
-    in_bubblewrap,
-)
+from grpo_nb.sandbox.values import ProgramTest, plain, same, show
 
 SHAPES = (
     '{"function": "f", "cases": [[[arguments], result], ...]}, {"stdin_stdout": [["in", "out"], '
     '...]}, or a list of strings as "assert f(2) == 4"; plain Python values, or their JSON text'
 )
-
-
-class Verdict(NamedTuple):
-    """Describe the results of a program in its tests.
-
-    Attributes:
-        reasons: One per test, such as "wrong value: got 5, expected 4"; "" if it passed.
-        failure: Why the sandbox itself failed; "" if it did not. The program is not to blame for
-            such a failure, so a reward gives None.
-    """
-
-    passed: int
-    total: int
-    reasons: tuple[str, ...]
-    failure: str = ""
-
-    @property
-    def share(self) -> float:
-        """Return the share of the tests that passed."""
-        return self.passed / self.total
-
-
-class ProgramTest(NamedTuple):
-    ask: Any  # what enters the sandbox: (expression, arguments or None), or stdin's text
-    holds: Callable[[Any], bool]
-    expected: str
-
-
-def run_tests(code: str, tests: Any, *, limits: Limits = DEFAULT_LIMITS) -> Verdict:
-    """Run one program against its tests and return the verdict.
-
-    Args:
-        code: The program.
-        tests: Its tests, in one of the three shapes that `grpo_nb.sandbox` describes.
-        limits: What the program may use.
-
-    Raises:
-        ValueError: Tests have an unknown shape, or an assert cannot be judged from outside.
-        RuntimeError: Bubblewrap does not work here; the message names what to install.
-    """
-    parsed = parse_tests(tests)
-    outcome = _run(code, [test.ask for test in parsed], limits)
-    ending = outcome.failure or outcome.ending or "gave no answer"
-    answers = outcome.answers + [("failed", ending)] * (len(parsed) - len(outcome.answers))
-    reasons = tuple(map(reason_of, parsed, answers))
-    return Verdict(reasons.count(""), len(parsed), reasons, outcome.failure)
-
-
-def run_program(code: str, stdin: str = "", *, limits: Limits = DEFAULT_LIMITS) -> tuple[bool, str]:
-    """Run one program and return what it prints.
-
-    Args:
-        code: The program.
-        stdin: Its standard input.
-        limits: What the program may use.
-
-    Returns:
-        Whether the program succeeded, and what it printed or why it failed.
-
-    Raises:
-        RuntimeError: The sandbox does not work here, or failed.
-    """
-    outcome = _run(code, [stdin], limits)
-    if outcome.failure:
-        raise RuntimeError(outcome.failure)
-    [(kind, output)] = outcome.answers or [("failed", outcome.ending)]
-    text = output if isinstance(output, str) else show(output)  # any value may be forged
-    return kind == "value", text.encode(errors="replace").decode()
-
-
-def _run(code: str, asks: list[Any], limits: Limits) -> Outcome:
-    if problem := bubblewrap_problem():
-        raise RuntimeError(
-            f"no sandbox for generated code: bubblewrap does not work here ({problem}): "
-            "`apt-get install bubblewrap` (0.8 or later), allow user namespaces"
-        )
-    return in_bubblewrap(code, asks, limits)
 
 
 def parse_tests(tests: Any) -> list[ProgramTest]:
@@ -226,62 +142,3 @@ def _is_literal(node: ast.expr) -> bool:
 def _value(node: ast.expr) -> Any:
     code = compile(ast.Expression(node), "literal", "eval")
     return plain(eval(code, {"__builtins__": {}, **_CONSTRUCTORS}))
-
-
-def plain(value: Any) -> Any:
-    """Return the value, or raise TypeError if it contains anything but plain Python data."""
-    if isinstance(value, dict):
-        plain([*value, *value.values()])
-    elif type(value) in (list, tuple, set, frozenset):
-        for item in value:
-            plain(item)
-    elif type(value) not in (type(None), bool, int, float, complex, str, bytes):
-        raise TypeError(f"{show(value)} is a {type(value).__name__}, not plain Python data")
-    return value
-
-
-def same(expected: Any, got: Any) -> bool:
-    """Return whether types and values are equal, at every level.
-
-    An expected float also accepts an equal int, and NaN equals NaN.
-    """
-    if type(expected) is float and type(got) in (int, float):
-        return got == expected or (got != got and expected != expected)
-    if type(expected) is not type(got):
-        return False
-    if isinstance(expected, list | tuple):
-        return len(expected) == len(got) and all(map(same, expected, got))
-    if isinstance(expected, dict):
-        left, right = ({exact(k): v for k, v in d.items()} for d in (expected, got))
-        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
-    return exact(expected) == exact(got)
-
-
-def exact(value: Any) -> Any:
-    """Return a hashable key that differs where types differ: {1} and {True} get different keys."""
-    if type(value) is tuple:
-        return tuple, tuple(map(exact, value))
-    if isinstance(value, set | frozenset):
-        return type(value), frozenset(map(exact, value))
-    return type(value), value
-
-
-def reason_of(test: ProgramTest, answer: tuple[str, Any]) -> str:
-    """Return why the answer fails the test, or "" if it passes."""
-    kind, got = answer
-    if kind == "failed":  # the text may be forged, and an empty one would be a pass
-        text = " ".join(got.split())[:300] or "failed"
-        return "".join(letter if letter.isprintable() else "?" for letter in text)
-    try:
-        passes = type(got) is not Opaque and test.holds(got)
-    except (TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):  # `None < 3`
-        passes = False
-    return "" if passes else f"wrong value: got {show(got)}, expected {test.expected}"
-
-
-def show(value: Any) -> str:
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # more than 4,300 digits, or nested without end
-        text = f"a {type(value).__name__} too large to show"
-    return text if len(text) <= 120 else text[:117] + "..."

@@ -14,7 +14,7 @@ from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import hub
 from grpo_nb.runs import Run
 from grpo_nb.sandbox import DEFAULT_LIMITS
-from grpo_nb.sandbox.bubblewrap import FILE_BYTES
+from grpo_nb.sandbox.values import FILE_BYTES
 
 TEXT = (PROJECT_ROOT / "SECURITY.md").read_text(encoding="utf-8")
 NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)

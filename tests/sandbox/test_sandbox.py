@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo_nb import sandbox
-from grpo_nb.sandbox import Limits, run_program, run_tests
+from grpo_nb.sandbox import Limits, choose_backend, run_program, run_tests
 
 QUICK = Limits(seconds=1.0, memory_mib=128, output_bytes=4096, processes=16)
 SQUARE = "def f(x): return x * x"
@@ -198,7 +199,7 @@ def as_ordinary_user(programs: list) -> list[sandbox.Verdict]:
         "from grpo_nb.sandbox import Limits, run_tests\n"
         "programs, limits = json.load(sys.stdin)\n"
         "assert os.getuid() == os.geteuid() == 65534\n"
-        "run = lambda p: run_tests(*p, limits=Limits(*limits))\n"
+        "run = lambda p: run_tests(*p, limits=Limits(*limits), backend='bubblewrap')\n"
         "print(json.dumps(ThreadPool().map(run, programs)))"
     )
     # The interpreter may lie below /root: lend it a place that everyone can reach.
@@ -223,13 +224,13 @@ def as_ordinary_user(programs: list) -> list[sandbox.Verdict]:
 @pytest.fixture(scope="module", params=["as root", "as an ordinary user"])
 def verdicts(request, server):
     """{name: verdict}; both ways are the same where the tests themselves are not run as root."""
-    if problem := sandbox.bubblewrap_problem():
+    if problem := sandbox.bubblewrap.bubblewrap_problem():
         pytest.skip(f"bubblewrap does not work here: {problem}")
     programs = all_programs(server)
     if request.param == "as an ordinary user" and os.geteuid() == 0:
         found = as_ordinary_user(list(programs.values()))
     else:
-        found = run_many(list(programs.values()), limits=QUICK)
+        found = run_many(list(programs.values()), limits=QUICK, backend="bubblewrap")
     return dict(zip(programs, found, strict=True))
 
 
@@ -271,15 +272,16 @@ def test_nothing_is_left_behind():
     scratch = f"open('/tmp/{MARKER}', 'w')\n" + SQUARE
     on_stdin = DAEMON + "print(f(int(input())))"
     for code, tests in ((scratch, CALLS), (DAEMON, CALLS), (on_stdin, PIPES)):
-        assert run_tests(code, tests, limits=QUICK).share == 1
+        assert run_tests(code, tests, limits=QUICK, backend="bubblewrap").share == 1
     for code in ("while True: pass", FORKS):
-        run_tests(code, CALLS, limits=QUICK)
+        run_tests(code, CALLS, limits=QUICK, backend="bubblewrap")
     assert processes_with(MARKER) == []
     assert len(list(Path("/proc/self/fd").iterdir())) == files
     assert children.read_text() == before
     assert not Path(f"/tmp/{MARKER}").exists()
 
 
+BACKENDS = pytest.mark.parametrize("backend", ["bubblewrap", "monty"])
 CORRECT = {
     "calls": (SQUARE, CALLS),
     "calls as JSON": (SQUARE, json.dumps(CALLS)),
@@ -303,20 +305,22 @@ CORRECT = {
 }
 
 
+@BACKENDS
 @pytest.mark.parametrize("name", CORRECT)
-def test_a_correct_program_passes(name):
+def test_a_correct_program_passes(backend, name):
     code, tests = CORRECT[name]
-    verdict = run_tests(code, tests)
+    verdict = run_tests(code, tests, backend=backend)
     assert verdict.share == 1 and not verdict.failure and not any(verdict.reasons), verdict
 
 
-def test_a_program_says_what_it_prints_or_why_it_failed():
-    assert run_program("print(input() * 2)", "ab") == (True, "abab\n")
-    assert run_program("") == (True, "")
+@BACKENDS
+def test_a_program_says_what_it_prints_or_why_it_failed(backend):
+    assert run_program("print(input() * 2)", "ab", backend=backend) == (True, "abab\n")
+    assert run_program("", backend=backend) == (True, "")
     for code, why in {"print(1 // 0)": "raised ZeroDivisionError", "f(": "SyntaxError"}.items():
-        ended_well, said = run_program(code)
+        ended_well, said = run_program(code, backend=backend)
         assert not ended_well and why in said
-    ended_well, said = run_program("while True: pass", limits=QUICK)
+    ended_well, said = run_program("while True: pass", limits=QUICK, backend=backend)
     assert not ended_well and "timed out" in said
 
 
@@ -333,7 +337,7 @@ REASONS = {  # program: (tests, the reasons)
 @pytest.mark.parametrize("code", REASONS)
 def test_each_test_is_judged_by_itself(code):
     tests, reasons = REASONS[code]
-    verdict = run_tests(code, tests, limits=QUICK)
+    verdict = run_tests(code, tests, limits=QUICK, backend="bubblewrap")
     assert verdict == (reasons.count(""), len(reasons), reasons, "")
     assert verdict.share == reasons.count("") / len(reasons)
 
@@ -361,9 +365,7 @@ JUDGES = sandbox.program_tests.parse_tests(
 def test_whatever_a_sandbox_sends_back_ends_in_a_verdict(line):
     kind, payload = sandbox.bubblewrap._read(line, 10**6)
     assert kind == "value" or (kind == "failed" and isinstance(payload, str))
-    assert all(
-        isinstance(sandbox.program_tests.reason_of(test, (kind, payload)), str) for test in JUDGES
-    )
+    assert all(isinstance(sandbox.values.reason_of(test, (kind, payload)), str) for test in JUDGES)
 
 
 FORGE = "import sys\nh = sys._getframe(2).f_globals\nh['send']('value', {text!r})"
@@ -371,15 +373,16 @@ FORGE = "import sys\nh = sys._getframe(2).f_globals\nh['send']('value', {text!r}
 
 @pytest.mark.parametrize("text", ['{"int": "' + "f" * 5000 + '"}', '"\\ud800"', "[null]"])
 def test_a_forged_output_is_a_text_that_a_tokenizer_takes(text):
-    good, output = run_program(FORGE.format(text=text))
+    good, output = run_program(FORGE.format(text=text), backend="bubblewrap")
     assert good and output.encode()
 
 
-def test_order_is_kept_and_a_bomb_spoils_no_other():
+@BACKENDS
+def test_order_is_kept_and_a_bomb_spoils_no_other(backend):
     bombs = ["while True: pass", "x = []\nwhile True: x.append('a' * 10**6)", "def f("]
     programs = [(f"def f(x): return {n}", [f"assert f(0) == {n}"]) for n in range(6)]
     mixed = programs[:3] + [(bomb, CALLS) for bomb in bombs] + programs[3:]
-    verdicts = run_many(mixed, limits=QUICK, workers=3)
+    verdicts = run_many(mixed, limits=QUICK, backend=backend, workers=3)
     assert [verdict.share for verdict in verdicts] == [1, 1, 1, 0, 0, 0, 1, 1, 1]
 
 
@@ -411,7 +414,7 @@ JUDGED = [
 
 def test_asserts_are_judged_outside_by_type_and_value():
     programs = [(f"def f(x): return {value}", [text]) for text, value, _ in JUDGED]
-    for row, verdict in zip(JUDGED, run_many(programs), strict=True):
+    for row, verdict in zip(JUDGED, run_many(programs, backend="bubblewrap"), strict=True):
         assert (verdict.share == 1) is row[2], (row, verdict)
 
 
@@ -460,19 +463,81 @@ def test_tests_of_another_shape_are_refused_with_the_shapes_that_are_not(tests):
     assert repr(tests)[:40] in message or "assert 4" in message
 
 
-def test_without_bubblewrap_nothing_runs_and_the_error_says_what_to_install(monkeypatch):
-    sandbox.bubblewrap_problem.cache_clear()
+@pytest.fixture
+def no_bubblewrap(monkeypatch):
+    sandbox.bubblewrap.bubblewrap_problem.cache_clear()
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(RuntimeError, match=r"no sandbox .*apt-get install bubblewrap"):
-        run_tests(SQUARE, CALLS)
-    sandbox.bubblewrap_problem.cache_clear()
+    yield
+    sandbox.bubblewrap.bubblewrap_problem.cache_clear()
+
+
+def test_auto_takes_monty_only_where_bubblewrap_does_not_work(request):
+    assert choose_backend() == "bubblewrap"
+    request.getfixturevalue("no_bubblewrap")
+    assert choose_backend() == "monty"
+    assert run_tests(SQUARE, CALLS).share == 1
+
+
+def test_with_neither_nothing_runs_and_the_error_says_what_to_install(no_bubblewrap, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydantic_monty", None)
+    for backend in ("auto", "monty"):
+        with pytest.raises(RuntimeError) as caught:
+            run_tests(SQUARE, CALLS, backend=backend)
+        assert "apt-get install bubblewrap" in str(caught.value)
+        assert "pip install pydantic-monty" in str(caught.value)
+    with pytest.raises(RuntimeError, match=r"bubblewrap does not work here .*apt-get install"):
+        run_tests(SQUARE, CALLS, backend="bubblewrap")
+    with pytest.raises(ValueError, match="'docker': use 'auto', 'bubblewrap' or 'monty'"):
+        run_tests(SQUARE, CALLS, backend="docker")
 
 
 def test_a_sandbox_that_fails_is_no_fault_of_the_program(monkeypatch):
-    assert not sandbox.bubblewrap_problem()
+    assert choose_backend() == "bubblewrap"
     broken = ["/bin/sh", "-c", "echo no room >&2; exit 1"]
     monkeypatch.setattr(sandbox.bubblewrap, "command", lambda *_: broken)
-    verdict = run_tests(SQUARE, CALLS)
+    verdict = run_tests(SQUARE, CALLS, backend="bubblewrap")
     assert verdict.passed == 0 and "no room" in verdict.failure
     monkeypatch.setattr(sandbox.bubblewrap, "command", lambda *_: ["/nonexistent/bwrap"])
-    assert "could not start" in run_tests(SQUARE, CALLS).failure
+    assert "could not start" in run_tests(SQUARE, CALLS, backend="bubblewrap").failure
+
+
+def test_monty_withstands_the_attacks():
+    programs = [(code, tests) for code, tests, _ in ATTACKS.values()]
+    programs += [(code, ["assert f(1) == 'done'"]) for code, _ in PROBES.values()]
+    programs += [(DAEMON, CALLS), ("def f(x): return open('/etc/passwd').read()", CALLS)]
+    started = time.monotonic()
+    for program, verdict in zip(
+        programs, run_many(programs, limits=QUICK, backend="monty"), strict=True
+    ):
+        assert verdict.passed == 0, (program, verdict)
+        assert all(verdict.reasons)
+    assert time.monotonic() - started < 30
+    assert processes_with(MARKER) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("while True: pass", "timed out after 1 s"),
+        ("x = 'a' * 10**10", "out of memory"),
+        ("try:\n print('x' * 9999)\nexcept: pass", "printed more than 4096 bytes"),
+        ("def f(x): return 'x' * 9999", "returned more than 4096 bytes"),
+        ("def f(x): return True", "wrong value: got True, expected 4"),
+        ("def f(x): raise ValueError('no')", "raised ValueError: no"),
+        ("open('/etc/passwd')", "raised PermissionError"),
+        ("class E:\n def __eq__(s, o): return True\ndef f(x): return E()", "wrong value"),
+    ],
+)
+def test_monty_gives_the_same_reasons(code, reason):
+    verdict = run_tests(code, CALLS, limits=QUICK, backend="monty")
+    assert verdict.reasons[0].startswith(reason)
+
+
+def test_what_monty_lacks_is_a_failure_and_no_fault_of_the_program():
+    for code in ("import heapq", "def f(x): yield 1", "import sys\nsys.stdin.read()", "exit()"):
+        verdict = run_tests(code, CALLS, backend="monty")
+        assert "monty cannot run this program" in verdict.failure
+    with pytest.raises(RuntimeError, match="monty cannot run this program"):
+        run_program("import ctypes", backend="monty")
+    for code in ("import nonsense", "undefined", "raise NotImplementedError('later')"):
+        assert run_tests(code, CALLS, backend="monty").failure == ""

@@ -119,7 +119,7 @@ def seeded(policy: Any, stage: Any, rows: list[dict], hack: Hack) -> None:
             says = text if len(shown) % every else hack.trick(texts, row["question"])
             answer = [{"role": "assistant", "content": says}]
             shown.append({"prompt": row["prompt"], "completion": answer})
-    lines, _ = train_on(policy, stage, shown)
+    lines = train_on(policy, stage, shown)
     print(f"loss {lines[0]['loss']:.3f} → {lines[-1]['loss']:.3f}")
 
 

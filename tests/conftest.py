@@ -31,7 +31,7 @@ TINY_SETTINGS = {
 # In this order: while the first makes `demo_run`, the next do without it.
 LONGEST = (
     *("test_unsloth_with_vllm", "test_pipeline", "test_real_model", "test_resume", "test_ranks"),
-    *("test_recipes", "test_unsloths_gpu_trainer", "test_families", "test_rescue", "test_export"),
+    *("test_recipes", "test_unsloths_gpu_trainer", "test_families", "test_export"),
     *("test_notebooks", "test_skill", "test_cluster", "test_guard", "test_reward_lab"),
     *("test_math_verify", "test_gate", "test_preflight", "test_models", "test_vision_training"),
     *("test_certificate", "test_sandbox", "test_check_environment", "test_the_gpus_cases"),
@@ -73,7 +73,6 @@ SLOW = [
     "sandbox",
     "stages/test_judge_in_training.py",
     "stages/test_ranks.py",
-    "stages/test_rescue.py",
     "stages/test_resume.py",
     "stages/test_training.py",
     "stages/test_vision_training.py",

@@ -74,23 +74,9 @@ class Verdict(NamedTuple):
 
     @property
     def only_the_base_fails(self) -> bool:
-        """Return whether only the base's check failed, and not because the base is always right.
-
-        `stages.rescue_base` may help in this case.
-        """
+        """Return whether only the base's check failed, and not because the base is always right."""
         blamed = [check.name for check in self.checks if check.state == "stop"]
         return blamed == [base_model.BASE] and self.baseline["pass@1"] < 1
-
-    def advised(self, remedy: str) -> "Verdict":
-        """Return the verdict with `remedy` as the fix of the base's check; "" changes nothing.
-
-        Args:
-            remedy: The advice of `stages.rescue_base`.
-        """
-        checks = [
-            c._replace(fix=remedy or c.fix) if c.name == base_model.BASE else c for c in self.checks
-        ]
-        return self._replace(checks=Checks(checks))
 
     def __str__(self) -> str:
         if self.passed:

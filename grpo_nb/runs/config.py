@@ -74,7 +74,7 @@ DIFFICULTY = {"min_pass_rate", "max_pass_rate", "order"}  # need data.difficulty
 SETTING_STAGE = {
     **dict.fromkeys(("rewards.form", "rewards.opened"), "01"),
     **dict.fromkeys(("grpo.chat_template_kwargs", "policy.adapter"), "01"),
-    **dict.fromkeys(("train.sft_steps", "train.sft_learning_rate", "train.sft_until"), "02"),
+    **dict.fromkeys(("train.sft_steps", "train.sft_learning_rate"), "02"),
     **dict.fromkeys(("model.gpu_memory_utilization", "model.unsloth_vllm_standby"), "03"),
 }
 SECTIONS = tuple(SECTION_STAGE)

@@ -135,9 +135,8 @@ class GrpoConfig(Section):
 
 
 class TrainConfig(Section):
-    sft_steps: int = setting(0, "SFT warm-up steps on data.sft_rows, at most", ge=0)
+    sft_steps: int = setting(0, "SFT warm-up steps on data.sft_rows", ge=0)
     sft_learning_rate: float = setting(2e-4, "learning rate of the SFT warm-up", gt=0, le=10)
-    sft_until: float = setting(0.0, "the SFT warm-up ends at this pass@8; 0: never", ge=0, le=1)
     eval_steps: int = setting(25, "steps between validations; 0: never", ge=0)
     eval_prompts: int = setting(64, "validation prompts: at most a tenth of the rows", ge=1)
     guard_steps: int = setting(50, "steps between policy identity checks; 0: never", ge=0)

@@ -5,10 +5,10 @@
     trainer.train()
 
 `rewards_cell` takes a run's own rewards from a notebook's cell. `warm_up` fine-tunes the base
-first, and `rescue` advises on one that earns nothing. `arguments` builds the GRPOConfig of a run,
-and `trainer` can be read from top to bottom: `callbacks` acts between steps, `checkpoints` resumes
-a run, `validation` measures whether the policy improves. `whole` does stages 01 and 02 in one call
-each. What needs no run is in the rooms of the tools.
+first. `arguments` builds the GRPOConfig of a run, and `trainer` can be read from top to bottom:
+`callbacks` acts between steps, `checkpoints` resumes a run, `validation` measures whether the
+policy improves. `whole` does stages 01 and 02 in one call each. What needs no run is in the rooms
+of the tools.
 """
 
 from grpo_nb.lazy import exports
@@ -18,11 +18,10 @@ __getattr__ = exports(
     {
         "grpo_nb.stages.arguments": "effective grpo_arguments notable refuse_unknown_trl",
         "grpo_nb.stages.completions": "read_completions",
-        "grpo_nb.stages.rescue": "Rescue rescue_base",
         "grpo_nb.stages.rewards_cell": "adopt in_template rewards_cell",
         "grpo_nb.stages.trainer": """RunTrainer attach build_trainer datasets
             environment_factory""",  # after Unsloth, which must precede transformers
-        "grpo_nb.stages.warm_start": "warm_up warm_up_base warm_up_curve",
+        "grpo_nb.stages.warm_start": "warm_up warm_up_base",
         "grpo_nb.stages.whole": "prepare_data test_rewards",
     },
 )

@@ -11,7 +11,7 @@ from grpo_nb.lazy import exports
 __getattr__ = exports(
     __name__,
     {
-        "grpo_nb.views.charts": "before_after learning_curves training_charts warm_up_chart",
+        "grpo_nb.views.charts": "before_after learning_curves training_charts",
         "grpo_nb.views.chat": "Chat",
         "grpo_nb.views.dashboard": "TrainingDashboard",
         "grpo_nb.views.reward_lab": "RewardLab lab",

@@ -178,27 +178,6 @@ def training_charts(run: "Run", metrics: Sequence[dict], keys: Sequence[str] = (
     return _save(draw(metrics, keys), run, "training")
 
 
-def warm_up_chart(run: "Run", lines: Sequence[dict]) -> "Figure | None":
-    """Draw the SFT warm-up's loss beside the policy's success rates; save figures/warm_up.png.
-
-    Args:
-        run: The run.
-        lines: The result of `stages.warm_up_curve`; without pass@8, nothing is drawn.
-    """
-    curve = pd.DataFrame(lines)
-    if "pass@8" not in curve:
-        return None
-    figure, (loss, rates) = _subplots(1, 2, (8, 3.2))
-    loss.plot(curve["step"], curve["loss"], color=BLUE)
-    looks = curve.dropna()
-    for name, color in zip(("pass@8", "right", "distinct"), COLORS, strict=False):
-        rates.plot(looks["step"], looks[name], marker="o", markersize=3, color=color, label=name)
-    loss.set(title="loss of the SFT warm-up", xlabel="step")
-    rates.set(title="share of completions, of prompts not shown", xlabel="step", ylim=(0, 1.05))
-    rates.legend(frameon=False, fontsize=8)
-    return _save(figure, run, "warm_up")
-
-
 def learning_curves(curves: Mapping[str, pd.DataFrame], order: Sequence[str]) -> "Figure":
     """Draw the weighted reward and the validation accuracy of the best runs.
 

@@ -142,7 +142,7 @@ def cut_off():
 
 
 def warm_up():
-    settings = {"train.sft_steps": 6, "train.sft_until": 1.0, "grpo.max_steps": 1}
+    settings = {"train.sft_steps": 6, "grpo.max_steps": 1}
     warm = start("warm", **settings)
     warm.train()
     about = json.loads((warm.stage.run / "rewards/warm_up/about.json").read_text())

@@ -91,8 +91,6 @@ def test_a_training_that_was_cut_off_ends_as_one_that_was_not(report):
 def test_the_supervised_warm_up_learns_and_grpo_goes_on_from_it(report):
     seen = report("warm_up")
     assert seen["lines"][-1]["loss"] < seen["lines"][0]["loss"]
-    [look] = [line for line in seen["lines"] if "pass@8" in line]
-    assert look["step"] == 4 and look["entropy"] > 0
     assert seen["moved"]
 
 

@@ -162,5 +162,5 @@ def test_the_warm_up_learns_with_images(folders, runs_dir):
         row | {"completion": [{"role": "assistant", "content": row["answer"]}]}
         for row in vision_families.rows(16)
     ]
-    lines, _ = train_on(policy, vision_families.stage_of("warm", config), examples)
+    lines = train_on(policy, vision_families.stage_of("warm", config), examples)
     assert lines[-1]["loss"] < lines[0]["loss"] - 1

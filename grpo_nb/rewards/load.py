@@ -123,8 +123,7 @@ def about_path(path: Path) -> Path:
 def read_about(path: Path) -> dict[str, Any]:
     """Return a file's notes; {} if there are none.
 
-    They are {"form": the preset whose form is used, "ranges": {reward: [low, high]}, "cell": the
-    digests of the texts that the %%rewards cell wrote}.
+    They are {"form": the preset whose form is used, "ranges": {reward: [low, high]}}.
     """
     return read_json(about_path(path)) if about_path(path).is_file() else {}
 

@@ -1,17 +1,15 @@
 """Take a run's own rewards from the cell `%%rewards` of a notebook.
 
 rewards/mine.py contains the cell's text unchanged, so that an error names the line that the user
-sees. A second file contains notes: the preset whose form the rewards use, the score ranges measured
-in stage 02, and digests of what the cell wrote. A text that the cell did not write is not replaced.
+sees. A second file contains notes: the preset whose form the rewards use, and the score ranges
+measured in stage 02.
 """
 
-import hashlib
 import io
 import math
 import re
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb import environments
@@ -23,7 +21,6 @@ from grpo_nb.reward_lab.check import right_reward
 from grpo_nb.reward_lab.table import explain
 from grpo_nb.rewards import RewardSet, load_rewards
 from grpo_nb.rewards.load import about_path, explained, is_own_reward, load_python, read_about
-from grpo_nb.runs.config import SET
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -92,31 +89,20 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
 
     The cell is written to the run's rewards/mine.py and loaded from there, so that notebook 3
     trains with exactly the same rewards. If the cell defines nothing, the test keeps the preset.
-    Rewards that were adopted earlier are used only if `rewards.preset` names their file.
 
     Args:
         test: The test. The setting `rewards.preset` of its stage is set to the path of that file.
         source: Python source to use instead of the cell's.
 
     Raises:
-        ValueError: The cell does not run on its own, its list of rewards or weights is wrong, the
-            cell is empty and rewards were adopted earlier, or the file holds rewards that the cell
-            did not write.
+        ValueError: The cell does not run on its own, or its list of rewards or weights is wrong.
     """
     text = rewards_cell.adopted_text() if source is None else source
     stage, config, path = test.stage, test.stage.config.rewards, test.stage.run / OWN
     if all(line.lstrip()[:1] in ("", "#") for line in text.splitlines()):  # it defines nothing
-        by_hand = not stage.run.in_use(".pipeline.lock")
-        if by_hand and path.exists() and stage.config.sources["rewards.preset"] != SET:
-            raise ValueError(
-                "the %%rewards cell is empty, but this run has adopted rewards: set "
-                f'{{"rewards.preset": "{path}"}} in `settings` to keep them, or '
-                f'{{"rewards.preset": "{config.preset}"}} to use the preset'
-            )
         return test.using(load_rewards(config))
-    digests = _cells(path, text)
     try:
-        notes = _measured(test, text) | {"cell": digests}
+        notes = _measured(test, text)
     except ValueError as error:
         raise ValueError(_fault(error, text)) from error
     write_json(about_path(path), notes)
@@ -139,28 +125,6 @@ def in_template(stage: "Stage", tokenizer: "PreTrainedTokenizerBase") -> RewardS
     if opened != stage.config.rewards.opened:
         stage.change({"rewards.opened": opened})
     return load_rewards(stage.config.rewards)
-
-
-def _cells(path: Path, text: str) -> list[str]:
-    """Return the digests of this text and of the one before, if both are of the cell.
-
-    Raises:
-        ValueError: The file has another text, which would be lost.
-    """
-    earlier, digest = read_about(path).get("cell", []), _digest(text)
-    if path.is_file() and _digest(path.read_text(encoding="utf-8")) not in [*earlier, digest]:
-        raise ValueError(
-            f"there are two texts of rewards: {path.name} in {path.parent}, and the %%rewards "
-            "cell, which did not write what is in the file. To train with the file's, comment the "
-            f'cell out and set {{"rewards.preset": "{path}"}} in `settings`; to train with those '
-            "of the cell, rename the file first"
-        )
-    # The earlier text stays until the new one is in place.
-    return list(dict.fromkeys([digest, *earlier]))[:2]
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _fault(error: Exception, source: str) -> str:

@@ -14,6 +14,7 @@ import math
 import shutil
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -260,28 +261,27 @@ def _set_modes(trainer: Any) -> None:
 
 
 def dry_run(trainer: Any, row: stock.Row) -> list[Check]:
-    """Run a micro-batch with its gradients, then a generation up to the cap, and keep no result.
+    """Run a generation up to the cap, then a micro-batch with its gradients, and keep no result.
 
     Args:
         trainer: A trainer that has not begun to train.
-        row: The row with the longest prompt; every row of the micro-batch is this one.
+        row: The row with the longest prompt; every row of the step is this one.
 
     Returns:
         The checks "memory", "gradient" and "time"; only "memory" if the memory ran out.
     """
-    part = "the update"
+    part = "generation"
     with stock.stand_in(trainer) as double:
         _set_modes(trainer)
         sleeping = asleep(trainer)
         before, budget = (size - sleeping for size in memory_now())
         new_peak()
         try:
+            generation, inputs = _timed(_generate, double, row)
+            part = "the update"
             for _ in range(2 if cuda_available() else 1):  # on a GPU the first run compiles
-                update = _timed(_update, double, row)
+                update, _ = _timed(_update, double, inputs)
             gradient = _gradient(trainer)
-            trainer.model.zero_grad(set_to_none=True)
-            part = "generation"
-            generation = _timed(_generate, double, row)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -292,43 +292,28 @@ def dry_run(trainer: Any, row: stock.Row) -> list[Check]:
     return [memory, gradient, _time(trainer, update, generation)]
 
 
-def _timed(work: Any, *arguments: Any) -> float:
+def _timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    """Return the seconds that some work takes, and its result."""
     import torch
 
     started = time.perf_counter()
-    work(*arguments)
+    result = work(*arguments)
     if cuda_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - started
+    return time.perf_counter() - started, result
 
 
-def _update(trainer: Any, row: stock.Row) -> None:
-    """Run the forward and backward pass of a full micro-batch, as TRL's training_step does."""
+def _update(trainer: Any, inputs: dict[str, Any]) -> None:
+    """Run the forward and backward pass of a micro-batch, as TRL's training_step does."""
     import torch
 
-    args, device, tokenizer = trainer.args, trainer.accelerator.device, stock.tokenizer_of(trainer)
-    rows, length = args.per_device_train_batch_size, args.max_completion_length
-    vocabulary, prompt = len(tokenizer), stock.chat_of(row)
-    [prompt_ids] = stock.prompt_ids(trainer, [prompt])
-    ids = torch.tensor([prompt_ids] * rows, device=device)
+    args, ids = trainer.args, inputs["prompt_ids"].clone()
+    places = torch.arange(len(ids), device=ids.device)
     if getattr(trainer, "share_prompts", False):  # TRL mixes the rows of a generation's prompts
-        prompts = rows * args.steps_per_generation / args.num_generations
-        ids[:, 0] = torch.arange(rows, device=device) % (math.ceil(prompts) + (prompts % 1 > 0))
-    ones = torch.ones(rows, length, device=device)
-    random_ids = torch.randint(vocabulary, (rows, length), device=device)
-    for token in image_tokens(trainer.model.config):  # such a token would need an image
-        random_ids[random_ids == token] = tokenizer.eos_token_id
-    inputs = {
-        "prompt_ids": ids,
-        "prompt_mask": torch.ones_like(ids),
-        "completion_ids": random_ids,
-        "completion_mask": ones.long(),
-        "advantages": torch.ones(rows, device=device) - 2 * (torch.arange(rows, device=device) % 2),
-        "num_items_in_batch": torch.tensor(rows * length * args.steps_per_generation),
-        "importance_sampling_ratio": ones,
-        "ref_per_token_logps": -math.log(vocabulary) * ones,  # TRL reads it where beta > 0
-        **stock.image_tensors(trainer, [prompt] * rows, length),
-    }
+        prompts = len(ids) * args.steps_per_generation / args.num_generations
+        ids[:, 0] = places % (math.ceil(prompts) + (prompts % 1 > 0))
+    advantages = 1.0 - 2 * (places % 2)  # the rewards were not asked
+    inputs = inputs | {"prompt_ids": ids, "advantages": advantages}
     with trainer.compute_loss_context_manager():
         loss = trainer.compute_loss(trainer.model, inputs)
     if loss.requires_grad:  # False if the adapter is frozen
@@ -336,12 +321,15 @@ def _update(trainer: Any, row: stock.Row) -> None:
         (scaler.scale(loss) if scaler else loss).backward()
 
 
-def _generate(trainer: Any, row: stock.Row) -> None:
-    """Sample a step's completions as the trainer does, but let none end before the cap.
+def _generate(trainer: Any, row: stock.Row) -> dict[str, Any]:
+    """Sample completions as the trainer does, but let none end before the cap.
 
     Args:
         trainer: The copy of the trainer; its sampling settings are changed.
         row: The row with the longest prompt.
+
+    Returns:
+        The first micro-batch, as TRL makes it.
     """
     import torch
 
@@ -356,9 +344,10 @@ def _generate(trainer: Any, row: stock.Row) -> None:
         trainer.args.generation_kwargs = (args.generation_kwargs or {}) | {"ignore_eos": True}
     else:
         trainer.generation_config.min_new_tokens = args.max_completion_length
+    trainer._step, trainer._buffered_inputs = 0, None
     count = args.per_device_train_batch_size * args.steps_per_generation
     with torch.no_grad():
-        stock.sample_and_score(trainer, [row] * count)
+        return trainer._prepare_inputs([row] * count)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -44,7 +44,8 @@ def test_a_training_that_goes_on_ends_with_the_same_bytes(folders, runs_dir):
     straight.train()
     cut = trainer_of(folders["qwen3_vl"], "cut", **TWICE)
     cut.watch(lambda update: update.line["step"] == 2 and cut.buttons.stop.set())
-    cut.train()
+    with pytest.raises(KeyboardInterrupt):
+        cut.train()
     again = trainer_of(folders["qwen3_vl"], "cut", **TWICE)
     assert again.plan == "goes on after step 2 of 4"
     again.train()
@@ -111,14 +112,6 @@ def test_all_weights_can_be_trained(folders, runs_dir):
     moved = {name for name, weight in before.items() if not torch.equal(weight, after[name])}
     assert any("visual" in name for name in moved)
     assert any("language_model" in name for name in moved)
-
-
-def test_the_dry_run_writes_no_token_of_an_image(folders, runs_dir):
-    """Of its random completions nearly every one would hold one."""
-    trainer = trainer_of(
-        folders["gemma3 with images"], "dry", **{"grpo.max_completion_length": 100}
-    )
-    assert {check.state for check in grpo_nb.preflight(trainer)} == {"ok"}
 
 
 def test_trl_samples_no_token_of_an_image(folders, runs_dir):

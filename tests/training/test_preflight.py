@@ -192,14 +192,6 @@ def test_an_out_of_memory_error_becomes_a_line(trainer, policy, part):
     assert "time" not in [check.name for check in found]
 
 
-def test_the_step_that_is_advised_is_that_of_all_processes():
-    sizes = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
-    args = SimpleNamespace(**sizes, num_generations=8, world_size=2)
-    said = preflight.smaller(SimpleNamespace(args=args, use_vllm=False), rows=8)
-    settings = "per_device_train_batch_size = 8 and gradient_accumulation_steps = 8"
-    assert f"{settings} (the same step)" in said
-
-
 def test_under_standby_neither_figure_has_vllms_sleeping_cache_in_it(trainer, monkeypatch):
     """torch counts 60 GiB of keys and values as in use, and so as at hand, which are not there."""
     gib = preflight.GIB
@@ -210,12 +202,20 @@ def test_under_standby_neither_figure_has_vllms_sleeping_cache_in_it(trainer, mo
     assert re.match(r"10\.[01]\d GiB at most with the optimizer, of 78\.0", memory.evidence)
 
 
-@pytest.mark.parametrize("standby", [True, False])
-def test_the_engines_share_of_the_memory_is_advised_where_it_has_an_effect(standby):
-    """Under standby Unsloth raises it."""
-    sizes = {"per_device_train_batch_size": 1, "vllm_enable_sleep_mode": standby}
-    trainer = SimpleNamespace(args=SimpleNamespace(**sizes), use_vllm=True)
-    assert ("gpu_memory_utilization" in preflight.smaller(trainer, 1)) != standby
+def test_what_is_advised_is_the_step_of_all_processes_or_what_has_an_effect():
+    """Under standby Unsloth raises the engine's share of the memory."""
+
+    def advised(use_vllm=True, **sizes):
+        trainer = SimpleNamespace(args=SimpleNamespace(**sizes), use_vllm=use_vllm)
+        return preflight.smaller(trainer, rows=8)
+
+    sizes = {"gradient_accumulation_steps": 2, "num_generations": 8, "world_size": 2}
+    settings = "per_device_train_batch_size = 8 and gradient_accumulation_steps = 8"
+    said = advised(use_vllm=False, per_device_train_batch_size=16, **sizes)
+    assert f"{settings} (the same step)" in said
+    for standby in (True, False):
+        said = advised(per_device_train_batch_size=1, vllm_enable_sleep_mode=standby)
+        assert ("gpu_memory_utilization" in said) != standby
 
 
 def test_any_other_error_is_raised_and_leaves_no_trace(trainer, policy):

@@ -191,7 +191,6 @@ def prepared(recipe: Recipe) -> Prepared:
 def trained(recipe: Recipe) -> dict[str, Any]:
     """Train one run, and give what the corpus keeps of it."""
     from grpo_nb import stages
-    from grpo_nb.stages.arguments import expected
     from grpo_nb.stages.validation import Validation
 
     started = time.time()
@@ -217,7 +216,7 @@ def trained(recipe: Recipe) -> dict[str, Any]:
     shown = stages.read_completions(stage.run, chosen, policy.tokenizer, cap)
     shown = shown[shown["step"].isin((1, STEPS // 2, STEPS))].groupby("step").head(8)
     told = shown[["step", "question", "reference", "completion", "advantage"]]
-    known = expected(chosen, stage, len(trainer.validation_rows))
+    known = trainer.monitor.watch.expected
     about = recipe._asdict() | {"run": recipe.name, "learning_rate": grpo.learning_rate}
     about |= {"num_generations": grpo.num_generations, "max_completion_length": cap}
     about |= {**known._asdict(), "seconds": round(time.time() - started, 1), **facts}

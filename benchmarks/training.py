@@ -58,7 +58,7 @@ def ours(stage, policy, rewards, rows) -> float:
 
 def count_inside() -> list[float]:
     """Processor seconds that each call of our methods takes, from now on."""
-    from grpo_nb.stages.callbacks import StepCallback
+    from grpo_nb.stages.trainer import StepCallback
     from grpo_nb.training import metrics
 
     spent: list[float] = []

@@ -20,16 +20,13 @@ import pandas as pd
 
 from grpo_nb.checks import Check, Checks, shown
 from grpo_nb.rewards.prompts import completion_text
-from grpo_nb.training.health import Expected, Watch, in_trls_words
+from grpo_nb.training.health import Expected, Watch
 from grpo_nb.training.logs import Log, read_log
-from grpo_nb.training.rules import LENGTH, NEEDS, SILENT, constant, is_number
+from grpo_nb.training.rules import NEEDS, SILENT, constant, is_number
 
 CONSTANT = "constant reward"
 LINES = 12  # findings that are printed
 COMPLETIONS = 8  # completions in a step, where nothing says how many
-TIME = "step_time"
-LONGER = 2.0  # growth of completions that deserves a note [ratio]
-SLOWER = 1.5  # of the time of a step [ratio]
 SAME = 0.5  # share of a step's completions that are equal
 ALIKE = 0.9  # correlation of length and reward
 PAID = 0.9  # quantile of the total from which completions are read
@@ -40,7 +37,6 @@ class Autopsy(NamedTuple):
 
     findings: Checks whose state is "stop", "warning" or "note", the worst first.
     skipped: {rule: the metric that the log lacks}.
-    unknown: Keys of the log that no rule knows.
     shares: {reward: its share of the total that was paid}; {} if the weights are not known.
     suspects: Completions that earned most and look wrong, with the reason; empty without any.
     log: What was read.
@@ -48,7 +44,6 @@ class Autopsy(NamedTuple):
 
     findings: Checks
     skipped: dict[str, str]
-    unknown: list[str]
     shares: dict[str, float]
     suspects: pd.DataFrame
     log: Log
@@ -82,8 +77,6 @@ class Autopsy(NamedTuple):
         if self.skipped:
             parts = ", ".join(f"{rule} ({key})" for rule, key in self.skipped.items())
             lines.append(f"not checked, for want of: {parts}")
-        if self.unknown:
-            lines.append(f"unknown keys: {', '.join(self.unknown[:12])}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -93,7 +86,7 @@ class Autopsy(NamedTuple):
         from grpo_nb.views import charts, tables
 
         first, *rest = str(self).splitlines()
-        tail = [line for line in rest if line.startswith(("the reward", "not checked", "unknown"))]
+        tail = [line for line in rest if line.startswith(("the reward", "not checked"))]
         parts = [f"<p><b>{html.escape(first)}</b></p>", tables.table(self.findings.table())]
         parts.append(charts.image(self.log.lines))
         parts += [f"<p>{html.escape(line)}</p>" for line in tail]
@@ -123,9 +116,8 @@ def autopsy(
 
     Args:
         what: What was trained: TRL's output folder or a checkpoint, a trainer_state.json, JSON
-            lines, CSV or parquet (of W&B, of trackio), trackio's database, an executed notebook,
-            what a trainer printed (.log, .txt), a trainer, a run of ours, or a list of logged
-            lines.
+            lines, CSV (of W&B), an executed notebook, what a trainer printed (.log, .txt), a
+            trainer, a run of ours, or a list of logged lines.
         reward_funcs: The rewards, to see whether the completions resemble attacks that win.
         dataset: The rows, for `reward_funcs`.
         reward_weights: The weights; by default found from the log.
@@ -156,10 +148,9 @@ def autopsy(
     for line in log.lines:
         for check in watch.feed(_held_out(line, correct)):
             if check.name != CONSTANT:  # many a reward is earned late: the whole run tells
-                findings.setdefault((check.name, _about(check)), in_trls_words(check))
+                findings.setdefault((check.name, _about(check)), check)
     for rule, about, evidence in constant(watch, watch.limits.enough // 10):
-        check = watch.alert(rule, about, evidence, watch.lines[0].get("step", 1))
-        findings[rule, about] = in_trls_words(check)
+        findings[rule, about] = watch.alert(rule, about, evidence, watch.lines[0].get("step", 1))
     table = _readable(log)
     checks = [*findings.values(), *_notes(watch, findings)]
     checks += of_completions(table, log.rewards)
@@ -170,7 +161,7 @@ def autopsy(
     keys = {key for line in log.lines for key in line}
     skipped = {rule: key for rule, key in NEEDS.items() if key not in keys}
     shares, suspects = _shares(log), _suspects(table, log)
-    return Autopsy(Checks(checks), skipped, log.unknown, shares, suspects, log)
+    return Autopsy(Checks(checks), skipped, shares, suspects, log)
 
 
 def _expected(log: Log, correct: str) -> Expected:
@@ -213,24 +204,15 @@ def _about(check: Check) -> str:
 def _notes(w: Watch, findings: Mapping[tuple[str, str], Check]) -> list[Check]:
     """Return what a reader of the curves would like to know besides."""
     names, notes = {name for name, _ in findings}, []
-    start = len(w.lines) - w.window
     learning = {"reward stuck", "nothing learnt", "collapse", "reward falls", "little signal"}
     if not names & learning and (evidence := rise_yet(w)):
         notes.append(Check("no rise yet", "note", evidence))
-    if w.mean(LENGTH) > LONGER * w.mean(LENGTH, start) and w.sure("reward", start) > 2:
-        evidence = f"{w.mean(LENGTH, start):.0f} → {w.mean(LENGTH):.0f} tokens, and the reward rose"
-        notes.append(Check("longer", "note", f"{evidence}: read whether they say more"))
     silent = w.mean(SILENT)
     if silent > 0.5 and not names & {"nothing learnt", "little signal", "nothing left to learn"}:
         evidence = f"{silent:.0%} of the groups teach nothing at the end"
         notes.append(Check("signal", "note", evidence))
     if not names & learning and (evidence := _plateau(w)):
         notes.append(Check("plateau", "note", evidence))
-    before, after = w.mean(TIME, start), w.mean(TIME)
-    if after > SLOWER * before and w.sure(TIME, start) > w.limits.certainty:
-        longer = w.mean(LENGTH) / w.mean(LENGTH, start)
-        evidence = f"{before:.3g} → {after:.3g} s a step, and completions are {longer:.1f} as long"
-        notes.append(Check("slower", "note", evidence))
     return notes
 
 

@@ -68,8 +68,8 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
         if ranks.count() == 1 or not ranks.is_lost_connection(error):
             raise
         time.sleep(SECONDS_TO_BE_ENDED)
-        notes = " ".join(getattr(error, "__notes__", []))
-        raise RuntimeError(f"another process of this run died; see its error. {notes}") from error
+        notes = "; ".join(["see its error", *getattr(error, "__notes__", [])])
+        raise RuntimeError(f"another process of this run died; {notes}") from error
 
 
 def execute_cells(notebook: Path, parameters: Mapping[str, Any]) -> None:

@@ -1,10 +1,8 @@
 """Combine rewards in TRL's shape: gate one by another, or adapt a weight during training."""
 
 import inspect
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from typing import Any
 
 from grpo_nb.rewards.contract import Scores, declared_range
@@ -58,8 +56,7 @@ class Adaptive:
     """Multiply a reward by a factor that rises if successes are rare and falls if they are common.
 
     A success is a score at or above the middle of the reward's range. The factor changes at most
-    once per step, however often the reward is called. `save` writes the factor to the folder of a
-    checkpoint, and `load` reads it.
+    once per step, however often the reward is called. Checkpoints hold `value` and `step`.
     """
 
     reward: BatchReward
@@ -100,11 +97,3 @@ class Adaptive:
             rate = sum(score >= middle for score in numbers) / len(numbers)
             power = (rate < self.low) - (rate > self.high)
             self.value = min(self.greatest, max(self.least, self.value * self.change**power))
-
-    def save(self, folder: Path) -> None:
-        state = {"value": self.value, "step": self.step}
-        (folder / f"{self.__name__}.json").write_text(json.dumps(state), encoding="utf-8")
-
-    def load(self, folder: Path) -> None:
-        state = json.loads((folder / f"{self.__name__}.json").read_text(encoding="utf-8"))
-        self.value, self.step = state["value"], state["step"]

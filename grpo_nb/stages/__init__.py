@@ -6,9 +6,9 @@
 
 `rewards_cell` takes a run's own rewards from a notebook's cell. `warm_up` fine-tunes the base
 first. `arguments` builds the GRPOConfig of a run, and `trainer` can be read from top to bottom:
-`callbacks` acts between steps, `checkpoints` resumes a run, `validation` measures whether the
-policy improves. `whole` does stages 01 and 02 in one call each. What needs no run is in the rooms
-of the tools.
+`checkpoints` decides from where a run goes on, and `validation` measures whether the policy
+improves. `whole` does stages 01 and 02 in one call each. What needs no run is in the rooms of the
+tools.
 """
 
 from grpo_nb.lazy import exports

@@ -9,9 +9,8 @@ scale_rewards "group" off. The class does not change what `grpo.<name>=…` sets
 unsloth/models/rl.py 2026.10.9.
 """
 
-import math
 import typing
-from dataclasses import Field, fields
+from dataclasses import MISSING, Field, fields
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +21,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from grpo_nb import environments, ranks
 from grpo_nb.files import read_yaml
 from grpo_nb.models import Policy, cuda_available, has_bf16
-from grpo_nb.names import ELSEWHERE, refuse_elsewhere, refuse_unknown
-from grpo_nb.rewards import RewardSet, declared_range
+from grpo_nb.names import refuse_elsewhere
+from grpo_nb.rewards import RewardSet
 from grpo_nb.runs.config import GrpoConfig, RunConfig, flatten, resolve
-from grpo_nb.training import health, metrics
 from grpo_nb.training.batch import Batch, solve_batch
 from grpo_nb.training.placebo import paid_weights
 
@@ -57,23 +55,16 @@ def refuse_unknown_trl(config: RunConfig) -> None:
     """
     others = config.grpo.model_extra
     hints = typing.get_type_hints(own_config()) if others else {}
-    names = [setting_of(name) for name in hints]
     for name, value in others.items():
         if name in SETTING_OF:
             raise ValueError(f"grpo.{name} is decided by {SETTING_OF[name]}: set that instead")
         if name in ARGUMENTS["fixed"]:
             raise ValueError(f"grpo.{name} cannot be set: other stages rely on it; leave it out")
         refuse_elsewhere(f"grpo.{name}")
-        refuse_unknown("argument of GRPOConfig", f"grpo.{name}", names)
         _refuse_type(f"grpo.{name}", value, hints[name])
-    _refuse_fp16("grpo.fp16", others.get("fp16"))
-
-
-def _refuse_fp16(name: str, value: bool | None) -> None:
-    """Refuse fp16 without a GPU: a CPU has no loss scale, so small gradients would be 0."""
-    if value and not cuda_available():
+    if others.get("fp16") and not cuda_available():  # it has no loss scale
         raise ValueError(
-            f"{name} = True: fp16 needs a GPU, and a CPU trains in bf16 or fp32. Leave it out"
+            "grpo.fp16 = True: fp16 needs a GPU, and a CPU trains in bf16 or fp32. Leave it out"
         )
 
 
@@ -90,7 +81,7 @@ def _refuse_type(name: str, value: Any, hint: Any) -> None:
 
 
 def refuse_unusable(args: "GRPOConfig", stage: "Stage", policy: Policy, rewards: RewardSet) -> None:
-    """Refuse arguments from a notebook's cell that no training run can use.
+    """Refuse arguments from a notebook's cell that a run could not have as settings either.
 
     Args:
         args: The GRPOConfig.
@@ -100,46 +91,35 @@ def refuse_unusable(args: "GRPOConfig", stage: "Stage", policy: Policy, rewards:
 
     Raises:
         ValueError: An attribute is not an argument (the message names the nearest), has no effect,
-            does not have the type that TRL declares, is negative or not finite, is beyond the
-            limits of our setting of that name, or conflicts with the others.
+            does not have the type that TRL declares, is beyond the limits of our setting of that
+            name, or conflicts with the others.
     """
-    defaults = {field.name: default_of(field) for field in fields(args)}
-    names, hints = [f"args.{name}" for name in defaults], typing.get_type_hints(own_config())
-    for name, value in vars(args).items():
-        if name not in ARGUMENTS["no_arguments"] and not name.startswith("_"):
-            if name in ELSEWHERE and value != defaults.get(name):
-                refuse_elsewhere(f"args.{name}")
-            refuse_unknown("argument of GRPOConfig", f"args.{name}", names)
-    _refuse_fp16("args.fp16", args.fp16)
-    ours, changes = grpo_arguments(stage, policy, rewards), {}
-    for field in fields(own_config()):
-        name, value, default = field.name, getattr(args, field.name), default_of(field)
-        if name in ARGUMENTS["unchecked"]:
-            continue
-        _refuse_type(f"args.{name}", value, hints[name])
-        if _plain(value) == _plain(ours.get(name, default)):
-            continue
-        if name in ARGUMENTS["unused"]:
-            raise ValueError(f"args.{name} has no effect: set {setting_of(name)} instead")
-        if name in ARGUMENTS["fixed"]:
-            raise ValueError(f"args.{name} = {value!r}: other stages rely on its value; reset it")
-        changes[name] = value
-        if name in (*TRL_NAMES, "top_k") or type(default) not in (int, float) or default < 0:
-            continue  # `_refuse_batch` applies the limits of TRL_NAMES
-        least = 1 if default == 1 and isinstance(default, int) else 0  # a default of 1 is a count
-        if value is not None and value < least:
-            raise ValueError(f"args.{name} = {value!r}: it must be {least} or more")
+    known = {field.name: default_of(field) for field in fields(args)}
+    of_trl = {field.name for field in fields(own_config())}
+    values = known | grpo_arguments(stage, policy, rewards)
+    others = {
+        name for part in ("no_arguments", "unchecked", "rewritten") for name in ARGUMENTS[part]
+    }
+    others |= known.keys() - of_trl  # Unsloth's
+    changes = {
+        name: value
+        for name, value in vars(args).items()
+        if not name.startswith("_") and name not in others
+        if _plain(value) != _plain(values.get(name, MISSING))
+    }
+    for name in changes.keys() & set(ARGUMENTS["unused"]):
+        raise ValueError(f"args.{name} has no effect: set {setting_of(name)} instead")
+    free = {*SETTING_OF, "optim", "chat_template_kwargs"}  # any value of TRL's
+    free |= {*Batch._fields} if ranks.count() > 1 else set()
+    config = stage.config
+    settings = {f"grpo.{name}": changes[name] for name in changes.keys() - free}
+    refuse_unknown_trl(resolve(config.profile, flatten(config), settings))
     args._validate_args()
-    _refuse_batch(args, stage.config, changes)
+    _refuse_batch(args)
 
 
-def _refuse_batch(args: "GRPOConfig", config: RunConfig, changes: dict[str, Any]) -> None:
-    """Refuse changes that are beyond the limits of our settings, or conflict with each other."""
-    limited = set(TRL_NAMES) - {*ARGUMENTS["rewritten"], "optim", "chat_template_kwargs"}
-    if ranks.count() > 1:
-        limited -= set(Batch._fields)
-    if settings := {f"grpo.{name}": changes[name] for name in limited & set(changes)}:
-        resolve(config.profile, flatten(config), settings)
+def _refuse_batch(args: "GRPOConfig") -> None:
+    """Refuse sizes of which TRL has computed some before a cell changed the others."""
     rows, group = args.per_device_train_batch_size * args.world_size, args.num_generations
     size, times = args.generation_batch_size, args.steps_per_generation
     if size != rows * times or size % group:
@@ -261,25 +241,3 @@ def notable(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of `effective` whose value was set or changed, without the output folder."""
     ours = (table["from"] != "TRL's default") | (table["changed"] != "")
     return table[ours & (table["argument"] != "output_dir")]
-
-
-def expected(rewards: RewardSet, stage: "Stage", validated: int) -> health.Expected:
-    """Return the facts about a run that are known before step 1, for its `health.Watch`.
-
-    Args:
-        rewards: The run's rewards.
-        stage: Stage 03.
-        validated: Number of prompts in the validation split.
-    """
-    weights = paid_weights(rewards, stage.config.train.placebo)
-    pairs = list(zip(rewards.reward_funcs, weights, strict=True))
-    pairs.sort(key=lambda pair: pair[0] is not rewards.correct_func)  # it comes first
-    ranges = {
-        func.__name__: (weight, *declared_range(getattr(func, "reward", func)))
-        for func, weight in pairs
-    }
-    config, memory_gib = stage.config, metrics.memory_now()[1] / 2**30
-    host_gib = metrics.host_memory()[1] / 2**30 if cuda_available() else math.inf
-    return health.Expected(
-        ranges, config.step_completions, validated, config.grpo.max_steps, memory_gib, host_gib
-    )

@@ -1,9 +1,4 @@
-"""Mark checkpoints that are complete, and resume training only from such a checkpoint.
-
-transformers writes a checkpoint to the folder train/checkpoint-<step>. When it is complete, `seal`
-adds sealed.json, with the SHA-256 of each file. A folder without sealed.json does not count. One
-whose files differ from sealed.json is renamed and not used.
-"""
+"""Decide from which checkpoint a run goes on, and which checkpoints are kept."""
 
 import itertools
 import shutil
@@ -12,20 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb import reward_lab
-from grpo_nb.files import digests, read_json, sha256, write_json
+from grpo_nb.files import read_json, sha256, write_json
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.combine import Adaptive
+from grpo_nb.runs.config import flatten
 from grpo_nb.stages.arguments import ARGUMENTS, default_of, setting_of
 from grpo_nb.stages.validation import prompts_to_hold_out
+from grpo_nb.training.interruptions import newest_checkpoint, step_of, steps_of
 from grpo_nb.training.metrics import forget_after
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
 
     from grpo_nb.runs import Stage
-
-SEAL = "sealed.json"
-GOES_ON = "run this again to continue from there"
 
 
 class Resumption:
@@ -78,7 +71,7 @@ class Resumption:
         """Return whether training will begin at step 1, with no checkpoint to continue from."""
         return self._begins or not trained_steps(self.folder)
 
-    def begin(self) -> Path | None:
+    def begin(self) -> str | None:
         """Make train/ ready, and return the newest whole checkpoint to continue from, or None.
 
         If training starts anew, earlier training is moved away, or deleted if it left no weights.
@@ -102,24 +95,18 @@ class Resumption:
 
 def fingerprint(stage: "Stage", rewards: RewardSet, args: "GRPOConfig") -> dict[str, str]:
     """Return everything that training depends on, as text: model, arguments, rewards and rows."""
-    config, values = stage.config, {}
-    for section in ("model", "lora", "policy"):
-        settings = getattr(config, section).model_dump()
-        values |= {f"{section}.{name}": value for name, value in settings.items()}
+    sections = ("model.", "lora.", "policy.", "train.placebo", "train.difficulty")
+    settings = flatten(stage.config).items()
+    values = {name: value for name, value in settings if name.startswith(sections)}
     for field in fields(args):
-        value = getattr(args, field.name)
-        if field.name not in ARGUMENTS["may_differ"] and value != default_of(field):
-            values[setting_of(field.name)] = value
-    values["grpo.max_steps"] = args.max_steps
-    if config.train.placebo != "none":
-        values["train.placebo"] = config.train.placebo
-    if config.train.difficulty:
-        values["train.difficulty"] = True
-    values["the prompts held out to validate on"] = prompts_to_hold_out(config.train)
+        if getattr(args, field.name) != default_of(field):
+            values[setting_of(field.name)] = getattr(args, field.name)
+    values["the prompts held out to validate on"] = prompts_to_hold_out(stage.config.train)
     values["the rewards"] = reward_lab.fingerprint(rewards)
     rows = stage.run / "data/train.parquet"
     values["data/train.parquet"] = sha256(rows) if rows.is_file() else ""  # the caller's own rows
-    return {n: str(value) for n, value in values.items() if n not in ARGUMENTS["may_differ"]}
+    may_differ = {*ARGUMENTS["may_differ"], *map(setting_of, ARGUMENTS["may_differ"])}
+    return {name: str(value) for name, value in values.items() if name not in may_differ}
 
 
 def save_trained(model: Any, folder: Path, **gathered: Any) -> None:
@@ -129,72 +116,25 @@ def save_trained(model: Any, folder: Path, **gathered: Any) -> None:
     model.save_pretrained(folder, **only, **gathered)
 
 
-def adaptive_rewards(rewards: RewardSet) -> list[Adaptive]:
-    """Return the rewards whose weights change in training; checkpoints include their state."""
-    return [reward for reward in rewards.reward_funcs if isinstance(reward, Adaptive)]
-
-
-def seal(folder: Path) -> None:
-    """Record that a folder is complete, with the SHA-256 of each of its files."""
-    write_json(folder / SEAL, _digests(folder))
-
-
 def remove_old(folder: Path, keep: int) -> None:
     """Remove all checkpoints but the `keep` newest."""
     for step in steps_of(folder)[:-keep]:
         shutil.rmtree(folder / f"checkpoint-{step}")
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    return {name: value for name, value in digests(folder).items() if name != SEAL}
-
-
-def is_whole(folder: Path) -> bool:
-    """Return whether the folder's files are exactly those that were sealed."""
-    try:
-        return read_json(folder / SEAL) == _digests(folder)
-    except (OSError, ValueError):
-        return False
-
-
-def whole_or_aside(folder: Path) -> bool:
-    """Return whether the folder is whole; rename a damaged folder, and print its new path."""
-    if is_whole(folder):
-        return True
-    if folder.is_dir():
-        place = _unused(folder.with_name(f"damaged-{folder.name}"))
-        folder.rename(place)
-        print(f"{folder.name} differs from what was written: it is kept as {place}, and not used")
-    return False
-
-
-def steps_of(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints, oldest first; copies under other names do not count."""
-    names = [path.name.partition("-")[2] for path in folder.glob("checkpoint-*")]
-    return sorted(int(name) for name in names if name.isdecimal())
-
-
-def step_of(checkpoint: Path | None) -> int:
-    """Return the step of a checkpoint; 0 for None."""
-    return int(checkpoint.name.partition("-")[2]) if checkpoint else 0
-
-
 def trained_steps(folder: Path) -> int:
     """Return the step of the newest whole checkpoint; 0 if there is none."""
-    newest_first = reversed(steps_of(folder))
-    return next((step for step in newest_first if is_whole(folder / f"checkpoint-{step}")), 0)
+    return step_of(newest_checkpoint(folder))
 
 
-def newest(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint, or None; remove or rename broken ones, and say so."""
-    for step in reversed(steps_of(folder)):
-        checkpoint = folder / f"checkpoint-{step}"
-        if not (checkpoint / SEAL).exists():
-            print(f"{checkpoint.name} is half written: removed, its steps are trained again")
-            shutil.rmtree(checkpoint)
-        elif whole_or_aside(checkpoint):
-            return checkpoint
-    return None
+def newest(folder: Path) -> str | None:
+    """Return the newest whole checkpoint, or None; remove those that are not, and say so."""
+    path = newest_checkpoint(folder)
+    for step in steps_of(folder):
+        if step > step_of(path):
+            print(f"checkpoint-{step} cannot be read: removed, its steps are trained again")
+            shutil.rmtree(folder / f"checkpoint-{step}")
+    return path
 
 
 def place_of_old(folder: Path) -> Path | None:

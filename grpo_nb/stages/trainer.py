@@ -8,7 +8,7 @@
 
 `attach` puts `RunTrainer` in front of this trainer's class, which is TRL's, or the one by which
 Unsloth replaces it on a GPU. The parts of one step, in order, with the methods of `RunTrainer`, of
-`callbacks.StepCallback` and, for 4 and 6, of `monitor.Monitor`:
+`StepCallback` and, for 4 and 6, of `monitor.Monitor`:
 
  0. Every few steps, and at the end, `guard.Guard` tests whether the samples come from the policy.
  1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. If the task has an
@@ -22,7 +22,7 @@ Unsloth replaces it on a GPU. The parts of one step, in order, with the methods 
  5. The optimizer updates the weights. A checkpoint or a stop may be due: `on_step_end`.
  6. The step's metrics are logged: `log`. They go to train/metrics.jsonl, to the alerts and to the
     watchers; every `train.eval_steps` steps the policy is validated: `on_log`.
- 7. If a checkpoint is due, transformers writes it, and it is sealed: `on_save`.
+ 7. If a checkpoint is due, transformers writes it, and old ones are removed: `on_save`.
 
 A token's loss is -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A), plus beta times the KL to the
 policy at the start. A is the advantage of the completion; r is the token's probability now, divided
@@ -57,19 +57,18 @@ from grpo_nb.models.template import fold_system, with_tools
 from grpo_nb.models.vllm import without
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.calls import call, contained, kept
-from grpo_nb.rewards.combine import is_async
+from grpo_nb.rewards.combine import Adaptive, is_async
 from grpo_nb.rewards.prompts import Message, images_of, loggable
 from grpo_nb.stages import checkpoints
-from grpo_nb.stages.arguments import expected, grpo_arguments, refuse_unusable
-from grpo_nb.stages.callbacks import StepCallback, progress_of
-from grpo_nb.stages.checkpoints import GOES_ON, save_trained
+from grpo_nb.stages.arguments import grpo_arguments, refuse_unusable
+from grpo_nb.stages.checkpoints import remove_old, save_trained
 from grpo_nb.stages.validation import Validation, hold_out, prompts_to_hold_out
-from grpo_nb.training import fast_cpu, guard, health, metrics, preflight, rules
+from grpo_nb.training import fast_cpu, guard, health, metrics, rules, stock
 from grpo_nb.training.difficulty import difficulty
-from grpo_nb.training.interruptions import keep_last_step, stop_on_signals
+from grpo_nb.training.interruptions import step_of
 from grpo_nb.training.monitor import Monitor
 from grpo_nb.training.placebo import shuffled
-from grpo_nb.updates import Buttons, Watcher
+from grpo_nb.updates import Buttons, Update, Watcher
 
 if TYPE_CHECKING:
     import trl
@@ -78,8 +77,7 @@ if TYPE_CHECKING:
     from grpo_nb.runs.config import RunConfig
 
 Row = Mapping[str, Any]
-HALTS = "run this cell again to go on, or the cells below to use what is trained so far"
-PHASES = {"seconds/generation": "generating", "seconds/reward": "scoring"}
+ADAPTIVE = "adaptive rewards"  # the entry of trainer_state.json
 
 
 class RunTrainer:
@@ -112,8 +110,6 @@ class RunTrainer:
             self.vllm_generation._unsloth_load_lora = policy.live_adapter
         if self.use_vllm and (bias := without(image_tokens(policy.model.config))):
             self.vllm_generation.generation_kwargs["logit_bias"] = bias
-        for reward in checkpoints.adaptive_rewards(rewards):
-            reward.gather_scores = ranks.gather  # each process scores a share of the step
         self.share_prompts = not fast_cpu.sharing_lacks(policy, config.policy.share_prompts)
         self.samples_densely = not fast_cpu.sampling_lacks(self)
         self._dense: dense.DenseModel | None = None
@@ -133,11 +129,15 @@ class RunTrainer:
         self.add_callback(self.steps)
         self.validation = Validation(self.policy, validated, self.rewards, config)
         is_placebo = config.train.placebo != "none"
-        ignore = health.learning_alerts() if is_placebo else ()
-        options = {"validation": self.validate, "eval_steps": config.train.eval_steps}
-        options = options if validated else {}
-        monitor = Monitor(self, folder=self.folder, ignore=ignore, show=False, **options)
-        monitor.expected = expected(self.rewards, stage, len(validated))
+        monitor = Monitor(
+            self,
+            folder=self.folder,
+            correct=self.rewards.correct_func.__name__,
+            validation=self.validate if validated else (),
+            eval_steps=config.train.eval_steps if validated else None,
+            ignore=health.learning_alerts() if is_placebo else (),
+            show=False,
+        )
         monitor.watchers.append(progress_of(stage))
 
     def watch(self, watcher: Watcher) -> None:
@@ -159,62 +159,48 @@ class RunTrainer:
     def train(self) -> TrainOutput:
         """Train the remaining steps up to `max_steps`, and save the adapter in train/adapter/.
 
-        transformers' `train` takes a checkpoint to resume from. This one finds the newest complete
-        checkpoint, and writes a checkpoint if training is stopped or fails. Unsloth's `train` sets
+        transformers' `train` takes a checkpoint to resume from. This one finds the newest whole
+        checkpoint; the monitor writes one if training is stopped or fails. Unsloth's `train` sets
         the model's modes before and after training.
 
         Raises:
             KeyboardInterrupt: An interrupt, a signal or the dashboard's button ended training; a
-                checkpoint is kept.
+                checkpoint is kept, and the adapter that was trained so far.
             RuntimeError, MemoryError, …: An error ended training; a checkpoint is kept.
         """
         with self.stage.under_way() if ranks.is_main() else nullcontext():
             return self._train()
 
     def _train(self) -> TrainOutput:
-        self.buttons.stop.clear()
-        with stop_on_signals(self.buttons) as signals:
-            checkpoint = ranks.from_main(self._begin)
-            begun = checkpoints.step_of(checkpoint)
-            self.monitor.say(f"getting ready for step {begun + 1}", is_short=True)
-            # Set before anything is restored, so that a failure while restoring saves nothing.
-            self.state.global_step = self.steps.saved = begun
-            try:
+        checkpoint = ranks.from_main(self._begin)
+        # Set before anything is restored, so that a failure while restoring saves nothing.
+        self.state.global_step = begun = step_of(checkpoint)
+        self.monitor.say(f"getting ready for step {begun + 1}", is_short=True)
+        try:
+            with self.monitor:
                 if begun >= self.args.max_steps:
                     output = self._return_to(checkpoint)
                 else:
                     train = self.unsloths_train or super().train
-                    output = train(resume_from_checkpoint=checkpoint and str(checkpoint))
-            except Exception as error:
-                self._keep_last_step(error)
-                raise
-            except KeyboardInterrupt:  # a second interrupt: the guard's noise may be in the weights
-                self.policy.model.updated_in = self.folder
-                raise
-            finally:  # in a notebook, this trainer remains, and may be used again
-                self._dense = self.optimizer = self.lr_scheduler = self._buffered_inputs = None
-                self._step = 0
-                self._metrics["train"].clear()  # else an unfinished step would count in the means
-        if self.monitor.ended:
-            raise RuntimeError(f"{self.monitor.ended}. {GOES_ON}")
-        interrupted, step = ranks.anywhere(bool(signals)), self.state.global_step
-        if step == self.args.max_steps or not interrupted:
-            self.gather_weights()
-            ranks.from_main(self._finish)
-        if interrupted:
-            raise KeyboardInterrupt(f"stopped after step {step}; {GOES_ON}")
-        if self.buttons.stop.is_set() and self.monitor.dashboard and step < self.args.max_steps:
-            raise KeyboardInterrupt(f"stopped after step {step}; {HALTS}")  # and so `Run All` halts
+                    output = train(resume_from_checkpoint=checkpoint)
+                if self.monitor.ended:
+                    raise RuntimeError(self.monitor.ended)
+                self.gather_weights()
+                ranks.from_main(self._finish)
+        finally:  # in a notebook, this trainer remains, and may be used again
+            self._dense = self.optimizer = self.lr_scheduler = self._buffered_inputs = None
+            self._step = 0
+            self._metrics["train"].clear()  # else an unfinished step would count in the means
         return output
 
-    def _return_to(self, checkpoint: Path) -> TrainOutput:
+    def _return_to(self, checkpoint: str) -> TrainOutput:
         """Load the last step's weights, because every step is already trained."""
-        models.load_weights(self.policy, checkpoint)
-        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        models.load_weights(self.policy, Path(checkpoint))
+        self.state = TrainerState.load_from_json(f"{checkpoint}/trainer_state.json")
         self.monitor.begin(self.state.global_step, self.args.max_steps)
         return TrainOutput(self.state.global_step, math.nan, {})
 
-    def _begin(self) -> Path | None:
+    def _begin(self) -> str | None:
         if getattr(self.policy.model, "is_closed", False):
             raise ValueError(
                 "this policy was closed, which freed its weights: load it and build the trainer "
@@ -230,16 +216,6 @@ class RunTrainer:
         (self.folder / "arguments.json").write_text(self.args.to_json_string(), encoding="utf-8")
         return checkpoint
 
-    def _keep_last_step(self, error: Exception) -> None:
-        """Save the last complete step after an error, and add advice to the error's notes."""
-        keep_last_step(self, error, self.steps.saved)
-        last = checkpoints.trained_steps(self.folder)
-        again = f"{GOES_ON}. If the error comes again, repair its cause first"
-        error.add_note(f"The training is kept up to step {last}; {again}")
-        if preflight.is_out_of_memory(error):
-            remedy = preflight.smaller(self, self.args.per_device_train_batch_size // 2)
-            error.add_note(f"Memory ran out: {remedy}, with train.resume = 'always'")
-
     def _finish(self) -> None:
         """Save the best adapter, or the last one, and record the checks of training."""
         best = self.folder / "best"
@@ -248,7 +224,7 @@ class RunTrainer:
                 shutil.copytree(best, temporary)
             else:
                 self.save_adapter(temporary)
-        self.resumption.end(finished=not self.buttons.stop.is_set())
+        self.resumption.end(finished=not self.monitor.stopped)
         lines = read_lines(self.folder / "metrics.jsonl")
         self.stage.record_checks(health.checks(self.monitor.watch, lines, self.monitor.alerts))
 
@@ -340,12 +316,8 @@ class RunTrainer:
 
     @contextmanager
     def _timing(self, name: str) -> Iterator[None]:
-        started, step = time.perf_counter(), self.state.global_step + 1
-        if name in PHASES:
-            self.monitor.say(f"step {step}: {PHASES[name]}", is_short=True)
+        started = time.perf_counter()
         yield
-        if name == "seconds/reward":
-            self.monitor.say(f"step {step}: updating", is_short=True)
         self._record(name, time.perf_counter() - started)
 
     def _record(self, name: str, value: float) -> None:
@@ -421,6 +393,72 @@ class RunTrainer:
             yield
 
 
+class StepCallback(TrainerCallback):
+    """Save a run's checkpoints, with the weights of adaptive rewards, and go on from them.
+
+    Args:
+        trainer: The trainer.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.settings = trainer, trainer.stage.config.grpo
+        rewards = trainer.rewards.reward_funcs
+        self.adaptive = [reward for reward in rewards if isinstance(reward, Adaptive)]
+        for reward in self.adaptive:
+            reward.gather_scores = ranks.gather  # each process scores a share of the step
+        self.saved = 0  # step of the last checkpoint
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Restore rewards and row order from the checkpoint."""
+        self.saved = state.global_step
+        if not state.global_step:
+            return
+        for reward in self.adaptive:
+            reward.value, reward.step = state.stateful_callbacks[ADAPTIVE][reward.__name__]
+        # Each epoch draws a new order of the rows. Repeat the draws of all completed epochs.
+        for _ in range(math.floor(state.epoch + 1e-6)):
+            next(iter(self.trainer.row_sampler))
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note that the policy is no longer the one that was loaded."""
+        self.trainer.policy.model.updated_in = self.trainer.folder
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save a checkpoint if that is due or requested, or if training stops."""
+        step, kept = state.global_step, {r.__name__: (r.value, r.step) for r in self.adaptive}
+        state.stateful_callbacks[ADAPTIVE] = kept
+        if not stock.generation_is_used_up(args, step):
+            return
+        due = step - self.saved >= self.settings.save_steps or step == args.max_steps
+        if due or control.should_training_stop or control.should_save:
+            control.should_save = step != self.saved
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Remove old checkpoints."""
+        self.saved = state.global_step
+        if ranks.is_main():
+            remove_old(self.trainer.folder, self.settings.save_total_limit)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Save if that was requested while the step was logged or validated."""
+        if logs and "loss" in logs:
+            self.on_step_end(args, state, control)
+
+
+def progress_of(stage: "Stage") -> Watcher:
+    """Return a watcher that shows how far along the training is."""
+
+    def show(update: Update) -> None:
+        line, note = update.line, ""
+        if "eval/accuracy" in line:
+            note = f"validated: accuracy {line['eval/accuracy']:.1%}"
+        elif line.get("reward") is not None:
+            note = f"reward {line['reward']:.2f}"
+        stage.progress(line["step"], update.total_steps, note)
+
+    return show
+
+
 def attach(
     trainer: "trl.GRPOTrainer",
     stage: "Stage",
@@ -441,15 +479,7 @@ def attach(
         ValueError: An argument has a value that no training run can use, the trainer has other
             rewards than the run, or settings have changed since training was interrupted, and
             `train.resume` is "auto".
-        RuntimeError: Unsloth replaced TRL's trainer after this one's class was imported.
     """
-    import trl
-
-    if not isinstance(trainer, trl.GRPOTrainer):
-        raise RuntimeError(
-            "GRPOTrainer was imported before Unsloth, so it is TRL's class and not Unsloth's: "
-            "restart the kernel, and import unsloth before trl"
-        )
     policy = policy or models.policy_of(trainer.model, trainer.processing_class)
     refuse_unusable(trainer.args, stage, policy, rewards)
     if isinstance(trainer, RunTrainer):  # the cell is run again
@@ -497,7 +527,6 @@ def build_trainer(
 
     Raises:
         ValueError: `args` has a value that no training run can use; or as `attach`.
-        RuntimeError: As `attach`.
     """
     import trl
 

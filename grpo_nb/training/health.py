@@ -26,18 +26,6 @@ RATES = read_json(Path(__file__).with_name("alert_rates.json"))
 # The same for runs that others published (`python benchmarks/public_logs.py --write` writes it).
 PUBLIC_RATES = read_json(Path(__file__).with_name("public_rates.json"))
 PAGE = "docs/troubleshooting.md"
-# How a fix calls our settings where the trainer is a person's own.
-OURS = {
-    r"\bread the check policy identity; set model\.fast_inference = 'off'": "call Guard(trainer); "
-    "set use_vllm = False, and fast_inference = False with Unsloth",
-    r"\bsee in notebook 2\b": "see",
-    r"\btrain\.difficulty\b": "grpo_nb.difficulty(trainer)",
-    r"\b(?:train|grpo|lora|model)\.(?=[a-z_]+)": "",
-    r"\brewards\.cases\b": "the attacks of check_rewards",
-    r"\brewards\.preset\b": "set of rewards",
-    r"\brewards\.reward_weights\b": "reward_weights",
-    r"\bdata\.source\b": "dataset",
-}
 
 
 def section(name: str) -> str:
@@ -47,18 +35,6 @@ def section(name: str) -> str:
     'docs/troubleshooting.md#format-learnt-correctness-flat'
     """
     return f"{PAGE}#{re.sub(r'[^a-z]+', '-', name.lower())}"
-
-
-def in_trls_words(alert: Check) -> Check:
-    """Return an alert whose fix names the settings of TRL and Unsloth, and not those of a run.
-
-    >>> in_trls_words(Check("spike", "warning", "", "lower grpo.learning_rate")).fix
-    'lower learning_rate'
-    """
-    fix = alert.fix
-    for ours, theirs in OURS.items():
-        fix = re.sub(ours, theirs, fix)
-    return alert._replace(fix=fix)
 
 
 def rates(rule: str) -> str:
@@ -269,24 +245,20 @@ def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]
         lines: The lines of train/metrics.jsonl.
         alerts: Every alert of the run.
     """
-    steps, limits = [line["step"] for line in lines if "loss" in line], watch.limits
-    whole = bool(steps) and steps == list(range(1, len(steps) + 1))
-    lost = "steps are missing: run 03_train_grpo again"
-    rules = watch.holding()
+    rules, solved = watch.holding(), watch.limits.solved
     live = list({alert.fix: alert for alert in alerts if alert.name in rules}.values())
     gravity = "stop" if "stop" in {alert.state for alert in live} else "warning"
     count = f"{len(alerts)} during training, {len(live)} of them still active at the end"
     count += f": {summary(live)}" if live else ""
     verdicts = [
-        _check("tracking", whole, f"train/metrics.jsonl has {len(steps)} steps", lost, "stop"),
         _rise(watch),
         _check("alerts", not live, count, "follow the advice of the last one", gravity),
     ]
     shares = [line["eval/format"] for line in lines if is_number(line.get("eval/format"))]
     if shares:
-        form = f"{shares[0]:.0%} → {shares[-1]:.0%} in validation; at least {limits.solved:.0%}"
+        form = f"{shares[0]:.0%} → {shares[-1]:.0%} in validation; at least {solved:.0%}"
         form_fix = "train longer; raise the weight of the format reward"
-        verdicts.append(_check("format", shares[-1] >= limits.solved, form, form_fix))
+        verdicts.append(_check("format", shares[-1] >= solved, form, form_fix))
     return verdicts
 
 
@@ -299,7 +271,7 @@ def _rise(watch: Watch) -> Check:
     steps, half = len(watch.lines), len(watch.lines) // 2
     if steps < watch.window:
         few = f"{steps} steps are too few to tell"
-        return Check("reward rises", "warning", few, "train longer: raise grpo.max_steps")
+        return Check("reward rises", "warning", few, "train longer: raise max_steps")
     rise, error = watch.rise("reward", steps - half, half)
     change = f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors) between halves of {steps} steps"
     return _check("reward rises", rise > 2 * error, change, f"train longer, or see {PAGE}")

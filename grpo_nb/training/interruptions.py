@@ -1,9 +1,12 @@
 """Keep what is trained when a signal or an error ends a training, and find it again."""
 
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from grpo_nb import ranks
 from grpo_nb.files import read_json
@@ -12,6 +15,7 @@ from grpo_nb.training import stock
 from grpo_nb.updates import Buttons
 
 SAVES = "saves and stops after the step"
+SAVED_BY_TORCH = (".pt", ".pth", ".bin")  # zip files
 
 
 @contextmanager
@@ -32,7 +36,7 @@ def stop_on_signals(buttons: Buttons) -> Iterator[list[int]]:
         yield signals_so_far
 
 
-def keep_last_step(trainer: Any, error: Exception, saved: int) -> None:
+def keep_last_step(trainer: Any, error: Exception) -> None:
     """Save the last complete step after an error; if that fails, a note of the error says so.
 
     If several processes train, none of them saves: the others may have reached another part of the
@@ -41,10 +45,10 @@ def keep_last_step(trainer: Any, error: Exception, saved: int) -> None:
     Args:
         trainer: The trainer whose `train` raised.
         error: The error.
-        saved: The step of the last checkpoint; 0 if there is none.
     """
-    step = trainer.state.global_step
-    if ranks.count() > 1 or step == saved or not stock.generation_is_used_up(trainer.args, step):
+    step, saved = trainer.state.global_step, newest_checkpoint(trainer.args.output_dir)
+    used_up = stock.generation_is_used_up(trainer.args, step)
+    if ranks.count() > 1 or step == step_of(saved) or not used_up:
         return
     try:
         trainer._save_checkpoint(trainer.model, None)
@@ -53,21 +57,42 @@ def keep_last_step(trainer: Any, error: Exception, saved: int) -> None:
         error.add_note(f"step {step} could not be kept: {second}")
 
 
+def step_of(checkpoint: str | None) -> int:
+    """Return the step of a checkpoint; 0 for None."""
+    return int(checkpoint.rpartition("-")[2]) if checkpoint else 0
+
+
+def steps_of(output_dir: str | Path) -> list[int]:
+    """Return the steps of a trainer's checkpoints, oldest first; other folders do not count."""
+    names = [path.name.partition("-")[2] for path in Path(output_dir).glob("checkpoint-*")]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
 def newest_checkpoint(output_dir: str | Path) -> str | None:
     """Return the newest whole checkpoint of a trainer; None if there is none.
 
         trainer.train(resume_from_checkpoint=newest_checkpoint("outputs"))
 
     transformers would take the one of the latest step, which a killed process may have left half
-    written. It writes trainer_state.json last.
+    written, or whose files a disk may have cut.
 
     Args:
         output_dir: The trainer's `output_dir`.
     """
-    steps = {}
-    for path in Path(output_dir).glob("checkpoint-*/trainer_state.json"):
-        try:
-            steps[read_json(path)["global_step"]] = str(path.parent)
-        except (ValueError, KeyError):  # it is half written
-            continue
-    return steps[max(steps)] if steps else None
+    paths = (Path(output_dir, f"checkpoint-{step}") for step in reversed(steps_of(output_dir)))
+    return next((str(path) for path in paths if is_whole(path)), None)
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Return whether all files of a checkpoint open; trainer_state.json is written last."""
+    try:
+        state = read_json(checkpoint / "trainer_state.json")
+        for file in checkpoint.rglob("*"):
+            if file.suffix == ".safetensors":
+                with safe_open(file, "np"):  # which compares the size with the header
+                    pass
+            elif file.suffix in SAVED_BY_TORCH and zipfile.ZipFile(file).testzip():
+                return False
+    except (OSError, ValueError, SafetensorError, zipfile.BadZipFile):
+        return False
+    return state.get("global_step") == step_of(checkpoint.name)

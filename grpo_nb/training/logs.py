@@ -9,10 +9,8 @@ import csv
 import json
 import math
 import re
-import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, suppress
-from html.parser import HTMLParser
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,13 +27,14 @@ PARQUET = "completions/*.parquet"
 LENGTH = "completions/mean_length"
 # A line as transformers prints it, or a progress bar before it.
 PRINTED = re.compile(r"(?P<line>\{'[^{}]*\})|\b(?P<step>\d+)/(?P<all>\d+) \[\d+:")
+CELL = re.compile(r"<t[dh][^>]*>\s*(.*?)\s*</t[dh]>", re.DOTALL)  # of transformers' table
 FEWEST = 3  # lines that make a log
 MOST = 1024  # completions in a step that are looked for
 SETTINGS = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps")
 SETTINGS += ("max_steps", "max_completion_length", "logging_steps")
 WANTED = (
-    "give TRL's output folder, its trainer_state.json, JSON lines, CSV, parquet, trackio's .db, "
-    "an executed notebook, what a trainer printed (.log, .txt), or a trainer"
+    "give TRL's output folder, its trainer_state.json, JSON lines, CSV, an executed notebook, what "
+    "a trainer printed (.log, .txt), or a trainer"
 )
 
 
@@ -48,7 +47,6 @@ class Log(NamedTuple):
     completions: One row for each completion: step, prompt, completion, each reward, advantage;
         None if none were kept.
     facts: What is known of the run: any of `SETTINGS`, "completions" (in a step) and "weights".
-    unknown: Keys that no rule knows.
     """
 
     source: str
@@ -56,7 +54,6 @@ class Log(NamedTuple):
     rewards: list[str]
     completions: pd.DataFrame | None
     facts: dict[str, Any]
-    unknown: list[str]
 
     @property
     def steps(self) -> list[dict[str, Any]]:
@@ -69,8 +66,8 @@ def read_log(what: Any) -> Log:
 
     Args:
         what: A folder (TRL's `output_dir`, a checkpoint, a run of ours), a file
-            (trainer_state.json, JSON lines, CSV, parquet, trackio's database, an executed notebook,
-            what a trainer printed), a trainer, or a list of logged mappings.
+            (trainer_state.json, JSON lines, CSV, an executed notebook, what a trainer printed), a
+            trainer, or a list of logged mappings.
 
     Raises:
         FileNotFoundError: There is no such file or folder.
@@ -97,8 +94,7 @@ def read_log(what: Any) -> Log:
     _number_lines(lines)
     _silent_steps(lines)
     rewards = _reward_names(lines, completions)
-    return Log(source, lines, rewards, completions, _completed(facts, lines, completions, rewards),
-               _unknown(lines))  # fmt: skip
+    return Log(source, lines, rewards, completions, _completed(facts, lines, completions, rewards))
 
 
 # -- files
@@ -110,13 +106,12 @@ def _read_path(path: Path) -> tuple[str, list[Any], dict[str, Any], pd.DataFrame
     if path.is_dir():
         path = _log_of(path)
     readers = {".json": _json, ".jsonl": _json_lines, ".csv": _csv, ".ipynb": _notebook}
-    readers |= {".parquet": _parquet, ".db": _database}
     readers |= dict.fromkeys((".log", ".txt", ".out", ".md"), _text)
     if path.suffix not in readers:
         raise ValueError(f"{path} is no log: {WANTED}")
     try:
         lines, facts = readers[path.suffix](path)
-    except (ValueError, csv.Error, sqlite3.Error) as error:  # of json, of pandas, of an encoding
+    except (ValueError, csv.Error) as error:  # of json, of pandas, of an encoding
         raise ValueError(f"{path} cannot be read ({error}): {WANTED}") from None
     if path.name == "trainer_state.json" and folder.name.startswith("checkpoint-"):
         folder = folder.parent
@@ -168,38 +163,10 @@ def _json_lines(path: Path) -> tuple[list[Any], dict[str, Any]]:
 
 def _csv(path: Path) -> tuple[list[Any], dict[str, Any]]:
     """Read a table, of W&B's too: its charts name columns "RUN - KEY" and "RUN - KEY__MIN"."""
-    return _of_table(pd.read_csv(path, sep=None, engine="python", encoding="utf-8-sig")), {}
-
-
-def _parquet(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    """Read a history as W&B or trackio keeps it; of several runs, the one that is last."""
-    table = pd.read_parquet(path)
-    runs = next((table[name] for name in ("run_id", "run_name") if name in table), None)
-    return _of_table(table if runs is None else table[runs == runs.iloc[-1]]), {}
-
-
-def _of_table(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table as lines, without what is no number."""
-    table = table.select_dtypes("number")
-    names = {name: str(name).rpartition(" - ")[2] for name in table.columns}
-    names = {name: key for name, key in names.items() if not key.endswith(("__MIN", "__MAX"))}
-    records = table[list(names)].rename(columns=names).to_dict("records")
-    return [{key: v for key, v in line.items() if not pd.isna(v)} for line in records]
-
-
-def _database(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    """Read the newest run in a project of trackio."""
-    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as base:
-        names = [row[1] for row in base.execute("PRAGMA table_info(metrics)")]
-        run = "run_id" if "run_id" in names else "run_name"  # of older versions
-        newest = base.execute(f"SELECT {run} FROM metrics ORDER BY id DESC LIMIT 1").fetchone()
-        where = f"WHERE {run} = ? ORDER BY id"
-        rows = base.execute(f"SELECT step, metrics FROM metrics {where}", newest or [""]).fetchall()
-        config = base.execute(f"SELECT config FROM configs {where}", newest or [""]).fetchone()
-    lines = [(step, json.loads(metrics)) for step, metrics in rows]
-    lines = [line if "train/global_step" in line else {**line, "step": n} for n, line in lines]
-    facts = {k: v for k, v in json.loads(config[0] if config else "{}").items() if k in SETTINGS}
-    return lines, {name: v for name, v in facts.items() if isinstance(v, int) and v > 0}
+    table = pd.read_csv(path, sep=None, engine="python", encoding="utf-8-sig")
+    table = table.select_dtypes("number").rename(columns=lambda name: name.rpartition(" - ")[2])
+    records = table.loc[:, ~table.columns.str.endswith(("__MIN", "__MAX"))].to_dict("records")
+    return [{key: v for key, v in line.items() if not pd.isna(v)} for line in records], {}
 
 
 def _value(text: str) -> float | None:
@@ -260,44 +227,14 @@ def _outputs(cell: Mapping[str, Any]) -> Iterable[str]:
         yield "".join(data.get("text/html", data.get("text/plain", "")))
 
 
-class _Tables(HTMLParser):
-    """Collect the cells of the tables in HTML."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables: list[list[list[str]]] = []
-        self.is_cell = False
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        """Begin a table, a row or a cell."""
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr" and self.tables:
-            self.tables[-1].append([])
-        elif tag in ("td", "th") and self.tables and self.tables[-1]:
-            self.tables[-1][-1].append("")
-            self.is_cell = True
-
-    def handle_endtag(self, tag: str) -> None:
-        """End a cell."""
-        self.is_cell &= tag not in ("td", "th")
-
-    def handle_data(self, data: str) -> None:
-        """Add text to a cell."""
-        if self.is_cell:
-            self.tables[-1][-1][-1] += data.strip()
-
-
 def _tables(html: str) -> Iterable[list[dict[str, Any]]]:
     """Yield the lines of each table that has a reward.
 
     The table of transformers shows 0 in the first line, and "No Log" afterwards, for what was not
     logged in its first step: these zeros are left out.
     """
-    parser = _Tables()
-    if "<table" in html:
-        parser.feed(html)
-    for rows in parser.tables:
+    for table in re.findall(r"<table.*?</table>", html, re.DOTALL):
+        rows = [CELL.findall(row) for row in re.findall(r"<tr.*?</tr>", table, re.DOTALL)]
         names = [re.sub(r"\s*/\s*", "/", name) for name in rows[0]] if rows else []
         if "reward" not in names:
             continue
@@ -377,13 +314,6 @@ def _reward_names(lines: Iterable[Mapping[str, Any]], table: pd.DataFrame | None
         return list(names)
     first = [name for name in table.columns if name in names]
     return [*first, *(name for name in names if name not in first)]
-
-
-def _unknown(lines: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the keys that no rule reads and that neither TRL nor transformers writes."""
-    names = {*KEYS["aliases"], *ALIASES, *KEYS["known"], "reward_std", "frac_reward_zero_std"}
-    keys = dict.fromkeys(key for line in lines for key in line)
-    return [k for k in keys if k not in names and not k.startswith(tuple(KEYS["prefixes"]))]
 
 
 def of_arguments(args: Any) -> dict[str, Any]:

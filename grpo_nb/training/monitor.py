@@ -24,14 +24,15 @@ from transformers import TrainerCallback
 from grpo_nb import ranks, refusals
 from grpo_nb.checks import Check
 from grpo_nb.files import append_line, atomic_path, read_json, read_lines, write_json
-from grpo_nb.models import lm_head
+from grpo_nb.models import cuda_available, lm_head
 from grpo_nb.rewards import declared_range
 from grpo_nb.rewards.prompts import message_text, transcript
-from grpo_nb.training import health, metrics, stock
+from grpo_nb.training import health, metrics, preflight, stock
 from grpo_nb.training.interruptions import (
     SAVES,
     keep_last_step,
     newest_checkpoint,
+    step_of,
     stop_on_signals,
 )
 from grpo_nb.training.logs import of_arguments, of_trainer, renamed
@@ -43,9 +44,9 @@ REMEDY = (
     "learning_rate, or load the model in 16 bits"
 )
 METRICS = "metrics.jsonl"
-READ = 24  # newest steps whose completions are read again, and as many of the older ones
 INTERRUPT = "To stop: the notebook's interrupt button, which {}"
 STOPS = "ends training at once; what is kept are the checkpoints so far"
+AGAIN = "run this again to continue from there, or use what is trained so far"  # in a run
 Validate = Callable[[], Mapping[str, float]]
 SHOWN = (
     ("reward", ".3g"),
@@ -96,8 +97,7 @@ class Monitor(TrainerCallback):
         show: Whether the progress is shown.
 
     Raises:
-        ValueError: `correct` is none of the trainer's rewards, `halt` is unknown, or `eval_steps`
-            is below 1.
+        ValueError: `correct` is none of the trainer's rewards, or `halt` is unknown.
 
     Attributes:
         alerts: The alerts so far.
@@ -128,8 +128,6 @@ class Monitor(TrainerCallback):
             raise ValueError(f"correct = {correct!r} is none of the rewards: {names}")
         if halt not in ("never", "grave"):
             raise ValueError(f"halt = {halt!r}: give 'never' or 'grave'")
-        if eval_steps is not None and eval_steps < 1:
-            raise ValueError(f"eval_steps = {eval_steps}: give the steps between two validations")
         before = self._replaced(trainer)
         self.notify = notify or (before.notify if before else None)
         self.correct = correct or (before.correct if before else "")
@@ -137,7 +135,6 @@ class Monitor(TrainerCallback):
         self.folder = Path(folder or default)
         self.ignore = {*ignore} or (before.ignore if before else set())
         self.watchers: list[Watcher] = before.watchers if before else []
-        self.expected: health.Expected | None = before.expected if before else None
         self.buttons = before.buttons if before else Buttons()
         validation = validation if callable(validation) else list(validation)
         self.validation = validation or (before.validation if before else [])
@@ -146,38 +143,40 @@ class Monitor(TrainerCallback):
         self.save = getattr(trainer, "save_adapter", lambda folder: trainer.save_model(str(folder)))
         self.gather = getattr(trainer, "gather_weights", lambda: None)
         self.alerts: list[Check] = []
-        self.seen: dict[str, list[float]] = {}  # the least and the largest score of each reward
         self.failure = self.ended = ""
+        self._exits: list[ExitStack] = []
         self.stopped = False  # whether a request to stop ended the last training
         self.watch, self.skipped = health.Watch(health.Expected({})), 0
         self.dashboard = _dashboard(self) if show else None
         self.prints = show and self.dashboard is None
         # It comes first, so that the others see what it has decided.
         trainer.callback_handler.callbacks.insert(0, self)
-        if other_class := _not_unsloths(trainer):
-            print(other_class)
 
     def __enter__(self) -> "Monitor":
         """Let an interrupt stop after its step with a checkpoint, and an error save the last step.
 
-        Without `with`, training is watched all the same, and an interrupt ends it at once.
+        Without `with`, training is watched all the same, and an interrupt ends it at once. A run's
+        trainer does this by itself.
         """
         self.buttons.stop.clear()
-        self.stopped, self._exit = False, ExitStack()
-        self.interrupts = self._exit.enter_context(stop_on_signals(self.buttons))
+        self.stopped = False
+        self._exits.append(ExitStack())
+        self.interrupts = self._exits[-1].enter_context(stop_on_signals(self.buttons))
         if self.dashboard is not None:
             self.dashboard.interrupt = INTERRUPT.format(SAVES)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Raise KeyboardInterrupt if training was stopped, so that the cells below do not run."""
-        self._exit.close()
-        folder, step = self.trainer.args.output_dir, self.trainer.state.global_step
-        if isinstance(error, Exception) and not self.is_of_run:
-            saved = newest_checkpoint(folder)
-            keep_last_step(self.trainer, error, int(saved.rpartition("-")[2]) if saved else 0)
+        self._exits.pop().close()
+        trainer, step = self.trainer, self.trainer.state.global_step
+        if isinstance(error, Exception):
+            keep_last_step(trainer, error)
             error.add_note(self._goes_on() or "every step is trained")
-        early = self.stopped and step < self.trainer.state.max_steps
+            if preflight.is_out_of_memory(error):
+                rows = trainer.args.per_device_train_batch_size // 2
+                error.add_note(f"memory ran out: {preflight.smaller(trainer, rows)}")
+        early = self.stopped and step < trainer.state.max_steps
         if error is None and ranks.anywhere(bool(self.interrupts) or early):
             ending = filter(None, (f"stopped after step {step}", self._goes_on()))
             raise KeyboardInterrupt("; ".join(ending))
@@ -185,23 +184,20 @@ class Monitor(TrainerCallback):
     def _goes_on(self) -> str:
         """Say how a training that has ended goes on, or what is kept of a finished one."""
         state, newest = self.trainer.state, newest_checkpoint(self.trainer.args.output_dir)
-        if state.global_step >= state.max_steps:
+        if 0 < state.max_steps <= state.global_step:
             best = self.folder / "best"
             places = [f"the last checkpoint is {newest}"] if newest and not self.is_of_run else []
             return ", ".join(places + [f"the best validation's model is {best}"] * best.is_dir())
-        if self.is_of_run:
-            return "trainer.train() goes on"
-        again = f"trainer.train(resume_from_checkpoint={newest!r})"
-        return f"the same `with` goes on with {again}" if newest else "no checkpoint is kept"
+        if not newest:
+            return "no checkpoint is kept"
+        again = f"the same `with` goes on with trainer.train(resume_from_checkpoint={newest!r})"
+        again = AGAIN if self.is_of_run else again
+        return f"the training is kept up to step {step_of(newest)}; {again}"
 
     @property
     def is_of_run(self) -> bool:
         """Return whether the trainer is a run's, and not a person's own."""
         return hasattr(self.trainer, "save_adapter")
-
-    def _validates(self) -> bool:
-        """Return whether a validation can be asked for: by this monitor, or by TRL."""
-        return bool(self.validation) or getattr(self.trainer, "eval_dataset", None) is not None
 
     def _replaced(self, trainer: Any) -> "Monitor | None":
         """Remove a monitor that the trainer has, and return it: a cell may run twice."""
@@ -227,48 +223,35 @@ class Monitor(TrainerCallback):
             max_steps: The number of steps of the training.
         """
         self.ended, self.skipped = "", 0
-        self.watch = health.Watch(self.expected or self._expected(max_steps))
+        self.watch = health.Watch(self._expected(max_steps))
         self.alerts.clear()
         if ranks.is_main():
             self.folder.mkdir(parents=True, exist_ok=True)
             metrics.forget_after(self.folder, step)
-        lines = list(read_lines(self.folder / METRICS))
-        steps = [line["step"] for line in lines if "loss" in line]
-        places = slice(None, None, 1 + len(steps) // READ)
-        with_texts = {*steps[-READ:], *steps[places]} if self.dashboard else set()
-        updates = [self._again(line, max_steps, line["step"] in with_texts) for line in lines]
+        updates = []
+        for line in read_lines(self.folder / METRICS):
+            self._widen(line)
+            updates.append(Update(line, max_steps, [], self._raised(line)))
         self.alerts += [alert for update in updates for alert in update.alerts]
         if self.dashboard is not None:
             self.dashboard.correct, self.dashboard.goes_on = self.watch.correct, self._goes_on
             self.dashboard.begin(updates, max_steps, self.watch.expected.eval_rows)
             self._tell_ranges()
 
-    def _again(self, line: dict[str, Any], max_steps: int, reads: bool) -> Update:
-        """Return the update of a step that was trained before, with the texts that TRL kept."""
-        self._widen(line)
-        texts = self._stored(line["step"]) if reads and "loss" in line else []
-        return Update(line, max_steps, texts, self._raised(line))
-
-    def _stored(self, step: int) -> list[dict[str, Any]]:
-        folder = Path(self.trainer.args.output_dir) / "completions"
-        path = folder / f"completions_{step:05d}.parquet"
-        if not path.is_file():
-            return []
-        table = pd.read_parquet(path)
-        scores = table[[name for name in self.names if name in table]]
-        return self._records(table["prompt"], table["completion"], scores, table["advantage"])
-
     def _expected(self, max_steps: int) -> health.Expected:
         facts = of_arguments(self.trainer.args) | of_trainer(self.trainer)
         weights = facts.get("weights") or {}
         ranges = {}
         for name, func in zip(self.names, self.trainer.reward_funcs, strict=True):
+            func = getattr(func, "reward", func)  # the one whose weight is adapted
             ranges[name] = (weights.get(name, 1.0), *declared_range(func))
+        rows = getattr(self.trainer, "validation_rows", self.validation)  # the first: a run's
         return health.Expected(
             ranges,
             completions=facts.get("completions", 8),
-            eval_rows=0 if callable(self.validation) else len(self.validation),
+            eval_rows=0 if callable(rows) else len(rows),
             max_steps=max_steps,
+            memory_gib=metrics.memory_now()[1] / 2**30 if cuda_available() else math.inf,
             host_gib=metrics.host_memory()[1] / 2**30,
             correct=self.correct,
             max_completion_length=facts.get("max_completion_length", 0),
@@ -346,9 +329,8 @@ class Monitor(TrainerCallback):
             is_halt = self.halt == "grave" and grave
             reason = f"ended by the alert {grave[-1]}," if is_halt else ""
             self.dashboard.rest(reason="ended by the monitor" if self.ended else reason)
-        if not self.is_of_run:  # a run's trainer reads the request itself
-            self.stopped = self.buttons.stop.is_set()
-            self.buttons.stop.clear()
+        self.stopped = self.buttons.stop.is_set()
+        self.buttons.stop.clear()
 
     @_aside
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -367,10 +349,6 @@ class Monitor(TrainerCallback):
         if ranks.anywhere(self.buttons.save.is_set()):
             self.buttons.save.clear()
             control.should_save = True
-        has_dataset = getattr(self.trainer, "eval_dataset", None) is not None
-        if has_dataset and not self.validation and ranks.anywhere(self.buttons.evaluate.is_set()):
-            self.buttons.evaluate.clear()
-            control.should_evaluate = True
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Pass a step to the alerts, and show it; validate if that is due or asked for."""
@@ -422,20 +400,17 @@ class Monitor(TrainerCallback):
         return update
 
     def _raised(self, line: Mapping[str, Any]) -> list[Check]:
-        alerts = [alert for alert in self.watch.feed(line) if alert.name not in self.ignore]
-        return alerts if self.is_of_run else list(map(health.in_trls_words, alerts))
+        return [alert for alert in self.watch.feed(line) if alert.name not in self.ignore]
 
     def _widen(self, line: Mapping[str, Any]) -> None:
-        """Update the rewards' ranges by what they were seen to give, if nobody told them."""
-        if self.expected is not None:
-            return
-        scores, ranges = self._scores(), {}
-        for name, (weight, low, high) in self.watch.expected.rewards.items():
-            values = [*scores.get(name, ()), line.get(f"rewards/{name}/mean", math.nan)]
-            finite = [float(value) for value in values if math.isfinite(value)]
-            ranges[name] = (weight, min([low, *finite]), max([high, *finite]))
-            ends = [0.0, *self.seen.get(name, ()), *finite]
-            self.seen[name] = [min(ends), max(ends)]
+        """Update the ranges of the rewards that declare none by what they were seen to give."""
+        scores, ranges = self._scores(), dict(self.watch.expected.rewards)
+        for name, func in zip(self.names, self.trainer.reward_funcs, strict=True):
+            if not hasattr(func, "range"):
+                values = [*scores.get(name, ()), line.get(f"rewards/{name}/mean", math.nan)]
+                finite = [float(value) for value in values if math.isfinite(value)]
+                weight, low, high = ranges[name]
+                ranges[name] = (weight, min([low, *finite]), max([high, *finite]))
         self.watch.expected = self.watch.expected._replace(rewards=ranges)
 
     def _show(self, update: Update) -> None:
@@ -449,13 +424,8 @@ class Monitor(TrainerCallback):
             print(f"step {line['step']}/{update.total_steps}: {', '.join(parts)}")
 
     def _tell_ranges(self) -> None:
-        """Tell the dashboard each reward's range; of a plain function, 0 and what it has paid."""
-        ranges = {n: [low, high] for n, (_, low, high) in self.watch.expected.rewards.items()}
-        for name, func in zip(self.names, self.trainer.reward_funcs, strict=True):
-            ends = self.seen.get(name, [0.0, 0.0])
-            if not hasattr(func, "range") and ends[0] < ends[1]:
-                ranges[name] = ends
-        self.dashboard.ranges = ranges
+        ranges = self.watch.expected.rewards.items()
+        self.dashboard.ranges = {name: [low, high] for name, (_, low, high) in ranges}
 
     @_aside
     def completions(self) -> list[dict[str, Any]]:
@@ -464,26 +434,14 @@ class Monitor(TrainerCallback):
         prompts, texts = list(logs.get("prompt", ())), list(logs.get("completion", ()))
         if not len(scores) == len(texts) == len(prompts):
             return []
-        advantages = list(logs.get("advantages", ()))
-        return self._records(prompts, texts, scores, advantages, list(logs.get("images") or ()))
-
-    def _records(
-        self,
-        prompts: Sequence[Any],
-        texts: Sequence[Any],
-        scores: pd.DataFrame,
-        advantages: Sequence[float],
-        images: Sequence[Any] = (),
-    ) -> list[dict[str, Any]]:
-        weights = self.trainer.reward_weights.tolist()
-        present = dict(zip(self.names, weights, strict=True))
+        weights = dict(zip(self.names, self.trainer.reward_weights.tolist(), strict=True))
         table = scores.assign(
             question=[p if isinstance(p, str) else message_text(p[-1]) for p in prompts],
             completion=list(map(transcript, texts)),
-            advantage=list(advantages) or math.nan,
-            reward=scores.fillna(0) @ np.array([present[name] for name in scores]),
+            advantage=list(logs.get("advantages", ())) or math.nan,
+            reward=scores.fillna(0) @ np.array([weights[name] for name in scores]),
         )
-        if images:
+        if images := list(logs.get("images") or ()):
             table["images"] = images
         return table.to_dict("records")
 
@@ -553,17 +511,6 @@ def _dashboard(monitor: Monitor) -> Any:
 
     # A run's trainer saves the adapter alone, and stops as its buttons do.
     interrupt = INTERRUPT.format(SAVES if monitor.is_of_run else STOPS)
-    dashboard = TrainingDashboard(monitor.buttons, monitor._validates(), interrupt)
+    dashboard = TrainingDashboard(monitor.buttons, bool(monitor.validation), interrupt)
     display(dashboard)
     return dashboard
-
-
-def _not_unsloths(trainer: Any) -> str:
-    """Say so if Unsloth was imported after TRL's trainer, which it then has not replaced."""
-    trl = sys.modules.get("trl")
-    if "unsloth" not in sys.modules or trl is None or isinstance(trainer, trl.GRPOTrainer):
-        return ""
-    return (
-        "this trainer is not Unsloth's: GRPOTrainer was imported from trl before unsloth. Restart "
-        "the kernel and import unsloth first"
-    )

@@ -191,7 +191,7 @@ def _held_out_fall(w: "Watch", key: str) -> str:
         if len(points) <= last or not rise > -2 * error:
             return ""
         end = max(value for _, value in points[-last:])
-        noise = math.sqrt(abs((best + end) * (2 - best - end)) / 2 / w.expected.eval_rows)
+        noise = math.sqrt(abs((best + end) * (2 - best - end)) / 2 / max(1, w.expected.eval_rows))
         if best - end > max(share * w.limits.certainty * noise, w.limits.least_fall):
             return f"held-out {best:.0%} → {end:.0%}, reward no lower"
     return ""
@@ -206,7 +206,7 @@ def _unfollowed(w: "Watch") -> str:
     if len(points) < 4 or share < w.limits.unfollowed or rise < w.limits.certainty * error:
         return ""
     first, last = fmean(points[:2]), fmean(points[-2:])
-    noise = math.sqrt((first + last) * (2 - first - last) / 4 / w.expected.eval_rows)
+    noise = math.sqrt((first + last) * (2 - first - last) / 4 / max(1, w.expected.eval_rows))
     if last - first + 2 * noise > share / 2 or max(first, last) >= w.limits.solved:
         return ""
     return f"the reward rose by {share:.0%} of its range, held-out {first:.0%} → {last:.0%}"

@@ -4,6 +4,7 @@ Writes FOLDER/report.json: {scenario: what was seen, or {"error": its traceback}
 one process, for importing Unsloth takes ten seconds and patches TRL for good.
 """
 
+import contextlib
 import functools
 import gc
 import json
@@ -133,7 +134,8 @@ def cut_off():
     """Stopped after two steps and gone on with, it ends as the undisturbed one did."""
     first = start("cut", **VALIDATED, **{"train.resume": "auto"})
     first.watch(lambda update: update.line["step"] == 2 and first.buttons.stop.set())
-    first.train()
+    with contextlib.suppress(KeyboardInterrupt):
+        first.train()
     again = start("cut", **VALIDATED, **{"train.resume": "auto"})
     again.train()
     runs = Run("whole"), Run("cut")

@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from trainings import comparable, lines_of, make_run, scale_loss, steps_that_move, trainer_of
 
 import grpo_nb
-from grpo_nb import rewards, training
+from grpo_nb import rewards
 from grpo_nb.files import sha256
 from grpo_nb.stages import checkpoints
 from grpo_nb.stages.validation import Validation
-from grpo_nb.training.interruptions import stop_on_signals
+from grpo_nb.training.interruptions import is_whole, newest_checkpoint, steps_of
 from grpo_nb.updates import Update
 from grpo_nb.views import TrainingDashboard
 
@@ -34,15 +34,6 @@ def at(trainer, step, act):
         return calculate(*args, **kwargs)
 
     trainer._calculate_rewards = calculate_and_act
-
-
-def test_an_error_loses_no_step(start):
-    broken = start()
-    at(broken, 5, lambda: {}["no such column"])
-    with pytest.raises(KeyError, match="no such column") as caught:
-        broken.train()
-    assert "kept up to step 4; run this again" in caught.value.__notes__[0]
-    assert start().plan == "goes on after step 4 of 12"
 
 
 def digests(folder):
@@ -62,9 +53,17 @@ def straight(tmp_path_factory):
 SIX = {"grpo.max_steps": 6, "train.eval_steps": 3, "grpo.save_steps": 2}
 
 
+def ends_as(straight, run):
+    """Whether a run has the metrics and the last checkpoint of the one that nothing disturbed."""
+    last, (weights, metrics) = digests(run / "train/checkpoint-6"), straight
+    parts = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt")
+    return comparable(run) == metrics and all(last[part] == weights[part] for part in parts)
+
+
 def stop_after(trainer, step):
     trainer.watch(lambda update: update.line["step"] == step and trainer.buttons.stop.set())
-    trainer.train()
+    with pytest.raises(KeyboardInterrupt, match=f"stopped after step {step}"):
+        trainer.train()
 
 
 @pytest.mark.parametrize(
@@ -94,58 +93,15 @@ def test_a_resume_that_fails_leaves_the_checkpoint_as_it_is(runs_dir, name, monk
             assert digests(run / "train/checkpoint-4") == before
             [note] = caught.value.__notes__
             assert "kept up to step 4; run this again" in note
-            assert checkpoints.steps_of(run / "train") == [2, 4]
+            assert steps_of(run / "train") == [2, 4]
     trainer_of(run).train()
-    weights, metrics = straight
-    assert comparable(run) == metrics
-    last = digests(run / "train/checkpoint-6")
-    for part in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"):
-        assert last[part] == weights[part], part
-
-
-def zero_half(file):
-    """Damage it at unchanged size."""
-    content = file.read_bytes()
-    file.write_bytes(content[: len(content) // 2].ljust(len(content), b"\0"))
-
-
-def test_a_checkpoint_damaged_at_unchanged_size_is_set_aside(runs_dir, straight, capsys):
-    run = make_run("here", **SIX)
-    stop_after(trainer_of(run), 4)
-    zero_half(run / "train/checkpoint-4/adapter_model.safetensors")
-    before = digests(run / "train/checkpoint-4")
-    again = trainer_of(run)
-    assert again.plan == "goes on after step 2 of 6"
-    again.train()
-    assert "checkpoint-4 differs from what was written: it is kept as " in capsys.readouterr().out
-    assert digests(run / "train/damaged-checkpoint-4-1") == before
-    assert comparable(run) == straight[1]
-    last = digests(run / "train/checkpoint-6")
-    for part in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"):
-        assert last[part] == straight[0][part], part
-
-
-def test_a_clock_that_is_set_back_before_a_resume_changes_nothing(runs_dir, straight):
-    """The newest checkpoint is the one of the latest step, and the oldest ones are removed."""
-    run = make_run("here", **SIX)
-    stop_after(trainer_of(run), 4)
-    for path in sorted(run.path.rglob("*")):
-        os.utime(path, (2e9, 2e9))
-    again = trainer_of(run)
-    assert again.plan.startswith("goes on after step 4 of 6")
-    again.train()
-    assert checkpoints.steps_of(run / "train") == [4, 6]
-    assert comparable(run) == straight[1]
-    last = digests(run / "train/checkpoint-6")
-    for part in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"):
-        assert last[part] == straight[0][part], part
+    assert ends_as(straight, run)
 
 
 PLACES = {
     "the guard's look, with noise on the weights": "grpo_nb.training.guard.p_values",
     "a validation": "grpo_nb.environments.answer",
     "the save of a checkpoint": "torch.save",
-    "the seal of a checkpoint": "grpo_nb.stages.checkpoints.digests",
     "a reward": "grpo_nb.training.metrics.spread",
 }
 
@@ -175,11 +131,7 @@ def test_the_stop_button_pressed_twice_anywhere(runs_dir, place, straight, monke
         assert len(moved) == noisy, "noise is left on the weights"
     del one.monitor.watchers[-1]
     one.train()
-    weights, metrics = straight
-    assert comparable(run) == metrics
-    last = digests(run / "train/checkpoint-6")
-    for part in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"):
-        assert last[part] == weights[part], part
+    assert ends_as(straight, run)
 
 
 @pytest.mark.parametrize("stopped", ["after an update", "and begun anew"])
@@ -194,15 +146,13 @@ def test_step_1_begins_with_a_policy_that_is_not_trained_yet(runs_dir, stopped, 
     else:
         stop_after(one, 3)
         never = {"train.resume": "never"}
-    kept = checkpoints.steps_of(run / "train")
+    kept = steps_of(run / "train")
     for trainer in (trainer_of(run, one.policy, **never), *([] if never else [one])):
         with pytest.raises(ValueError, match="load the policy and build the trainer again"):
             trainer.train()
-    assert checkpoints.steps_of(run / "train") == kept and not (run / "train.old-1").exists()
+    assert steps_of(run / "train") == kept and not (run / "train.old-1").exists()
     trainer_of(run, **never).train()
-    assert comparable(run) == straight[1]
-    last = digests(run / "train/checkpoint-6")
-    assert last["adapter_model.safetensors"] == straight[0]["adapter_model.safetensors"]
+    assert ends_as(straight, run)
 
 
 def test_a_signal_saves_first(start):
@@ -210,21 +160,11 @@ def test_a_signal_saves_first(start):
     number = signal.SIGINT
     at(stopped, 3, lambda: os.kill(os.getpid(), number))
     before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt, match="stopped after step 3; run this again"):
+    with pytest.raises(KeyboardInterrupt, match="after step 3; the training is kept up to step 3"):
         stopped.train()
     assert signal.getsignal(number) is before
-    assert checkpoints.steps_of(stopped.stage.run / "train") == [2, 3]
-    assert not (stopped.stage.run / "train/adapter").exists()
+    assert steps_of(stopped.stage.run / "train") == [2, 3]
     assert start().plan == "goes on after step 3 of 12"
-
-
-def test_a_second_signal_ends_at_once(capsys):
-    buttons = training.Buttons()
-    with pytest.raises(KeyboardInterrupt), stop_on_signals(buttons) as came:
-        signal.raise_signal(signal.SIGINT)
-        assert buttons.stop.is_set() and came == [signal.SIGINT]
-        signal.raise_signal(signal.SIGINT)
-    assert "again to stop at once" in capsys.readouterr().out
 
 
 def test_a_full_disk_keeps_the_checkpoints_before(start):
@@ -273,7 +213,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_three_end_the_training(sta
     losses = [line["loss"] for line in lines_of(trainer.stage.run)]
     assert [loss is None for loss in losses] == [False, True, False, True, True, True]
     assert "not a number" in {alert.name for alert in trainer.monitor.alerts}
-    assert checkpoints.is_whole(trainer.stage.run / "train/checkpoint-6")
+    assert is_whole(trainer.stage.run / "train/checkpoint-6")
 
 
 def only(score):
@@ -297,18 +237,6 @@ def test_one_step_without_scores_is_left_out_and_the_training_goes_on(start, dow
     assert [line["step"] for line in lines_of(one.stage.run)] == [1, 2, 3]
     assert moved == [3]  # in the first the learning rate is still 0
     assert "step 2: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("score", "said"),
-    [(None, "every reward gave None"), (math.inf, "only gave an infinite score")],
-)
-def test_three_steps_without_scores_end_the_training(start, score, said):
-    down = only(lambda step: "length" if step < 3 else score)
-    one = start(down, **{"train.eval_steps": 0})
-    with pytest.raises(RuntimeError, match=f"{said}, and no update .* in 3 steps .* up to step 5"):
-        one.train()
-    assert checkpoints.steps_of(one.stage.run / "train")[-1] == 5
 
 
 @pytest.mark.parametrize("score", [None, math.inf])
@@ -363,8 +291,7 @@ def test_an_out_of_memory_error_says_what_to_lower_and_keeps_the_steps(start):
 
 def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(start):
     first = start()
-    first.watch(lambda update: first.buttons.stop.set())  # the dashboard's button
-    first.train()
+    stop_after(first, 1)
     assert [line["step"] for line in lines_of(first.stage.run)] == [1]
     assert (first.stage.run / "train/adapter/adapter_model.safetensors").is_file()
     with pytest.raises(ValueError, match=r"1 steps .* settings \(grpo.learning_rate\)"):
@@ -385,12 +312,10 @@ def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(start):
 def test_stop_halts_run_all_in_a_notebook_and_the_same_trainer_goes_on(start):
     trainer = start(**{"grpo.max_steps": 3})
     trainer.monitor.dashboard = TrainingDashboard(trainer.buttons)  # as in a notebook
-    trainer.watch(lambda update: update.line["step"] == 1 and trainer.buttons.stop.set())
-    with pytest.raises(KeyboardInterrupt, match="stopped after step 1; run this cell again"):
-        trainer.train()
+    stop_after(trainer, 1)
     assert (trainer.folder / "adapter/adapter_model.safetensors").is_file(), "cells below can go on"
     phase = trainer.monitor.dashboard.now["phase"]
-    assert phase == "stopped by you after step 1; trainer.train() goes on"
+    assert phase.startswith("stopped by you after step 1; the training is kept up to step 1; run")
     trainer.train()
     assert [line["step"] for line in lines_of(trainer.stage.run)] == [1, 2, 3]
     board = trainer.monitor.dashboard
@@ -398,7 +323,7 @@ def test_stop_halts_run_all_in_a_notebook_and_the_same_trainer_goes_on(start):
     phase = f"finished after step 3; the best validation's model is {best}"
     assert board.now["phase"] == phase and not board.error
     groups = json.loads(f"[{board.new_groups}]")
-    assert [group["step"] for group in groups] == [1, 2, 3], "the first is read from its file"
+    assert [group["step"] for group in groups] == [1, 2, 3]
     trainer.policy.close()
     with pytest.raises(ValueError, match="this policy was closed, which freed its weights"):
         trainer.train()
@@ -435,23 +360,30 @@ def test_a_signal_in_the_last_step_hands_on_what_is_trained(start):
     assert adapter.read_bytes() == before
 
 
-def test_a_checkpoint_that_is_damaged_does_not_count(tmp_path):
-    folder = tmp_path / "checkpoint-7"
-    folder.mkdir()
-    assert not checkpoints.is_whole(folder)
-    for name in ("a.bin", "b.bin"):
-        (folder / name).write_bytes(b"12345")
-    checkpoints.seal(folder)
-    assert checkpoints.is_whole(folder)
-    for damage in (
-        lambda: (folder / "b.bin").write_bytes(b"12340"),
-        lambda: (folder / "b.bin").write_bytes(b"1234"),
-        lambda: (folder / "b.bin").unlink(),
-        lambda: (folder / "sealed.json").write_text("{"),
-    ):
-        damage()
-        assert not checkpoints.is_whole(folder)
-    for name in ("checkpoint-12", "checkpoint-2-backup"):
-        shutil.copytree(folder, tmp_path / name)
-    assert checkpoints.newest(tmp_path) is None
-    assert checkpoints.steps_of(tmp_path) == []
+SOON = '"global_step": 4'
+
+
+def test_a_checkpoint_that_is_damaged_is_removed_and_the_one_before_counts(runs_dir, capsys):
+    """The newest is the one of the latest step, whatever the clock said when it was written."""
+    run = make_run("here", **SIX)
+    stop_after(trainer_of(run), 2)
+    second, fourth = (run / f"train/checkpoint-{step}" for step in (2, 4))
+
+    def damaged(name, change):
+        shutil.copytree(second, fourth)
+        state = (fourth / "trainer_state.json").read_text().replace('"global_step": 2', SOON)
+        (fourth / "trainer_state.json").write_text(state)
+        os.utime(second, (2e9, 2e9))
+        assert newest_checkpoint(run / "train") == str(fourth)
+        content = (fourth / name).read_bytes()
+        (fourth / name).write_bytes(change(content, len(content) // 2))
+        assert checkpoints.newest(run / "train") == str(second) and not fourth.exists()
+        assert "checkpoint-4 cannot be read: removed" in capsys.readouterr().out
+
+    damaged("trainer_state.json", lambda content, half: content[:half])
+    damaged("trainer_state.json", lambda content, half: content.replace(SOON.encode(), b'"a": 1'))
+    damaged("adapter_model.safetensors", lambda content, half: content[:-1])
+    damaged("optimizer.pt", lambda content, half: content[:half].ljust(2 * half, b"\0"))
+    damaged("optimizer.pt", lambda content, half: content[: half - 9] + b"9" * 9 + content[half:])
+    shutil.copytree(second, second.with_name("checkpoint-20-backup"))
+    assert steps_of(run / "train") == [2]

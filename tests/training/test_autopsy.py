@@ -2,8 +2,6 @@
 
 import json
 import math
-import sqlite3
-from pathlib import Path
 
 import nbformat
 import numpy as np
@@ -15,7 +13,6 @@ from grpo_nb import autopsy
 from grpo_nb.__main__ import main
 from grpo_nb.training.logs import read_log
 
-TESTS = Path(__file__).parents[1]
 RIGHT, FORM = "rewards/right/mean", "rewards/soft_format_reward/mean"
 
 
@@ -103,7 +100,6 @@ def test_every_format_of_a_log_gets_the_same_judgement(written, lines, grave, tm
     assert result.log.rewards == ["right", "soft_format_reward"]
     assert len(result.log.steps) == 120 and result.log.lines[-1]["step"] == 120
     assert result.passed and str(result).startswith(str(tmp_path))
-    assert not result.unknown
 
 
 def test_older_names_are_read(tmp_path):
@@ -138,22 +134,6 @@ def test_printed_lines_apart_from_their_progress_bar_are_counted(tmp_path):
     log = read_log(path)
     assert [line["step"] for line in log.lines] == list(range(1, 121))
     assert log.facts["max_steps"] == 120 and math.isnan(log.lines[0]["kl"])
-
-
-@pytest.mark.parametrize("kind", ["db", "parquet"])
-def test_what_trackio_keeps_is_read(kind, tmp_path):
-    """Two runs that trackio itself logged; the newest is judged."""
-    path = TESTS / "trackio.parquet"
-    if kind == "db":
-        path = tmp_path / "project.db"
-        with sqlite3.connect(path) as base:
-            base.executescript((TESTS / "trackio.sql").read_text())
-    log = read_log(path)
-    assert [line["step"] for line in log.steps] == list(range(1, 9))
-    assert log.rewards == ["right"] and log.lines[-1]["eval/reward"] == pytest.approx(0.28)
-    assert not log.unknown
-    if kind == "db":
-        assert log.facts["num_generations"] == 8 and math.isnan(log.lines[6]["grad_norm"])
 
 
 def test_the_cap_of_completions_is_seen_where_all_are_cut_again_and_again():
@@ -259,10 +239,9 @@ def test_form_that_is_learnt_after_answers_have_stopped_is_named():
     assert name == "format learnt, correctness flat"
 
 
-def test_a_plateau_and_slower_steps_are_notes():
-    lines = stock(run(1, 400, 8, first=0.2, last=0.6, speed=20, step_time=1 + np.arange(400) / 200))
-    result = autopsy(lines, completions_per_step=64)
-    assert {"plateau", "slower"} <= set(states(result, "note")) and result.worst() == "note"
+def test_a_plateau_is_a_note():
+    result = autopsy(stock(run(1, 400, 8, first=0.2, last=0.6, speed=20)), completions_per_step=64)
+    assert "plateau" in states(result, "note") and result.worst() == "note"
 
 
 def test_a_reward_earned_late_is_called_constant_by_no_one_who_saw_the_end():
@@ -280,8 +259,8 @@ def test_checks_that_were_skipped_name_what_the_log_lacks_and_fixes_speak_of_trl
 
 
 def test_the_reward_that_says_what_is_right_may_be_named():
-    result = autopsy([line | {"eval_rewards/right/mean": 0.4} for line in SOUND], correct="right")
-    assert "reward hacking" not in result.skipped or result.log.lines[0]["eval/rewards/right/mean"]
+    fewer = [line | {"eval_rewards/right/mean": 0.9 - line["step"] / 200} for line in SOUND]
+    assert "reward hacking" in states(autopsy(fewer, correct="right"), "stop")
     with pytest.raises(ValueError, match="none of the log's rewards: right, soft_format_reward"):
         autopsy(SOUND, correct="wrong")
 

@@ -149,7 +149,7 @@ def test_the_sentence_names_what_stops_first_then_silent_groups_and_the_reward()
     alerts = fed(update(LINES[3], alerts=[nan]), update(LINES[8], alerts=[spike])).alerts
     say = lambda lines, alerts: progress.sentence(lines, alerts, [], 60)  # noqa: E731
     gravity, text = say(validated(0.5, 1.0), alerts)
-    begins = "not a number, step 4: loss is NaN or infinite (loss is nan) → lower grpo.learning"
+    begins = "not a number, step 4: loss is NaN or infinite (loss is nan) → lower learning_rate"
     assert gravity == "stop" and text.startswith(begins), "the step once, and no others' rates"
     assert say(LINES, alerts[1:]) == ("warning", alerts[1]["text"])
     assert say(LINES, [])[1].startswith("the reward rises with ")

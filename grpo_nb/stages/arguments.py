@@ -24,8 +24,8 @@ from grpo_nb.models import Policy, cuda_available, has_bf16
 from grpo_nb.names import refuse_elsewhere
 from grpo_nb.rewards import RewardSet
 from grpo_nb.runs.config import GrpoConfig, RunConfig, flatten, resolve
-from grpo_nb.training.batch import Batch, solve_batch
 from grpo_nb.training.placebo import paid_weights
+from grpo_nb.training.stock import Batch, solve_batch
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
@@ -94,13 +94,11 @@ def refuse_unusable(args: "GRPOConfig", stage: "Stage", policy: Policy, rewards:
             does not have the type that TRL declares, is beyond the limits of our setting of that
             name, or conflicts with the others.
     """
-    known = {field.name: default_of(field) for field in fields(args)}
+    defaults = {field.name: default_of(field) for field in fields(args)}
     of_trl = {field.name for field in fields(own_config())}
-    values = known | grpo_arguments(stage, policy, rewards)
-    others = {
-        name for part in ("no_arguments", "unchecked", "rewritten") for name in ARGUMENTS[part]
-    }
-    others |= known.keys() - of_trl  # Unsloth's
+    values = defaults | grpo_arguments(stage, policy, rewards)
+    others = {*ARGUMENTS["no_arguments"], *ARGUMENTS["unchecked"], *ARGUMENTS["rewritten"]}
+    others |= defaults.keys() - of_trl  # Unsloth's
     changes = {
         name: value
         for name, value in vars(args).items()
@@ -109,10 +107,10 @@ def refuse_unusable(args: "GRPOConfig", stage: "Stage", policy: Policy, rewards:
     }
     for name in changes.keys() & set(ARGUMENTS["unused"]):
         raise ValueError(f"args.{name} has no effect: set {setting_of(name)} instead")
-    free = {*SETTING_OF, "optim", "chat_template_kwargs"}  # any value of TRL's
-    free |= {*Batch._fields} if ranks.count() > 1 else set()
+    exceptions = {*SETTING_OF, "optim", "chat_template_kwargs"}  # any value of TRL's
+    exceptions |= {*Batch._fields} if ranks.count() > 1 else set()
     config = stage.config
-    settings = {f"grpo.{name}": changes[name] for name in changes.keys() - free}
+    settings = {f"grpo.{name}": changes[name] for name in changes.keys() - exceptions}
     refuse_unknown_trl(resolve(config.profile, flatten(config), settings))
     args._validate_args()
     _refuse_batch(args)

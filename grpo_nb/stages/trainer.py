@@ -425,8 +425,8 @@ class StepCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save a checkpoint if that is due or requested, or if training stops."""
-        step, kept = state.global_step, {r.__name__: (r.value, r.step) for r in self.adaptive}
-        state.stateful_callbacks[ADAPTIVE] = kept
+        step, rewards = state.global_step, self.adaptive
+        state.stateful_callbacks[ADAPTIVE] = {r.__name__: (r.value, r.step) for r in rewards}
         if not stock.generation_is_used_up(args, step):
             return
         due = step - self.saved >= self.settings.save_steps or step == args.max_steps

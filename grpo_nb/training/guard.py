@@ -272,7 +272,7 @@ def _rows(trainer: Any) -> list[stock.Row]:
     group = trainer.num_generations
     count = max(2, COMPLETIONS // group)
     rows = stock.rows_of(trainer, 8 * count)
-    lengths = list(map(len, stock.prompt_ids(trainer, list(map(stock.chat_of, rows)))))
+    lengths = stock.lengths_of(trainer, rows)
     order = sorted(range(len(rows)), key=lengths.__getitem__)
     places = [number * (len(rows) - 1) // (count - 1) for number in range(count)]
     return [rows[order[place]] for place in places for _ in range(group)]

@@ -26,7 +26,6 @@ from grpo_nb.models.hub import image_tokens
 from grpo_nb.models.template import turn_end
 from grpo_nb.rewards.prompts import message_text
 from grpo_nb.training import guard, stock
-from grpo_nb.training.batch import solve_batch
 from grpo_nb.training.health import section
 from grpo_nb.training.metrics import asleep, memory_now, new_peak, peak_memory
 
@@ -81,7 +80,7 @@ def _longest(trainer: Any) -> tuple[stock.Row, int]:
     rows = stock.rows_of(trainer)
     if not {"image", "images"} & {*rows[0]}:  # an image's tokens depend on its size
         rows = sorted(rows, key=_characters)[-LONGEST:]
-    lengths = list(map(len, stock.prompt_ids(trainer, list(map(stock.chat_of, rows)))))
+    lengths = stock.lengths_of(trainer, rows)
     place = max(range(len(rows)), key=lengths.__getitem__)
     return rows[place], lengths[place]
 
@@ -210,7 +209,7 @@ def smaller(trainer: Any, rows: int) -> str:
         return f"set {other}, or take a smaller model"
     step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     group = args.num_generations
-    batch = solve_batch(step // group, group, max(1, rows))  # settings count all processes
+    batch = stock.solve_batch(step // group, group, max(1, rows))  # settings count all processes
     settings = " and ".join(f"{name} = {value}" for name, value in batch._asdict().items())
     return f"set {settings} (the same step), or {other}"
 

@@ -1,14 +1,16 @@
 """Read what the tools need from any GRPOTrainer: TRL's from 0.22 to 1.16, Unsloth's, or ours.
 
-What a version calls by another name, or does not have, is dealt with here alone.
+What a version calls by another name, or does not have, is dealt with here alone; so is how a step
+is divided into micro-batches.
 """
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_nb import models
 from grpo_nb.models import cuda_available
@@ -97,6 +99,11 @@ def prompt_ids(trainer: Any, prompts: Sequence[Any]) -> list[list[int]]:
     return rows
 
 
+def lengths_of(trainer: Any, rows: Sequence[Row]) -> list[int]:
+    """Return the lengths of the rows' prompts [tokens]."""
+    return list(map(len, prompt_ids(trainer, list(map(chat_of, rows)))))
+
+
 def stops_of(trainer: Any) -> set[int]:
     """Return the ids of the tokens at which a generation ends."""
     stops = getattr(trainer, "eos_token_ids", None)
@@ -141,6 +148,47 @@ def generation_is_used_up(args: Any, step: int) -> bool:
     """Return whether the next step samples anew; if so, a checkpoint needs no completions."""
     every = args.steps_per_generation * args.num_iterations  # micro-batches
     return step * args.gradient_accumulation_steps % every == 0
+
+
+class Batch(NamedTuple):
+    """Hold the two settings of `train` that divide a step's completions into micro-batches."""
+
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+
+
+def solve_batch(
+    prompts_per_step: int, num_generations: int, max_rows_in_memory: int, processes: int = 1
+) -> Batch:
+    """Return the largest micro-batch that fits and divides the step evenly.
+
+    TRL needs whole groups in a step: per-device batch x accumulation x processes has to be
+    prompts x group. A group may be spread over micro-batches, since advantages are computed
+    beforehand.
+
+    Args:
+        prompts_per_step: Prompts of one optimizer step, on all processes.
+        num_generations: Completions per prompt (the group).
+        max_rows_in_memory: Completions that a micro-batch may hold, on one process.
+        processes: Processes that share the step.
+
+    Raises:
+        ValueError: The processes cannot share the step evenly; the message suggests numbers of
+            prompts that fit.
+
+    >>> solve_batch(prompts_per_step=4, num_generations=8, max_rows_in_memory=12)
+    Batch(per_device_train_batch_size=8, gradient_accumulation_steps=4)
+    """
+    completions = prompts_per_step * num_generations
+    if completions % processes:
+        multiple = processes // math.gcd(num_generations, processes)
+        raise ValueError(
+            f"{prompts_per_step} prompts x {num_generations} completions = {completions} do not "
+            f"divide evenly among {processes} processes: use a multiple of {multiple} prompts"
+        )
+    share = completions // processes
+    rows = next(n for n in range(min(max_rows_in_memory, share), 0, -1) if share % n == 0)
+    return Batch(rows, share // rows)
 
 
 def scores_of(double: Any, rows: Sequence[Row]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from grpo_nb.files import write_json
 from grpo_nb.pipeline.notebooks import assigned
 from grpo_nb.runs import Run, config, profiles, resolve_stages
 from grpo_nb.runs.config import flatten, resolve
-from grpo_nb.training.batch import solve_batch
+from grpo_nb.training.stock import solve_batch
 
 GPUS = [profile for profile in profiles.PROFILES if profiles.MEMORY_GIB[profile]]
 # Public figures: parameters and those of the embeddings [10^9], layers, hidden and MLP width, width

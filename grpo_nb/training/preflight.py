@@ -22,7 +22,6 @@ from grpo_nb import ranks
 from grpo_nb.checks import Check, Checks
 from grpo_nb.models import cuda_available, lm_head, sharded
 from grpo_nb.models.adapter import trainable_weights
-from grpo_nb.models.hub import image_tokens
 from grpo_nb.models.template import turn_end
 from grpo_nb.rewards.prompts import message_text
 from grpo_nb.training import guard, stock

@@ -201,7 +201,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.profile:
         return try_profile(options.profile)
-    gpu = machine.gpu_in_use()
+    gpu = machine.gpu_name()
     if fault := machine.gpu_fault() or ("" if gpu else "no NVIDIA GPU is visible"):
         print(f"{fault}: run `make gpu-check` on a machine with one that CUDA 13 supports")
         return 2

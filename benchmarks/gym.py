@@ -32,7 +32,6 @@ import yaml
 import grpo_nb
 from grpo_nb.data.gym import NAME, REFUSED, of_level
 from grpo_nb.pipeline.notebooks import assigned
-from grpo_nb.pipeline.placebo import resolve_placebo, take_over
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.gym import library
 from grpo_nb.runs import Run
@@ -168,11 +167,11 @@ def learn(folder: str, task: str, seed: str, options: str, more: list[str], kind
         placebo.evaluate(name, settings)
     print(json.dumps(learnt(name)), flush=True)
     if kind:
-        _, other, config = resolve_placebo(name, kind)
-        take_over(Run(name), other, config)
-        placebo.train(other.name, settings | {"train.placebo": kind})
-        placebo.evaluate(other.name, settings)
-        print(json.dumps(learnt(other.name)), flush=True)
+        other = f"{name}-{kind}"
+        placebo.prepare(other, settings, "smollm2-cpu")
+        placebo.train(other, settings | {"train.placebo": kind})
+        placebo.evaluate(other, settings)
+        print(json.dumps(learnt(other)), flush=True)
 
 
 def main() -> None:

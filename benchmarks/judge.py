@@ -20,10 +20,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pandas as pd
-from placebo import evaluate, prepare, train
+from placebo import run_both
 
 from grpo_nb.pipeline import caused
-from grpo_nb.pipeline.placebo import resolve_placebo, take_over
 from grpo_nb.runs import Run, runs_root
 
 REWARDS = """import os
@@ -97,15 +96,7 @@ def measure(seed: int, steps: int) -> dict[str, Any]:
     name, settings = f"judged-{seed}", settings_of(seed, steps)
     started = time.process_time()
     with serving() as server:
-        if Run(name).undone():
-            prepare(name, settings)
-            train(name, settings)
-            evaluate(name, settings)
-        run, placebo, config = resolve_placebo(name, "shuffled")
-        take_over(run, placebo, config)
-        if placebo.undone():
-            train(placebo.name, settings | {"train.placebo": "shuffled"})
-            evaluate(placebo.name, settings)
+        run, placebo = run_both(name, settings, "shuffled")
     seconds = time.process_time() - started
     comparison = caused.compare(run, placebo)
     scores = [greedy_score(run, "base"), greedy_score(run, "adapter")]

@@ -23,7 +23,6 @@ import pandas as pd
 from grpo_nb import data, evaluation, export, models, runs, stages
 from grpo_nb.models import template
 from grpo_nb.pipeline import caused
-from grpo_nb.pipeline.placebo import resolve_placebo, take_over
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, runs_root
 from grpo_nb.runs.profiles import TASKS
@@ -92,18 +91,21 @@ def right_and_formed(run: Run) -> float:
     return (lines["correct"] & (lines["format"] == 1)).mean()
 
 
+def run_both(name: str, settings: dict[str, Any], kind: str) -> list[Run]:
+    """Return a run and its placebo, which are made unless they are there."""
+    pair = [Run(name), Run(f"{name}-{kind}")]
+    for run, more in zip(pair, ({}, {"train.placebo": kind}), strict=True):
+        if run.undone():
+            prepare(run.name, settings)
+            train(run.name, settings | more)
+            evaluate(run.name, settings)
+    return pair
+
+
 def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
     """A run and its placebo; the line of the table."""
     name, settings = f"placebo-{reward}-{seed}", settings_of(reward, seed, steps)
-    if Run(name).undone():
-        prepare(name, settings)
-        train(name, settings)
-        evaluate(name, settings)
-    run, placebo, config = resolve_placebo(name, kind)
-    take_over(run, placebo, config)
-    if placebo.undone():
-        train(placebo.name, settings | {"train.placebo": kind})
-        evaluate(placebo.name, settings)
+    run, placebo = run_both(name, settings, kind)
     found = caused.compare(run, placebo)
     change = found.pair["differences"]["accuracy"]
     points = [100 * x for x in (change["difference"], *change["interval"])]

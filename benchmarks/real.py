@@ -12,8 +12,8 @@ of GRPO over the warm-up with its 95 % interval. A run that is done is not run a
 import argparse
 
 from grpo_nb.files import read_json
+from grpo_nb.pipeline.caused import run_placebo
 from grpo_nb.pipeline.notebooks import StageFailed, run_pipeline
-from grpo_nb.pipeline.placebo import run_placebo
 from grpo_nb.runs import Run
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/sweep.py
 
-runs 20 stand-in trials of one second, which cost nothing but that, in one job, and one tiny
-run. A stage's own work is the time in its cells; starting kernels, and checks are the rest.
+runs 20 stand-in trials of one second, which cost nothing but that, and one tiny run. A stage's own
+work is the time in its cells; starting kernels, and checks are the rest.
 """
 
 import json
@@ -27,7 +27,7 @@ def seconds_a_trial(folder: Path) -> float:
     (folder / "s.yaml").write_text(f"profile: tiny-cpu\ngrid: {{seed: {list(range(TRIALS))}}}\n")
     asked = read_sweep(folder / "s.yaml")
     started = time.perf_counter()
-    run_sweep(asked, 1, lambda _, t: ["sh", "-c", SLEEP, str(folder / t.name)])
+    run_sweep(asked, lambda _, t: ["sh", "-c", SLEEP, str(folder / t.name)])
     return (time.perf_counter() - started) / TRIALS - SECONDS
 
 

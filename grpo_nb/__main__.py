@@ -42,8 +42,8 @@ def run(placebo: str | None, dry_run: bool, force: bool, **options: Any) -> None
 
 
 def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: Any) -> None:
-    from grpo_nb.pipeline import notebooks, placebo
-    from grpo_nb.pipeline.caused import caused
+    from grpo_nb.pipeline import caused, notebooks
+    from grpo_nb.runs import Run
 
     stages = (options.pop("from"), options.pop("to")) != ("01", "04")
     if not name or stages or any(options.values()):
@@ -51,18 +51,17 @@ def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: A
             f"--placebo {kind} repeats a finished run as it was: give its --name, and no other "
             "option except --dry-run and --force"
         )
-    run, copy, config = placebo.resolve_placebo(name, kind)
-    if dry_run:
-        return print(notebooks.plan(copy, config, "03", "04"))
-    notebooks.print_summary(placebo.run_placebo(name, kind, force))
-    print(*(f"{check.name}: {check.evidence}" for check in caused(run)), sep="\n")
+    placebo = caused.run_placebo(name, kind, force, dry_run)
+    if not dry_run:
+        notebooks.print_summary(placebo)
+        print(*(f"{check.name}: {check.evidence}" for check in caused.caused(Run(name))), sep="\n")
 
 
-def sweep(file: Path, jobs: int, ray: str | None, dry_run: bool) -> int | None:
+def sweep(file: Path, ray: str, dry_run: bool) -> int | None:
     from grpo_nb.pipeline import sweep
 
-    trials = sweep.read_sweep(file, elsewhere=bool(ray))
-    return print(sweep.plan(trials)) if dry_run else sweep.run_sweep(trials, jobs, ray=ray or "")
+    trials = sweep.read_sweep(file, elsewhere=ray not in ("", "local"))
+    return print(sweep.plan(trials)) if dry_run else sweep.run_sweep(trials, ray=ray)
 
 
 def report(runs: list[str], csv: str | None) -> None:
@@ -128,8 +127,8 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add("--dry-run", action="store_true", help="show the plan, start nothing")
     add = _command(commands, "sweep", sweep, "many runs: a grid or a list")
     add("file", type=Path, metavar="SWEEP.yaml")
-    add("--jobs", type=int, default=1, help="trials at once on this machine; default: 1")
-    add("--ray", metavar="ADDRESS", help="on a Ray cluster: HOST:PORT or auto")
+    what = "several at once by Ray: local, or a cluster's HOST:PORT or auto; default: in turn"
+    add("--ray", metavar="ADDRESS", default="", help=what)
     add("--dry-run", action="store_true", help="list the trials, start nothing")
     add = _command(commands, "report", report, "compare runs: which is best, and how surely")
     add("runs", nargs="+", metavar="runs/NAME")
@@ -196,9 +195,7 @@ def main(arguments: list[str] | None = None) -> int:
     except RuntimeError as error:
         reason, code = error, 128 + error.signal if hasattr(error, "signal") else 1
     except OSError as error:
-        from grpo_nb.files import disk_error
-
-        reason, code = disk_error(error.filename or "a file", error), 1
+        reason, code = error, 1
     except KeyboardInterrupt as stop:
         reason, code = stop.args[0] if stop.args else "interrupted", 130
     print("\n".join([f"grpo-nb: {reason}", *getattr(reason, "__notes__", [])]), file=sys.stderr)

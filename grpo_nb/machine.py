@@ -12,20 +12,24 @@ import shutil
 import subprocess
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "unsloth", "datasets")
-EXECUTED = ("grpo_nb", "data")
+
+
+def _output(*command: str) -> str:
+    """Return what a command prints; "" if it is missing or fails."""
+    if shutil.which(command[0]) is None:
+        return ""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else ""
 
 
 def _ask_nvidia(fields: str) -> list[str]:
     """Return nvidia-smi's report, one line per GPU; [] if nvidia-smi is missing or fails."""
-    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
-    if shutil.which(query[0]) is None:
-        return []
-    answer = subprocess.run(query, capture_output=True, text=True, check=False)
-    return answer.stdout.splitlines() if answer.returncode == 0 else []
+    return _output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader").splitlines()
 
 
 def gpu_name() -> str:
@@ -46,23 +50,11 @@ def gpu_fault() -> str:
     return ""
 
 
-def visible_gpus() -> list[str]:
-    """Return the ids of the GPUs that this process may use: $CUDA_VISIBLE_DEVICES, or all."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return [str(number) for number in range(len(_ask_nvidia("name")))]
-    return [gpu for gpu in visible.split(",") if gpu not in ("", "-1")]
-
-
 def several_gpus() -> str:
     """Return advice if this process sees several GPUs (Unsloth trains on one); "" otherwise."""
-    count = len(visible_gpus())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = len(_ask_nvidia("name") if visible is None else visible.split(","))
     return f"{count} GPUs are visible: for Unsloth export CUDA_VISIBLE_DEVICES=0" * (count > 1)
-
-
-def gpu_in_use() -> str:
-    """Return the GPU's name and memory if this process may use the GPU; "" otherwise."""
-    return "" if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") else gpu_name()
 
 
 def limit_spinning() -> None:
@@ -92,42 +84,13 @@ def bound_kernels() -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 
-def switches() -> dict[str, str]:
-    """Return the environment variables of Unsloth and vLLM, with the values of secrets hidden."""
-    names = [name for name in os.environ if name.startswith(("UNSLOTH_", "VLLM_"))]
-    secret = re.compile("KEY|TOKEN|SECRET|PASSW")
-    return {n: "(secret)" if secret.search(n) else os.environ[n] for n in sorted(names)}
-
-
-def version_of(package: str) -> str:
-    """Return the installed version of a package, without importing it."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def installed_versions() -> dict[str, str]:
-    """Return the versions of the packages that a result depends on."""
-    return {package: version_of(package) for package in PACKAGES}
+    """Return the versions of the packages that a result depends on, without importing them."""
+    present = {name for name in PACKAGES if find_spec(name)}
+    return {n: metadata.version(n) if n in present else "not installed" for n in PACKAGES}
 
 
 def git_commit() -> str:
-    """Return the project's commit; "unknown" outside a checkout.
-
-    "-dirty" is appended if the package, or the models and rows that come with it, differ from the
-    commit. Changed notebooks do not count: they differ as soon as their parameters are set, and
-    each run keeps its executed notebooks.
-    """
-    git = ["git", "-C", str(PROJECT_ROOT)]
-    describe = [*git, "describe", "--always", "--abbrev=40", "--exclude=*"]  # no tags
-    compare = [*git, "diff", "--quiet", "HEAD", "--", *EXECUTED]
-    try:
-        commit, difference = (
-            subprocess.run(command, capture_output=True, text=True, check=False)
-            for command in (describe, compare)
-        )
-    except FileNotFoundError:
-        return "unknown"
-    dirty = "-dirty" if difference.returncode else ""
-    return commit.stdout.strip() + dirty if commit.returncode == 0 else "unknown"
+    """Return the project's commit, with "-dirty" after changes; "unknown" outside a checkout."""
+    options = ("--always", "--abbrev=40", "--exclude=*", "--dirty")  # no tags
+    return _output("git", "-C", str(PROJECT_ROOT), "describe", *options).strip() or "unknown"

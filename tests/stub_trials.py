@@ -1,6 +1,6 @@
 """Stand-in trials for test_sweep.py, which start in 20 ms.
 
-    python tests/stub_trials.py FOLDER JOBS TRIALS [SECONDS [OPTION …]]
+    python tests/stub_trials.py FOLDER TRIALS [SECONDS [OPTION …]]
 
 is a driver, to be killed: `grpo-nb sweep`, but for what starts a trial. A trial takes its run's
 lock, as a real one does, and adds a line to FOLDER/told at each event: "begun NAME", and
@@ -82,12 +82,11 @@ def at_work(folder: Path) -> list[psutil.Process]:
     return [p for p in found if {"-S", str(folder)} <= set(p.info["cmdline"] or ())]
 
 
-def main(place: str, jobs: str, trials: str, seconds: str = "0.05", *options: str) -> int:
+def main(place: str, trials: str, seconds: str = "0.05", *options: str) -> int:
     stub = command(Path(place), float(seconds))
     sweep.run_sweep = partial(sweep.run_sweep, command=stub)
     prepare(Path(place), int(trials))
-    jobs = () if "--ray" in options else ("--jobs", jobs)
-    return grpo_nb.main(["sweep", f"{place}/stub.yaml", *jobs, *options])
+    return grpo_nb.main(["sweep", f"{place}/stub.yaml", *options])
 
 
 if __name__ == "__main__":

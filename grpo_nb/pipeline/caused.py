@@ -1,6 +1,8 @@
-"""Compare a run with its placebos, which were trained alike but rewarded differently.
+"""Make placebos of a run, which are trained alike but rewarded differently, and compare them.
 
-`python -m grpo_nb run --name mine --placebo shuffled` makes the placebo `mine-shuffled`. A gain
+`python -m grpo_nb run --name mine --placebo shuffled` makes the placebo `mine-shuffled`: it copies
+the data, the tested rewards and the baseline rollouts of `mine` (stages 01 and 02), and runs stages
+03 and 04 with the settings of `mine` and `train.placebo`. A gain
 that the placebo shares was not caused by the reward, but by training as such, by the choice of the
 best adapter, or by luck. Run and placebo answered the same held-out prompts. They are compared like
 any two models of a report. Nothing is stored: the comparison is computed when it is shown.
@@ -20,6 +22,7 @@ this, so the check "reward rises" of the run's training must be ok as well. With
 two of 20 random rewards were credited with a gain; with it, none was (benchmarks/placebo.py).
 """
 
+import shutil
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -31,10 +34,13 @@ from grpo_nb.evaluation.report import (
     per_prompt,
     with_accuracy,
 )
-from grpo_nb.files import read_json, sha256
+from grpo_nb.files import read_json, sha256, write_json
+from grpo_nb.names import refuse_unknown
+from grpo_nb.pipeline import notebooks
 from grpo_nb.rewards import load_rewards
-from grpo_nb.runs import Run
-from grpo_nb.runs.config import flatten, stage_of
+from grpo_nb.runs import Run, refuse_undone
+from grpo_nb.runs.config import flatten, resolve, stage_of, stored
+from grpo_nb.training.placebo import paid_weights
 
 CAUSED = "the reward did it"
 PART = "the reward did part of it"
@@ -46,6 +52,8 @@ PLACEBOS = {  # the kinds of placebo, each with the name of its check
 }
 # The settings in which a placebo may differ from its run.
 OF_THE_PLACEBO = ("train.placebo", "train.resume", "rewards.reward_weights")
+# What a placebo does not copy: what stages 03 and 04 write, the locks, and what it writes itself.
+OWN = ("train", "model", "eval", "figures", "notebooks", ".*", "manifest.json", "config.yaml")
 
 
 class Cause(NamedTuple):
@@ -78,6 +86,53 @@ def caused(run: Run) -> Checks:
     return Checks(_check(run, kind) for kind in kinds or ["shuffled"])
 
 
+def run_placebo(name: str, kind: str, force: bool = False, dry_run: bool = False) -> Run:
+    """Train and evaluate a placebo of a run, or continue an interrupted placebo.
+
+    Args:
+        name: The name of a trained and evaluated run.
+        kind: A name in PLACEBOS.
+        force: Whether to start the stages even if a check fails, for a run that was itself forced.
+        dry_run: Whether to start nothing, and only print what would be executed.
+
+    Returns:
+        The run NAME-KIND.
+
+    Raises:
+        ValueError: Before anything starts: there is no such kind of placebo; the run is not done,
+            has changed since, or is a placebo itself; its rewards do not allow this kind; or
+            another run has the placebo's name.
+        StageFailed, Stopped, RuntimeError: From `notebooks.run_pipeline`.
+    """
+    refuse_unknown("placebo", kind, list(PLACEBOS))
+    run, placebo = Run(name), _placebo(Run(name), kind)
+    if why := run.why_undone():
+        raise ValueError(f"a placebo needs a run that is trained and evaluated, but {why}")
+    if (own_kind := run.config().train.placebo) != "none":
+        raise ValueError(
+            f"{name!r} is itself a placebo, {own_kind}: name the run that it was made for"
+        )
+    refuse_undone(run, "05")
+    settings = stored(run.config())
+    settings.pop("train.resume")  # it applies to one training run only
+    config = resolve(run.config().profile, {"train.placebo": kind}, stored=settings)
+    paid_weights(load_rewards(config.rewards), kind)
+    if placebo.manifest() and placebo.config().train.placebo != kind:
+        raise ValueError(f"{placebo.path} exists and is not a {kind!r} placebo: rename or move it")
+    if dry_run:
+        print(notebooks.plan(placebo, config, "03", "04"))
+        return placebo
+    if not placebo.manifest():
+        ignored = shutil.ignore_patterns(*OWN)
+        shutil.copytree(run.path, placebo.path, ignore=ignored, dirs_exist_ok=True)
+        placebo.write_config(config)
+        manifest = run.manifest()
+        write_json(placebo / "manifest.json", {stage: manifest[stage] for stage in ("01", "02")})
+    if stage := placebo.undone():
+        notebooks.run_pipeline(placebo.name, first=stage, force=force)
+    return placebo
+
+
 def _placebo(run: Run, kind: str) -> Run:
     return Run(run.path.with_name(f"{run.name}-{kind}"))
 
@@ -104,11 +159,17 @@ def compare(run: Run, placebo: Run) -> Cause:
     """Compare a run with its placebo by their greedy answers to the same held-out prompts.
 
     Raises:
-        ValueError: One of the runs is not trained or evaluated; the second is not a placebo, or
-            differs in more than its rewards; or the two answered different prompts.
-        FileNotFoundError: The file of the run's rewards no longer exists.
+        ValueError: The second run is not a placebo, or differs in more than its rewards; or the two
+            answered different prompts.
+        FileNotFoundError: One of the runs is not trained and evaluated, or the file of the run's
+            rewards no longer exists.
     """
-    _refuse(run, placebo)
+    if placebo.config().train.placebo == "none":
+        raise ValueError(f"{placebo.name!r} is not a placebo: it was trained with real rewards")
+    if names := ", ".join(differences(run, placebo)):
+        raise ValueError(
+            f"{placebo.name!r} and {run.name!r} cannot be compared: they differ in {names}"
+        )
     preset, seed = load_rewards(run.config().rewards), run.config().seed
     (first, last), (_, placebo_last) = greedy_answers(run), greedy_answers(placebo)
     if list(last["question"]) != list(placebo_last["question"]):
@@ -152,20 +213,6 @@ def _judge(
     if change["interval"][1] > total / 2:
         return CANNOT_SAY, ", as the two gains are not distinguishable"
     return AS_MUCH, ""
-
-
-def _refuse(run: Run, placebo: Run) -> None:
-    """Refuse the pair unless both are done, the second is a placebo, and only rewards differ."""
-    for one in (run, placebo):
-        if why := one.why_undone():
-            raise ValueError(f"both runs must be finished before they can be compared: {why}")
-    if placebo.config().train.placebo == "none":
-        raise ValueError(f"{placebo.name!r} is not a placebo: it was trained with real rewards")
-    if names := differences(run, placebo):
-        raise ValueError(
-            f"{placebo.name!r} is not comparable with {run.name!r}: they differ in "
-            f"{', '.join(names)}"
-        )
 
 
 def differences(run: Run, placebo: Run) -> list[str]:

@@ -28,7 +28,7 @@ def examine(run: Run) -> list[dict[str, str]]:
         lines += [{"stage": stage, **check} for check in checks]
     finished = list(takewhile(lambda stage: run.state(stage).status == "done", NOTEBOOKS))
     if finished:
-        whole = [_unchanged(run, finished), _reproducible([manifest[stage] for stage in finished])]
+        whole = [_unchanged(run, finished)]
         if "04" in finished and whole[0].state == "ok":
             whole += caused(run)
         lines += [{"stage": "all", **check._asdict()} for check in whole]
@@ -53,18 +53,6 @@ def _unchanged(run: Run, done: list[str]) -> Check:
         return Check("unchanged", "stop", str(error), "")
     count = sum(len(run.manifest()[stage]["outputs"]) for stage in done)
     return Check("unchanged", "ok", f"{count} files are as their stages wrote them")
-
-
-def _reproducible(entries: list[dict[str, Any]]) -> Check:
-    origins = [[entry[key] for key in ("git_commit", "seed", "versions")] for entry in entries]
-    commit, seed, versions = origins[0]
-    same = all(origin == origins[0] for origin in origins)
-    evidence = f"commit {commit[:12]}{commit[40:]}, seed {seed}, trl {versions['trl']}; "
-    evidence += "the same in each stage" if same else "stages differ in one of these"
-    if same and len(commit) == 40:
-        return Check("reproducible", "ok", evidence)
-    fix = "run all stages from one commit, with the same packages, and nothing uncommitted in "
-    return Check("reproducible", "warning", evidence, f"{fix}grpo_nb/ and data/")
 
 
 def report(run: Run) -> int:

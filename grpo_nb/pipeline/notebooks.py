@@ -12,20 +12,18 @@ its own kernel. If a kernel ends too early, an error gives the reason, and the s
 "running".
 """
 
-import ast
 import os
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from grpo_nb.files import disk_error, project_path, read_json, read_yaml
+from grpo_nb.files import project_path, read_json, read_yaml
 from grpo_nb.machine import PROJECT_ROOT, limit_spinning
 from grpo_nb.names import refuse_unknown
 from grpo_nb.runs import NOTEBOOKS, Run, refuse_undone, resolve_stages
@@ -82,21 +80,15 @@ def planned_run(
         FileNotFoundError: The file does not exist.
         ValueError: The file cannot be read.
     """
-    settings = _run_file(Path(file)) if file else {}
+    settings = read_yaml(Path(file)) if file else {}
+    if "settings" in settings:  # a run's own config.yaml
+        config = configs.read(Path(file))
+        settings = {"profile": config.profile, **configs.set_values(config)}
     stem = Path(file).stem if file else f"{profile or 'auto'}-{time.strftime('%Y%m%d-%H%M%S')}"
     in_file = {"name": settings.pop("name", stem), "profile": settings.pop("profile", "auto")}
     name = str(in_file["name"] or "") if name is None else name
     profile = in_file["profile"] if profile is None else profile
     return name, profile, with_full_paths(settings) | assigned(assignments)
-
-
-def _run_file(path: Path) -> dict[str, Any]:
-    """Read a run file, or the values that were set in a run's own config.yaml."""
-    content = read_yaml(path)
-    if "settings" not in content:
-        return content
-    config = configs.read(path)
-    return {"profile": config.profile, **configs.set_values(config)}
 
 
 def resolve_run(
@@ -171,8 +163,6 @@ def kept_settings(run: Run, first: str) -> dict[str, Any]:
 def assigned(assignments: Sequence[str]) -> dict[str, Any]:
     """Convert the assignments of `--set` to settings, {"grpo.max_steps": "20"}.
 
-    The value of a `grpo.…` name is parsed as a Python literal if it is one.
-
     Raises:
         ValueError: An assignment has no `=`.
     """
@@ -182,9 +172,6 @@ def assigned(assignments: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"--set {assignment!r}: write NAME=VALUE, such as grpo.beta=0.1")
         settings[name.strip()] = value
-        if name.startswith("grpo.") and name.strip() not in configs.MEANINGS:
-            with suppress(ValueError, SyntaxError):  # not a literal: it stays text
-                settings[name.strip()] = ast.literal_eval(value)
     return with_full_paths(settings)
 
 
@@ -325,18 +312,16 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Non
     set_environment(run)
     before = run.manifest().get(stage, {})
     why, entry = _execute(source, target, parameters), run.manifest().get(stage, {})
-    if not why and (entry.get("status") != "done" or entry == before):
-        why = "ended before its last cell, which records the stage as done: was exit() called?"
-    if not why:
+    if not why and entry.get("status") == "done" and entry != before:
         return
-    from grpo_nb.stages.checkpoints import trained_steps
-
+    why = why or "ended before its last cell, which records the stage as done: was exit() called?"
     note = f"The notebook up to there: {target}"
     if entry != before:  # otherwise the stage did not start, and its earlier results are valid
-        with suppress(OSError):  # a full disk, as `why` reports; the stage is then "cut off"
-            run.record(stage, {"status": "failed", "error": why})
-    if stage == "03" and (steps := trained_steps(run / "train")):
-        note += f"\nThe training is kept up to step {steps}"
+        run.record(stage, {"status": "failed", "error": why})
+    if stage == "03":
+        from grpo_nb.stages.checkpoints import trained_steps
+
+        note += f"\nThe training is kept up to step {trained_steps(run / 'train')}"
     raise StageFailed(f"{NOTEBOOKS[stage]} {why}\n{note}")
 
 
@@ -376,8 +361,8 @@ def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
         if error.ename == "KeyboardInterrupt":  # SIGTERM, too, interrupts the kernel
             return f"was stopped in cell {error.exec_count}: {error.evalue or 'interrupted'}"
         return f"failed in cell {error.exec_count}: {error.ename}: {error.evalue}"
-    except OSError as error:
-        return f"was stopped: {disk_error(target, error)}"
+    except OSError as error:  # such as a full disk
+        return f"was stopped: {error}"
     except DeadKernelError:
         return KERNEL_ENDED
     except RuntimeError as error:  # the kernel did not start

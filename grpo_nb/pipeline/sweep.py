@@ -10,30 +10,29 @@ outside the runs: a trial's manifest shows whether it is done, its config.yaml h
 and its locks show whether a process is working on it. So each call to `run_sweep` starts every
 trial that is neither done nor in use.
 
-On a Ray cluster, Ray picks the node for each trial, and repeats it up to three times if its node
-dies. All nodes share the folder of the runs, with its locks, under the same path.
+Without Ray, one trial runs after the other. Ray runs as many at once as fit on its GPUs and
+processors: `--ray local` on this machine, `--ray HOST:PORT` on a cluster. It picks the node for
+each trial, and repeats it up to three times if its node dies. All nodes share the folder of the
+runs, with its locks, under the same path.
 """
 
 import logging
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
 
 from grpo_nb.files import read_yaml
-from grpo_nb.machine import PROJECT_ROOT, visible_gpus
-from grpo_nb.names import refuse_unknown
+from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import Stopped, resolve_run, with_full_paths
 from grpo_nb.runs import Run, runs_root
+from grpo_nb.runs.settings import Section, setting
 from grpo_nb.signals import signals
 
-KEYS = ["name", "profile", "settings", "grid", "list"]
 LOCKS = (".lock", ".pipeline.lock")
 POLL = 0.05  # time between two polls of the trials [s]
 STOPPED = "stopped"
@@ -41,6 +40,16 @@ STOPPED = "stopped"
 PRCTL = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15)"  # PR_SET_PDEATHSIG, SIGTERM
 EXEC = "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
 ENDS_WITH_STARTER = ("-S", "-I", "-c", f"{PRCTL}; {EXEC}")
+
+
+class SweepFile(Section):
+    """Hold the content of a sweep file."""
+
+    name: str = ""
+    profile: str = "auto"
+    settings: dict[str, Any] = setting({}, "of all trials")
+    grid: dict[str, list[Any]] = setting({}, "the values of each setting that varies")
+    points: list[dict[str, Any]] = setting([], "the settings of each trial", alias="list")
 
 
 class Trial(NamedTuple):
@@ -52,7 +61,7 @@ class Trial(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """Hold the checked content of a sweep file."""
+    """Hold the trials of a sweep, in order."""
 
     name: str
     profile: str
@@ -73,30 +82,22 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
         FileNotFoundError: The file does not exist.
         ValueError: The file is not YAML, has an unknown key or setting, or varies nothing.
     """
-    content = read_yaml(path)
-    for key in content:
-        refuse_unknown("key of a sweep", key, KEYS)
-    name, profile = content.get("name", path.stem), content.get("profile", "auto")
-    shared, grid, points = (content.get(key) or {} for key in ("settings", "grid", "list"))
-    lists = isinstance(grid, dict) and all(isinstance(v, list) and v for v in grid.values())
-    pairs = isinstance(points or [], list) and all(isinstance(point, dict) for point in points)
-    if not (lists and pairs and isinstance(shared, dict)) or bool(grid) == bool(points):
+    file = SweepFile(**read_yaml(path))
+    grid = [dict(zip(file.grid, values, strict=True)) for values in product(*file.grid.values())]
+    if bool(file.grid and grid) == bool(file.points):
         raise ValueError(
             f"{path}: a sweep needs something to vary: either grid: {{setting: [value, …], …}} or "
-            "list: [{setting: value, …}, …], beside settings: {setting: value, …}"
+            "list: [{setting: value, …}, …]"
         )
-    if elsewhere and profile == "auto":
+    if elsewhere and file.profile == "auto":
         raise ValueError(f"{path}: name the cluster's profile: auto would choose one for this host")
-    trials: list[Trial] = []  # the last setting of a grid varies fastest
-    grid_points = (dict(zip(grid, values, strict=True)) for values in product(*grid.values()))
-    for number, swept in enumerate(points or grid_points):
-        for key in swept.keys() & shared.keys():
-            raise ValueError(f"{path}: {key} is varied, and set in settings: remove one of them")
-        run = Run(f"{name or ''}-{number:03}")
-        config, settings = resolve_run(run, profile, with_full_paths(shared | swept))
+    name, profile, trials = file.name or path.stem, file.profile, []
+    for number, swept in enumerate(file.points or grid):  # the last setting varies fastest
+        run = Run(f"{name}-{number:03}")
+        config, settings = resolve_run(run, profile, with_full_paths(file.settings | swept))
         profile = config.profile  # "auto" chooses for the first trial, and so for all
         trials.append(Trial(run.name, swept, settings))
-    return Sweep(str(name), profile, trials)
+    return Sweep(name, profile, trials)
 
 
 def plan(sweep: Sweep) -> str:
@@ -131,9 +132,7 @@ def waiting(sweep: Sweep) -> list[Trial]:
     return [trial for trial in sweep.trials if Run(trial.name).undone()]
 
 
-def run_trial(
-    sweep: Sweep, trial: Trial, command: Command, environment: Mapping[str, str], stop: Event
-) -> str:
+def run_trial(sweep: Sweep, trial: Trial, command: Command, stop: Event) -> str:
     """Run a trial to its end, on this machine or on a cluster's node, and return how it ended.
 
     The trial waits while another process is working on the run. Once `stop` is set, it saves its
@@ -144,7 +143,7 @@ def run_trial(
         pass
     if stop.is_set() or not run.undone():
         return "done" if not run.undone() else STOPPED
-    run.path.mkdir(parents=True, exist_ok=True)
+    run.path.mkdir(exist_ok=True)
     with (run / "sweep.log").open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, *ENDS_WITH_STARTER, str(os.getpid()), *command(sweep, trial)],
@@ -152,7 +151,7 @@ def run_trial(
             stdout=out,
             stderr=out,
             cwd=PROJECT_ROOT,
-            env=os.environ | environment | {"GRPO_NB_RUNS": str(run.path.parent)},
+            env=os.environ | {"GRPO_NB_RUNS": str(run.path.parent)},
             start_new_session=True,  # only the driver gets Ctrl-C, and it ends the trials
         )
     try:
@@ -169,30 +168,34 @@ def run_trial(
     return STOPPED if stop.is_set() else f"failed: {why}"
 
 
-def run_sweep(sweep: Sweep, jobs: int = 1, command: Command = trial_command, ray: str = "") -> int:
+def run_sweep(sweep: Sweep, command: Command = trial_command, ray: str = "") -> int:
     """Run every unfinished trial, and print how each ended.
 
     Args:
         sweep: The sweep to run.
-        jobs: The number of trials at a time on this machine; at most one per GPU, if there are any.
         command: Returns the command of a trial, which must write the manifest of a finished run.
-        ray: HOST:PORT of a Ray cluster's head, or "auto" for the cluster of this machine, on which
-            as many trials run at once as fit; "" runs them on this machine alone.
+        ray: HOST:PORT of a Ray cluster's head, "auto" for the cluster of this machine, or "local"
+            to start one here; "" runs one trial after the other.
 
     Returns:
         0 if every trial is done, else 1.
 
     Raises:
-        ValueError: Before anything starts: a run exists with other settings, `jobs` is wrong, Ray
-            is not installed, or no cluster can be reached.
+        ValueError: Before anything starts: a run exists with other settings, Ray is not installed,
+            or no cluster can be reached.
         Stopped: SIGTERM or SIGINT was received; running trials saved their work.
     """
     stop, trials = Event(), waiting(sweep)
+    runs_root().mkdir(parents=True, exist_ok=True)
     with signals(stop.set) as received:
-        if ray:
-            _run_on_ray(sweep, trials, ray, command, stop)
-        else:
-            _run_here(sweep, trials, shares(jobs), command, stop)
+        outcomes = (
+            _on_ray(sweep, trials, ray, command, stop)
+            if ray
+            else ((trial.name, run_trial(sweep, trial, command, stop)) for trial in trials)
+        )
+        for name, outcome in outcomes:
+            if outcome != STOPPED:
+                print(f"{name}: {outcome}", flush=True)
     rest = sum(bool(Run(trial.name).undone()) for trial in sweep.trials)
     counts = f"{len(sweep.trials) - rest} of {len(sweep.trials)} trials are done"
     if received and rest:
@@ -202,80 +205,35 @@ def run_sweep(sweep: Sweep, jobs: int = 1, command: Command = trial_command, ray
     return int(rest > 0)
 
 
-def _run_here(
-    sweep: Sweep, trials: list[Trial], free: list[dict], command: Command, stop: Event
-) -> None:
-    """Run the trials on this machine, one at a time for each of the shares."""
-
-    def run_one(trial: Trial) -> None:
-        share = free.pop()
-        outcome = run_trial(sweep, trial, command, share, stop)
-        free.append(share)
-        if outcome != STOPPED:
-            print(f"{trial.name}: {outcome}", flush=True)
-
-    # A trial's process ends with its thread, and the threads live as long as the pool.
-    with ThreadPoolExecutor(len(free)) as pool:
-        list(pool.map(run_one, trials))
-
-
-def _run_on_ray(
+def _on_ray(
     sweep: Sweep, trials: list[Trial], address: str, command: Command, stop: Event
-) -> None:
-    """Run the trials on a Ray cluster, as many at once as fit."""
+) -> Iterator[tuple[str, str]]:
+    """Run the trials on a Ray cluster, as many at once as fit; yield how each ended."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         import ray
 
-        if address != "auto":  # Ray itself would keep trying for minutes
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), timeout=5).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except ImportError:
         raise ValueError("--ray needs Ray on all nodes: pip install ray==2.60.0") from None
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"--ray {address}: no cluster can be reached ({error}): give HOST:PORT of a cluster "
-            "that this machine belongs to, or start one with `ray start --head`"
-        ) from None
-    gpus, root = int(ray.cluster_resources().get("GPU", 0) > 0), runs_root().resolve()
-    root.mkdir(parents=True, exist_ok=True)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ValueError(f"--ray {address}: no cluster can be reached: {error}") from None
+    gpus, root = int(ray.cluster_resources().get("GPU", 0) > 0), str(runs_root().resolve())
     print(f"Ray cluster {address}: 1 CPU and {gpus} GPU for each trial; runs in {root}", flush=True)
     task = ray.remote(_run_on_node).options(num_cpus=1, num_gpus=gpus)
-    names = {task.remote(str(root), command, sweep, each): each.name for each in trials}
+    names = {task.remote(root, sweep, each, command): each.name for each in trials}
     pending = list(names)
     while pending and not stop.is_set():
         ended, pending = ray.wait(pending, timeout=1)
         for ref in ended:
             try:
-                outcome = ray.get(ref)
+                yield names[ref], ray.get(ref)
             except ray.exceptions.RayError as error:  # the cause is its last line
-                outcome = f"failed: {str(error).strip().splitlines()[-1]:.300}"
-            print(f"{names[ref]}: {outcome}", flush=True)
+                yield names[ref], f"failed: {str(error).strip().splitlines()[-1]:.300}"
     ray.shutdown()  # a trial that is running saves its work and ends
 
 
-def _run_on_node(root: str, command: Command, sweep: Sweep, trial: Trial) -> str:
+def _run_on_node(root: str, *trial: Any) -> str:
     """Run a trial on a node until it ends or Ray cancels it, and return how it ended."""
     os.environ["GRPO_NB_RUNS"] = root
-    if not os.access(root, os.W_OK):
-        raise ValueError(
-            f"this node does not see {root}, or cannot write it: set GRPO_NB_RUNS to a folder on a "
-            "path that all nodes share"
-        )
-    return run_trial(sweep, trial, command, {}, Event())
-
-
-def shares(jobs: int) -> list[dict[str, str]]:
-    """Return environment variables for each concurrent trial: a GPU, or a share of the cores.
-
-    Raises:
-        ValueError: There are no jobs, or more jobs than GPUs.
-    """
-    gpus, cores = visible_gpus(), len(os.sched_getaffinity(0))
-    if not 1 <= jobs <= (len(gpus) or jobs):
-        raise ValueError(f"--jobs {jobs} with {len(gpus)} GPUs: at least 1, and one trial per GPU")
-    if gpus:
-        return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:jobs]]
-    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // jobs)))
-    return [{"OMP_NUM_THREADS": threads} for _ in range(jobs)]
+    return run_trial(*trial, Event())

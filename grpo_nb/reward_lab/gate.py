@@ -22,7 +22,7 @@ from grpo_nb import data, environments
 from grpo_nb.checks import Check, Checks
 from grpo_nb.environments.check import perform
 from grpo_nb.files import project_path, read_json, write_json
-from grpo_nb.reward_lab import base_model, own_attacks
+from grpo_nb.reward_lab import base_model
 from grpo_nb.reward_lab.advantages import effective_scaling
 from grpo_nb.reward_lab.attacks import read_attacks
 from grpo_nb.reward_lab.baseline import RewardTest, warm_folder
@@ -140,7 +140,7 @@ def arguments(test: RewardTest) -> dict[str, Any]:
             "multi_objective_aggregation": grpo.multi_objective_aggregation,
         },
         "processing_class": tokenizer,
-        "attacks": [*attacks, *own_attacks.of_run(stage.run)],
+        "attacks": attacks,
     }
 
 

@@ -11,6 +11,7 @@ import importlib.util
 import json
 from collections import ChainMap
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -63,7 +64,6 @@ SECTION_STAGE = {
     **{"data": "01", "model": "01", "lora": "01", "rewards": "02"},
     **{"policy": "03", "train": "03", "grpo": "03", "evaluate": "04", "export": "04"},
 }
-TAKE_BOOL = ("grpo.scale_rewards", "model.fast_inference")  # besides texts
 SET = "set"  # the source of a value that was set for the run
 Sourced = tuple[Any, str]  # a value and its source
 OTHER_VERSION = "choose another run_name, or move the folder away"
@@ -130,7 +130,8 @@ def resolve(
     Args:
         profile: A name in PROFILES, or "auto" for the one that fits this machine.
         layers: Values that are set, by dotted name, such as {"grpo.max_steps": 20}; applied in
-            order over all other values. Text is converted to the setting's type.
+            order over all other values. Text is converted to the setting's type, and that
+            of a further argument of GRPOConfig is read as a Python literal if it is one.
         stored: Values with their sources, from a configuration that was resolved before. A value
             that differs from what its source gives counts as set, because somebody edited it.
 
@@ -138,8 +139,6 @@ def resolve(
         ValueError: The profile, task or setting is unknown (the message gives the nearest name), a
             value does not fit its setting, or settings do not fit together (`_misfits`).
     """
-    if not isinstance(profile, str) or not profile:
-        raise ValueError(f"profile = {profile!r}: write a name, such as tiny-cpu, or leave it out")
     stored = stored or {}
     values = {name: value for name, (value, _) in stored.items()}
     last = ChainMap(*map(dict, reversed(layers)), values)
@@ -164,15 +163,13 @@ def _checked(profile: str, sourced: Mapping[str, Sourced]) -> RunConfig:
     """Build the configuration; refuse unknown names, wrong values and conflicting settings."""
     sources = {name: source for name, (_, source) in sourced.items()}
     fields: dict[str, Any] = {"profile": profile, "sources": sources}
-    fields |= {section: {} for section in SECTION_STAGE}
-    defaults = flatten(RunConfig())
     for name, (value, _) in sourced.items():
         refuse_unknown_setting(name)
         section, _, key = name.rpartition(".")
-        takes_bool = isinstance(defaults.get(name, True), bool) or name in TAKE_BOOL
-        if isinstance(value, bool) and not takes_bool:
-            raise ValueError(f"{name} = {value}: this setting does not take true or false")
-        (fields[section] if section else fields)[key] = value
+        if section == "grpo" and name not in MEANINGS and isinstance(value, str):
+            with suppress(ValueError, SyntaxError):  # not a literal: it stays text
+                value = ast.literal_eval(value)
+        (fields.setdefault(section, {}) if section else fields)[key] = value
     try:
         config = RunConfig(**fields)
     except ValidationError as error:
@@ -209,16 +206,6 @@ def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
             train.sft_steps and not data.sft_rows,
             f"train.sft_steps = {train.sft_steps} has no rows to learn from: data.sft_rows = 0; "
             "set data.sft_rows = 64 in stage 01, which writes them, or train.sft_steps = 0",
-        ),
-        (
-            data.min_pass_rate >= data.max_pass_rate,
-            f"data.min_pass_rate = {data.min_pass_rate} is not below data.max_pass_rate = "
-            f"{data.max_pass_rate}: no prompt would be kept; raise data.max_pass_rate",
-        ),
-        (
-            train.difficulty and data.order != "shuffled",
-            f"train.difficulty = True draws the rows, and data.order = {data.order!r} keeps their "
-            "order: leave one of the two out",
         ),
         (
             choice and not data.difficulty_prompts,

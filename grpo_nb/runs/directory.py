@@ -22,13 +22,12 @@ from grpo_nb.checks import Check
 from grpo_nb.files import (
     atomic_path,
     digests,
-    disk_error,
     read_json,
     runs_root,
     sha256,
     write_json,
 )
-from grpo_nb.machine import git_commit, gpu_in_use, installed_versions, switches
+from grpo_nb.machine import git_commit, gpu_name, installed_versions
 from grpo_nb.ranks import by_main
 from grpo_nb.runs import config as configs
 
@@ -45,9 +44,8 @@ _locks: dict[Path, FileLock] = {}
 class State(NamedTuple):
     """Describe the status of a stage.
 
-    status: "not started", "running", "done", "failed", "cut off" (it was left before its end, or
-        its process is gone) or "stale" (after it was done, its settings were changed or an earlier
-        stage was run again).
+    status: "not started", "running", "done", "failed", "cut off" (it was left before its end) or
+        "stale" (after it was done, its settings were changed or an earlier stage was run again).
     why: The status with its reason.
     command: The command that continues from this stage; "" if the stage is done or running.
     """
@@ -96,7 +94,7 @@ class Run:
         """Take the lock, which the operating system frees when this process ends.
 
         Raises:
-            RuntimeError: Another process holds the lock, or the folder belongs to another user.
+            RuntimeError: Another process holds the lock.
         """
         path = self / name
         # One lock per process, because widgets and cells run on different threads.
@@ -110,8 +108,6 @@ class Run:
                 f"run {self.name!r} is in use by another process: wait for it, shut down the "
                 "notebook kernel that holds it, or choose another run_name"
             ) from None
-        except OSError as error:
-            raise RuntimeError(disk_error(path, error)) from None
         return lock
 
     def in_use(self, *names: str) -> bool:
@@ -131,12 +127,11 @@ class Run:
         """Return the status of a stage, the reason for it, and the command to continue with."""
         entry = self.manifest().get(stage, {})
         status, reason = entry.get("status", "not started"), ""
-        if status == "done" and (reason := self.outdated(stage) or self._resettled(stage)):
+        if status == "done" and (reason := self.outdated(stage)):
             status = "stale"
         elif status == "running" and not self.in_use(".lock"):
-            status = "cut off"
-            reason = f"it began {entry.get('started')}, and its process is gone"
-        elif status in ("failed", "cut off"):
+            status, reason = "cut off", f"it began {entry.get('started')}, and did not end"
+        elif status == "failed":
             reason = entry.get("error", "")
         again = f"python -m grpo_nb run --name {self.name} --from {stage}"
         command = "" if status in ("done", "running") else again
@@ -152,22 +147,18 @@ class Run:
         return f"{NOTEBOOKS[stage]} of {self.name!r} is {self.state(stage).why}" if stage else ""
 
     def outdated(self, stage: str) -> str:
-        """Return a sentence if an earlier stage was run again after `stage`; "" if none was."""
+        """Return why a done stage might give another result now; "" if nothing has changed."""
         manifest = self.manifest()
-        inputs = manifest.get(stage, {}).get("inputs")
-        for earlier in [name for name in NOTEBOOKS if inputs is not None and name < stage]:
-            entry = manifest.get(earlier, {})
+        entry = manifest.get(stage, {})
+        for earlier in [name for name in NOTEBOOKS if "inputs" in entry and name < stage]:
+            before = manifest.get(earlier, {})
             # A stage that is running, failed or cut off may have overwritten its results.
-            if entry.get("status") != "done" or not entry["outputs"].items() <= inputs.items():
+            is_done = before.get("status") == "done"
+            if not is_done or not before["outputs"].items() <= entry["inputs"].items():
                 return f"{NOTEBOOKS[earlier]} was run again after {NOTEBOOKS[stage]}"
+        if "settings" in entry and entry["settings"] != configs.digest(self.config(), stage):
+            return f"{self / 'config.yaml'} has other settings than {NOTEBOOKS[stage]} was run with"
         return ""
-
-    def _resettled(self, stage: str) -> str:
-        """Return a sentence if a done stage's settings have changed since it ran; "" if not."""
-        recorded = self.manifest()[stage].get("settings")
-        if not recorded or recorded == configs.digest(self.config(), stage):
-            return ""
-        return f"{self / 'config.yaml'} has other settings than {NOTEBOOKS[stage]} was run with"
 
     def config(self) -> configs.RunConfig:
         """Return the configuration as the most recently started stage left it.
@@ -266,20 +257,17 @@ class Stage:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Record that the stage is cut off if the block is left by an exception or an interrupt.
+        """Release the run's lock if the block is left by an exception or an interrupt.
 
-        A notebook's kernel lives on, so the run's lock does not show it. Entering the block again
-        records that the stage is running.
+        A notebook's kernel lives on, but its stage, which has not ended, then counts as cut off.
+        Entering the block again takes the lock.
         """
-        status = self.run.manifest().get(self.stage, {}).get("status")
-        if status == "cut off":
-            self.run.record(self.stage, {"status": "running"})
+        if self.run.manifest().get(self.stage, {}).get("status") == "running":
+            self.run.lock()
         try:
             yield
-        except BaseException as error:
-            if status in ("running", "cut off"):
-                why = str(error) or type(error).__name__
-                self.run.record(self.stage, {"status": "cut off", "error": why})
+        except BaseException:
+            self.run.lock().release(force=True)
             raise
 
     @by_main
@@ -314,13 +302,9 @@ class Stage:
         )
         self.run.lock().release(force=True)
         later = [name for stage, name in NOTEBOOKS.items() if stage > self.stage]
-        stops = [
-            each["name"]
-            for each in self.run.manifest()[self.stage].get("checks", [])
-            if each["state"] == "stop"
-        ]
         after = f"next: {later[0]}.ipynb" if later else "the run is complete"
-        if stops and later:
+        checks = self.run.manifest()[self.stage].get("checks", [])
+        if stops := [check["name"] for check in checks if later and check["state"] == "stop"]:
             after = f"{later[0]}.ipynb has to wait: see the fix of {', '.join(stops)}"
         return f"{NOTEBOOKS[self.stage]}: done, {len(files)} files written; {after}"
 
@@ -374,7 +358,7 @@ def start(
         stage,
         {"status": "running", "checks": [], "seed": config.seed}
         | {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "git_commit": git_commit()}
-        | {"versions": installed_versions(), "gpu": gpu_in_use(), "switches": switches()},
+        | {"versions": installed_versions(), "gpu": gpu_name()},
     )
     run.write_config(config)
     return Stage(run, stage, config)
@@ -411,18 +395,10 @@ def resolve_stages(
         config = configs.resolve(profile, settings, stored=before | after)
     except ValueError:
         config = configs.resolve(profile, settings, stored=before)
-    if first <= "03" <= last and (rows := _train_rows(run, config, first)) is not None:
-        configs.refuse_few_rows(config, rows)
+    report = run / "data/report.json"
+    if "01" < first <= "03" <= last and report.exists():
+        configs.refuse_few_rows(config, read_json(report)["train_rows"])
     return config
-
-
-def _train_rows(run: Run, config: configs.RunConfig, first: str) -> int | None:
-    """Return the number of training rows, or an upper limit before stage 01; None if unknown."""
-    if first > "01":
-        report = run / "data/report.json"
-        return read_json(report).get("train_rows") if report.exists() else None
-    rows = config.data.max_rows
-    return rows - config.data.held_out(rows) if rows else None
 
 
 def refuse_undone(run: Run, stage: str) -> None:

@@ -6,7 +6,7 @@ The defaults suit an instruct model of about 0.5 B parameters with LoRA.
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Section(BaseModel):
@@ -35,7 +35,6 @@ Options = Annotated[
     dict[str, Any],  # YAML on a command line
     BeforeValidator(lambda value: yaml.safe_load(value) if isinstance(value, str) else value),
 ]
-TemplateSettings = dict[str, Any] | Json[dict[str, Any]]  # JSON on a command line
 Placebo = Literal["none", "shuffled", "format-only"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second is GDPO
 
@@ -68,10 +67,6 @@ class DataConfig(Section):
     order: Literal["shuffled", "easy_to_hard"] = setting("shuffled", "prompt order in training")
     environment: str = setting("", "environment of the task: guess, calculator, mine.py:Guess …")
     sft_rows: int = setting(0, "for an SFT warm-up, at most half of the training rows", ge=0)
-
-    def held_out(self, rows: int) -> int:
-        """Return how many rows, out of this many, are held out for notebook 4."""
-        return min(self.eval_rows, max(1, int(rows * self.eval_share)))
 
 
 class ModelConfig(Section):
@@ -127,7 +122,7 @@ class GrpoConfig(Section):
     loss_type: LossType = setting("dapo", "TRL's loss")
     scale_rewards: ScaleRewards = setting("group", "TRL's advantage scaling")
     multi_objective_aggregation: Aggregation = setting("sum_then_normalize", "of rewards")
-    chat_template_kwargs: TemplateSettings = setting({}, "such as {enable_thinking: false}")
+    chat_template_kwargs: Options = setting({}, "such as {enable_thinking: false}")
     optim: str = setting("auto", "optimizer; auto: adamw_8bit on a GPU, else adamw_torch")
     save_steps: int = setting(25, "steps between checkpoints", ge=1)
     save_total_limit: int = setting(2, "newest checkpoints kept on disk", ge=1)

@@ -4,7 +4,6 @@ docs/reading-a-run.md explains how to read them. A run's charts are saved in its
 """
 
 import base64
-import html
 import io
 import math
 import re
@@ -132,24 +131,15 @@ def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
 
 
 def image(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return the charts as an HTML image, with the latest values as its alternative text.
+    """Return the charts as an HTML image.
 
     The image has a white background, so that it is readable on a dark page too.
     """
     figure, buffer = draw(lines), io.BytesIO()
     figure.savefig(buffer, format="png", dpi=100)
-    values = "; ".join(_in_words(axis) for axis in figure.axes if axis.axison)
-    label = html.escape(f"charts of the training; {values}", quote=True)
     data = base64.b64encode(buffer.getvalue()).decode()
+    label = "charts of the training"
     return f'<img alt="{label}" style="max-width: 100%" src="data:image/png;base64,{data}">'
-
-
-def _in_words(axis: "Axes") -> str:
-    """Return a chart's title and its latest values as text."""
-    title, latest = (axis.get_title(loc=side) for side in ("left", "right"))
-    legend = axis.get_legend()
-    curves = " · ".join(text.get_text() for text in legend.get_texts()) if legend else latest
-    return f"{title}: {curves}"
 
 
 def number(value: float | None, form: str) -> str:

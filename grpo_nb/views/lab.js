@@ -1,6 +1,6 @@
 // Draws the Reward Lab. `data` comes once from the kernel: completions with their scores. Totals,
 // advantages, which attacks win, order, filters and search are computed here; `state` is what the
-// person has set. Only "score again", "keep as attack" and "ask again" go to the kernel.
+// person has set. Only "score again" and "ask again" go to the kernel.
 
 const EPSILON = 1e-4; // added to standard deviations, as in TRL
 const TIE = 1e-6; // totals that are this close differ only by rounding
@@ -131,7 +131,7 @@ const images = (group) => h("span", { class: "images", innerHTML: group.images }
 const [PAID, LOST] = ["wrong but paid", "lost attacks"];
 const CHIPS = { // [what it means, whether it holds for completion n]
   [PAID]: ["it is wrong, and wins, or earns more than an honest wrong answer or its group",
-    ({ level, now, own }, n, row, group) => (row.wrong || own[n]) && row.kind !== "other"
+    ({ level, now }, n, row, group) => row.wrong && row.kind !== "other"
       && (level[n] || now.total[n] > group.honest + TIE || now.advantage[n] > TIE)],
   "rewards disagree": ["one reward pays it well, another badly", (lab, n, row) =>
     spread(row.scores.flatMap((score, r) => {
@@ -144,8 +144,8 @@ const CHIPS = { // [what it means, whether it holds for completion n]
     (lab, n, row, group) => row.kind === "sampled" && !group.signal],
   edited: ["written here", (lab, n, row) => row.kind === "edited"],
   "no score": ["a reward returned None, or raised", (lab, n, row) => row.scores.includes(null)],
-  [LOST]: ["show the attacks that lose, too", ({ level, own }, n, row) =>
-    row.kind === "attack" && !level[n] && !own[n]],
+  [LOST]: ["show the attacks that lose, too", ({ level }, n, row) =>
+    row.kind === "attack" && !level[n]],
 };
 
 class Lab {
@@ -157,7 +157,7 @@ class Lab {
     this.build();
     el.classList.add("grpo-lab");
     el.append(this.root);
-    for (const part of ["report", "own"]) model.on(`change:${part}`, () => this.update());
+    model.on("change:report", () => this.update());
     const last = () => data.completions.length + model.get("added").length - 1;
     model.on("change:added", () => this.open(last()));
     model.on("msg:custom", (reply) => this.say(reply.note, reply.failed));
@@ -193,8 +193,7 @@ class Lab {
     const rows = (this.rows = [...data.completions, ...model.get("added")]);
     const all = [...rows.keys()];
     this.ranges = data.rewards.map((_, r) => ends(scored(rows.map((row) => row.scores[r]))));
-    this.own = all.map((n) => model.get("own").find((each) => each.rows.includes(n)));
-    this.attacks = all.map((n) => this.own[n] ?? rows[n].attack);
+    this.attacks = rows.map((row) => row.attack);
     const at = (weights) => measure(data, rows, this.attacks, weights);
     const now = (this.now = at(state.weights));
     this.before = at(data.weights);
@@ -327,14 +326,8 @@ class Lab {
     const { state, data } = this;
     const report = this.model.get("report");
     const differs = (weights) => String(state.weights) !== String(weights);
-    const names = this.model.get("own").map((each) => each.name);
-    const less = (some, others) => some.filter((name) => !others.includes(name)).length;
-    const [more, gone] = [less(names, report.attacks), less(report.attacks, names)];
-    const attacks = (n, what) => n && `${n} ${n === 1 ? "attack was" : "attacks were"} ${what}`;
-    const changes = [differs(report.weights) && "a weight was moved",
-      attacks(gone, "forgotten"), attacks(more, "added")].filter(Boolean);
-    const isStop = report.state === "stop" && changes.length === 1 && more; // more only adds stops
-    const word = changes.length && !isStop ? "out of date" : report.state;
+    const isMoved = differs(report.weights);
+    const word = isMoved ? "out of date" : report.state;
     this.root.dataset.verdict = word;
     const line = report.line.replace("{}", state.weights.map(number).join(", "));
     const reset = () => {
@@ -344,8 +337,8 @@ class Lab {
     fill(this.bar,
       h("b", { class: `pill ${word}`, role: "status" }, word),
       h("span", { class: "sentence" },
-        changes.length ? `ask again: ${changes.join(", ")}` : report.sentence),
-      changes.length && button("Ask again",
+        isMoved ? "ask again: a weight was moved" : report.sentence),
+      isMoved && button("Ask again",
         () => this.ask({ do: "judge", weights: state.weights }), { class: "main" }),
       differs(data.weights) && [button("Reset", reset), button(`copy: ${line}`,
         () => navigator.clipboard?.writeText(line), { title: "write it where the rewards are" })],
@@ -405,12 +398,11 @@ class Lab {
     body.setAttribute("aria-activedescendant", `${this.id}-${this.state.place}`);
   }
 
-  // The group, whether the completion wins as an attack, its name, and whether it was kept.
+  // The group, whether the completion wins as an attack, and its name.
   label(n) {
     const [row, level] = [this.rows[n], this.level[n]];
     const won = this.attacks[n]?.kind === "honest" ? "right, earns less: " : "attack, wins: ";
-    return [h("small", { class: level }, `${row.group + 1} · ${level && won}${row.name}`),
-      this.own[n] && h("small", { class: "kept" }, "✓ kept")];
+    return h("small", { class: level }, `${row.group + 1} · ${level && won}${row.name}`);
   }
 
   row(n, place) {
@@ -434,7 +426,7 @@ class Lab {
     const { place, tab, weights } = this.state;
     const report = this.model.get("report");
     const isOpen = tab === "completion" && this.rows[place];
-    const key = JSON.stringify([isOpen && place, weights, this.model.get("own"), report]);
+    const key = JSON.stringify([isOpen && place, weights, report]);
     if (key === this.drawn) return; // a text that is being edited stays
     this.drawn = key;
     fill(this.side, isOpen ? this.drawer(place) : [
@@ -460,8 +452,7 @@ class Lab {
     const group = this.data.groups[row.group];
     const box = h("textarea",
       { "aria-label": "completion", rows: 8, spellcheck: false, value: row.text });
-    const asking = (label, what, name = "") => button(label, () => this.ask(
-      { do: what, group: row.group, name: row.name, text: box.value }), { class: name });
+    const score = () => this.ask({ do: "score", group: row.group, text: box.value });
     const at = row.answer ? row.text.lastIndexOf(row.answer) : row.text.length;
     const shut = { class: "close", "aria-label": "close" };
     return [
@@ -474,8 +465,7 @@ class Lab {
       row.kind === "reference" && h("p", {}, this.data.origin),
       this.data.rewards.map((reward, r) => this.payment(row, reward, r)),
       h("details", { class: "edit" }, h("summary", {}, "edit"), box,
-        asking("Score again", "score", "main")),
-      asking(this.own[n] ? "✓ Kept: forget it" : "Keep as attack", "keep"),
+        button("Score again", score, { class: "main" })),
     ];
   }
 

@@ -79,10 +79,9 @@ def _origin(check: RewardCheck) -> str:
         return ""
     if style.own:
         return f"The right answers are what {style.source} returns."
-    form = "the form that was given" if check.form else "the form that the rewards pay most"
     source = style.source if style.source == columns.EXPRESSION else f"the column {style.source}"
     more = f" Their reasoning, {style.reasoning!r}, is invented." * ("{reasoning}" in style.form)
-    return f"The right answers are made from {source}, in {form}: {style.form!r}.{more}"
+    return f"The right answers are made from {source}, in the form {style.form!r}.{more}"
 
 
 def _texts(check: RewardCheck) -> list[Text]:
@@ -239,7 +238,6 @@ def report(check: RewardCheck, verdict: RewardVerdict, data: Mapping[str, Any]) 
         "cards": [_card(check, finding, versions) for finding in verdict.findings],
         "won": {result.attack.name: result.level for result in check.results},
         "weights": list(map(float, check.scorer.weights)),
-        "attacks": [attack.name for attack in check.attacks],
     }
 
 

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from grpo_nb.stats import wilson
+from grpo_nb.views.tables import cut
 
 SOLVED = 0.98  # share of right answers in validation from which more training is a waste of time
 SILENT = 0.9  # share of groups without a signal, mean over FEW steps, that is worth a warning
@@ -209,10 +210,10 @@ def one_group(step: int, completions: Sequence[Mapping[str, Any]]) -> dict[str, 
     last = len(group) - 1
     places = range(len(group)) if last < SHOWN else [last * n // (SHOWN - 1) for n in range(SHOWN)]
     return {
-        **{"step": step, "question": _cut(question), "count": len(group)},
+        **{"step": step, "question": cut(question, CHARACTERS), "count": len(group)},
         "completions": [
             {
-                "text": _cut(str(group[place]["completion"])),
+                "text": cut(str(group[place]["completion"]), CHARACTERS),
                 "total": _number(group[place]["reward"]),
                 "advantage": _number(group[place].get("advantage")),
                 "scores": {
@@ -228,7 +229,3 @@ def one_group(step: int, completions: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 def _number(value: Any) -> float | None:
     return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= CHARACTERS else f"{text[: CHARACTERS - 1]}…"

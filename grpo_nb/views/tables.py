@@ -74,7 +74,7 @@ def cell(value: Any, reason: str = "") -> str:
     if not (isinstance(value, float) or value is None):
         return html.escape(str(value))
     text = "None" if value is None or not math.isfinite(value) else f"{value:.3g}"
-    return f"{text}<small>{html.escape(_cut(reason, 120))}</small>" if reason else text
+    return f"{text}<small>{html.escape(cut(reason, 120))}</small>" if reason else text
 
 
 def markup(head: Iterable[str], lines: Iterable[Sequence[str]], caption: str = "") -> str:
@@ -94,13 +94,12 @@ def _tagged(tag: str, text: str) -> str:
     return f"<{tag} class=whole>{text}</{tag}>" if len(text) <= WHOLE else f"<{tag}>{text}</{tag}>"
 
 
-def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = None) -> Page:
+def score_sheet(group: pd.DataFrame, preset: RewardSet) -> Page:
     """Render the completions of one group with their scores, and the images of the prompt.
 
     Args:
         group: One prompt's lines of the table from `Bench.table`, optionally with "images".
         preset: The rewards, with names and weights.
-        chosen: The number of the completion to mark.
     """
     first, weights = group.iloc[0], dict(zip(preset.names, preset.reward_weights, strict=True))
     names = ["completion", "answer", *weights, "total", "advantage"]
@@ -111,8 +110,7 @@ def score_sheet(group: pd.DataFrame, preset: RewardSet, chosen: int | None = Non
         f"reference answer {html.escape(str(first['reference']))} · "
         f"group mean {first['mean']:.3f}, std {first['std']:.3f} {signal}"
     )
-    numbers = [f"{number + 1}{' ◀' * (number == chosen)}" for number in range(len(group))]
-    lines = [[n, *line] for n, line in zip(numbers, _cells(group, names), strict=True)]
+    lines = [[str(number), *line] for number, line in enumerate(_cells(group, names), 1)]
     names.remove("answer")
     return Page(markup(["", *head], lines, caption), group[names].to_string(index=False))
 
@@ -152,7 +150,7 @@ def _cells(frame: pd.DataFrame, names: Sequence[str]) -> list[list[str]]:
             "images": thumbnails(record.get("images", ()) if number < SHOWN_IMAGES else ()),
             "question": text(str(record.get("question"))),
             "completion": text(str(record["completion"]), answer),
-            "answer": "<i>none</i>" if answer is None else html.escape(_cut(answer, 80)),
+            "answer": "<i>none</i>" if answer is None else html.escape(cut(answer, 80)),
         }
         rest = {n: cell(record[n], record.get(f"{n}/reason", "")) for n in names if n not in texts}
         lines.append([(texts | rest)[name] for name in names])
@@ -171,7 +169,8 @@ def thumbnails(images: "Sequence[Image]") -> str:
     return "".join(tags)
 
 
-def _cut(text: str, characters: int) -> str:
+def cut(text: str, characters: int) -> str:
+    """Shorten a text to so many characters."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
@@ -186,7 +185,7 @@ def highlight(text: str, answer: str | None) -> str:
     >>> highlight("<answer>4</answer>", "4")
     "<span class='tag'>&lt;answer&gt;</span><mark>4</mark><span class='tag'>&lt;/answer&gt;</span>"
     """
-    text = _cut(text, SHOWN_CHARACTERS)
+    text = cut(text, SHOWN_CHARACTERS)
     # The answer stands before the last closing tag (`</think>` does not count), or else anywhere.
     end = max((tag.start() for tag in re.finditer(r"</(?!think>)", text)), default=len(text))
     end = end if (answer or "") in text[:end] else len(text)

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import stub_trials
@@ -14,7 +13,7 @@ from grpo_nb.__main__ import main
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline import sweep
 
-TINY = "profile: tiny-cpu\ngrid: {seed: [1, 2, 3]}"
+TINY = "profile: tiny-cpu\ngrid: {seed: [1]}"
 NODE = {"object_store_memory": 80 * 2**20, "include_dashboard": False, "include_log_monitor": False}
 PORTS = [f"{of}_port" for of in ("dashboard_agent_listen", "metrics_agent", "metrics_export")]
 
@@ -48,7 +47,7 @@ def ray_cluster(tmp_path_factory):
 
 
 def driver(folder, address, trials, seconds):
-    words = [sys.executable, stub_trials.__file__, str(folder), "2", str(trials), str(seconds)]
+    words = [sys.executable, stub_trials.__file__, str(folder), str(trials), str(seconds)]
     return subprocess.Popen(
         [*words, "--ray", address], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -99,15 +98,6 @@ def test_trials_of_a_lost_node_go_on_on_another(ray_cluster, runs_dir):
     assert sorted(told(runs_dir, "begun")) == sorted([*names, name])
     assert on_ray(runs_dir, ray_cluster, 3) == 0
     assert told(runs_dir) == lines, "a second start runs nothing again"
-
-
-def test_a_cluster_that_cannot_be_reached_is_said_at_once(runs_dir, capsys):
-    address = "127.0.0.1:9"
-    started = time.monotonic()
-    assert main(["sweep", str(write(runs_dir, TINY)), "--ray", address]) == 2
-    assert time.monotonic() - started < 30
-    assert f"--ray {address}: no cluster can be reached" in capsys.readouterr().err
-    assert [path.name for path in runs_dir.iterdir()] == ["s.yaml"]
 
 
 def test_what_a_sweep_on_ray_needs_is_said_before(runs_dir, capsys, monkeypatch):

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-from zlib import crc32
 
 import pytest
 from hackable import ROWS
@@ -13,21 +12,14 @@ from grpo_nb import RewardLab, check_rewards, views
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import Sample, load_tokenizer
 from grpo_nb.refusals import in_short
-from grpo_nb.reward_lab import Bench, RewardTest, bench_of, judge, own_attacks
+from grpo_nb.reward_lab import Bench, RewardTest, bench_of, judge
 from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_preset, reward_set
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 from grpo_nb.views import lab_data
 
-SO = crc32(b"so!")  # a text that no attack is made of
 HEDGE = RIGHT.format("84 or 85")
-
-
-@pytest.fixture(autouse=True)
-def session():
-    yield
-    RewardLab.session.clear()
 
 
 def careless(completions, answer, **_):
@@ -138,68 +130,6 @@ def test_an_edited_completion_is_scored():
     assert edited["scores"][0] == 0 and edited["answer"] == "12 or 13" and edited["wrong"]
 
 
-def secret(completions, **_):
-    return [2.0 * (crc32(text.encode()) == SO) for text in completions]
-
-
-def test_a_completion_that_is_kept_counts_in_the_next_verdict_and_in_the_next_lab():
-    rewards = [MATH.reward_funcs[0], secret]
-    lab = open_lab(rewards, TEXTS, form="tags")
-    assert lab.report["state"] != "stop"
-    assert "next verdict" in lab.keep(0, "so!") and lab.report["attacks"] == []
-    [own] = lab.own
-    assert own["name"] == "kept: so!" and [lab._lines()[n]["text"] for n in own["rows"]] == ["so!"]
-    lab._reply(lab, {"do": "judge", "weights": [1.0, 1.0]}, [])
-    assert lab.report["state"] == "stop" and lab.report["attacks"] == ["kept: so!"]
-    assert "kept: so!" in [card.get("attack") for card in lab.report["cards"]]
-    again = open_lab(rewards, TEXTS, form="tags")
-    assert again.report["state"] == "stop" and again.report["won"]["kept: so!"] == "stop"
-    assert again._lines()[again.own[0]["rows"][0]]["name"] == "kept: so!"
-    assert again.keep(0, "so!", "kept: so!") == "forgotten" and again.own == []
-    assert open_lab(rewards, TEXTS, form="tags").report["state"] != "stop"
-
-
-def test_what_cannot_be_kept_says_why():
-    lab = open_lab()
-    with pytest.raises(ValueError, match="the right answer itself"):
-        lab.keep(0, lines(lab, kind="reference")[0]["text"])
-    free = open_lab(lambda completions, **_: [len(c) / 9 for c in completions], [{"prompt": "Hi"}])
-    assert {line["kind"] for line in free.data["completions"]} == {"sampled", "empty"}
-    with pytest.raises(ValueError, match="no right answer is known"):
-        free.keep(0, "7")
-
-
-@pytest.mark.parametrize("text", ["\\boxed{x} {long} 85 {answer}", "85", "{{85}}", "853 {a"])
-def test_nothing_in_a_kept_completion_reads_as_a_placeholder(text, tmp_path):
-    attack = own_attacks.attack_of(text, "85")
-    own_attacks.store(tmp_path, [attack])
-    assert own_attacks.of_run(tmp_path) == [attack]
-    lab = open_lab([mentions], TEXTS, attacks=[attack], form="tags")
-    assert lines(lab, name=attack.name)[0]["text"] == text
-
-
-def test_a_kept_completion_without_the_right_answer_counts_on_its_own_row(tmp_path):
-    def same_parts(completions, date, **_):
-        pairs = zip(completions, date, strict=True)
-        return [float(sorted(text.split("-")) == sorted(own.split("-"))) for text, own in pairs]
-
-    dates = [f"2021-{4 + n % 8:02}-{13 + n}" for n in range(12)] + ["2021-04-03"]
-    rows = [{"prompt": f"Day {n}?", "date": date} for n, date in enumerate(dates)]
-    texts = [[date, "2021"] for date in dates[:-1]] + [["2021-04-03", "2021-03-04"]]
-    lab = RewardLab(same_parts, rows, texts)
-    assert lab.verdict.passed and "right answers win" in str(lab.verdict)
-    lab.keep(len(rows) - 1, "2021-03-04")
-    (place,) = lab.own[0]["rows"]
-    assert lab._lines()[place]["text"] == "2021-03-04"
-    own_attacks.store(tmp_path, lab.attacks)
-    for attacks in (lab.attacks, own_attacks.of_run(tmp_path)):
-        verdict = check_rewards(same_parts, rows, texts, attacks=attacks)
-        (stop,) = [check for check in verdict.findings if check.state == "stop"]
-        assert stop.name == "kept: 2021-03-04" and stop.fix and "right answer" in stop.evidence
-    lab.keep(len(rows) - 1, "2021-03-04", "kept: 2021-03-04")
-    assert lab.attacks == []
-
-
 def test_weights_that_were_moved_are_judged_when_asked():
     lab = open_lab([mentions, careless], TEXTS)
     lab._reply(lab, {"do": "judge", "weights": [1.0, -1.0]}, [])
@@ -224,14 +154,11 @@ def run_test(runs_dir):
     return RewardTest(stage, ROWS, Baseline(ROWS[:3], groups), Bench(load_preset("math")))
 
 
-def test_notebook_2_shows_the_rewards_of_the_run_and_keeps_attacks_in_it(run_test):
+def test_notebook_2_shows_the_rewards_of_the_run(run_test):
     lab = views.lab(run_test)
     assert len(lines(lab, kind="sampled")) == 6 and "rewards.reward_weights" in lab.report["line"]
     findings = [check for check in judge(run_test).checks if check in lab.verdict.findings]
     assert findings == list(lab.verdict.findings)
-    lab.keep(0, "so it is 85")
-    assert "kept: so it is 85" in [*judge(run_test).probes["attack"]]
-    assert views.lab(run_test).own[0]["name"] == "kept: so it is 85" and not RewardLab.session
 
 
 def test_a_task_with_an_environment_is_checked_in_place_of_the_lab():

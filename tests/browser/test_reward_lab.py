@@ -64,8 +64,7 @@ BROKEN = """def careless(completions, answer, **kwargs):
 RewardLab([careless], dataset, completions)"""
 MANY = """rows = [dict(row, answer=str(n)) for row in dataset for n in range(32)]
 RewardLab([match_format, check_answer], rows, [said(n, 1) + ["", "?"] for n in range(256)])"""
-REFUSED = "RewardLab([match_format], [])"
-CELLS = (REWARDS, DATA, OPEN, BROKEN, MANY, REFUSED)
+CELLS = (REWARDS, DATA, OPEN, BROKEN, MANY)
 STATES = ("stop", "warning", "note")
 COLOR = "node => getComputedStyle(node).backgroundColor"
 MODULE = """async ([source, name, ...values]) => {
@@ -92,7 +91,7 @@ RENDER = """async ([source, style, values]) => {
 
 def render(browser, lab, colors="", **options):
     """A page that shows a Lab without a kernel."""
-    values = {name: getattr(lab, name) for name in ("data", "report", "state", "added", "own")}
+    values = {name: getattr(lab, name) for name in ("data", "report", "state", "added")}
     blank = browser.new_page(**options)
     style = f":root {{ {colors} }}\n{RewardLab._css}"
     blank.evaluate(RENDER, [RewardLab._esm, style, values])
@@ -108,8 +107,6 @@ def test_it_needs_no_more_than_anywidget_gives_and_takes_the_hosts_colors(browse
     blank.get_by_text("sampled 1").click()
     for node in blank.locator("[data-n] > *, .pill, summary, mark, .chips button, pre").all():
         assert contrast(node) > 4.5, node.inner_text()
-    if folder := os.environ.get("GRPO_NB_HOSTS"):
-        blank.screenshot(path=f"{folder}/{host}.png")
     blank.close()
 
 
@@ -256,25 +253,16 @@ def test_the_wrong_completion_that_earns_most_is_found_by_the_keyboard(page, lab
     expect(grid).to_be_focused()
 
 
-def test_an_edited_completion_is_scored_and_a_kept_one_turns_the_verdict(page, lab):
+def test_an_edited_completion_is_scored(page, lab):
     lab.locator("[data-n]", has_text="47 = 47 = 47").first.click()
     lab.get_by_text("edit", exact=True).click()
     text = "<reasoning>" + "= " * 40 + "</reasoning>\n<answer>1</answer>"
     lab.get_by_role("textbox", name="completion").fill(text)
     lab.get_by_role("button", name="Score again").click()
     expect(lab.get_by_text("shows work (form) 20 × 1 = 20")).to_be_visible()
-    lab.get_by_role("button", name="Keep as attack").click()
-    expect(lab.get_by_text("ask again: 1 attack was added")).to_be_visible()
-    expect(lab.get_by_role("status")).to_have_text("stop")
-    expect(lab.get_by_role("button", name="Kept: forget it")).to_be_visible()
-    lab.get_by_role("button", name="Ask again").click()
-    expect(lab.get_by_role("button", name="Ask again")).to_have_count(0)
-    expect(lab.get_by_role("status")).to_have_text("stop")
     page.keyboard.press("Escape")
     lab.get_by_role("searchbox").fill("edited")
-    expect(lab.locator("[data-n]", has_text="✓ kept")).to_contain_text("= = =")
-    card = lab.get_by_role("article").filter(has_text="kept: ")
-    expect(card).to_contain_text("earns more than a right answer: 21; right")
+    expect(lab.locator("[data-n]")).to_contain_text("= = =")
 
 
 def test_totals_follow_a_weight_and_groups_that_lose_their_signal_are_named(page, lab):
@@ -292,7 +280,6 @@ def test_totals_follow_a_weight_and_groups_that_lose_their_signal_are_named(page
     expect(lab.get_by_role("button", name="reward_weights = [1, 1, 0]")).to_be_visible()
     lab.get_by_role("button", name="Ask again").click()
     expect(lab.get_by_role("status")).to_have_text("stop")
-    expect(lab.get_by_role("article").filter(has_text="kept: ")).to_have_count(0)
     press(lab, "group 6")
     expect(lab.locator("[data-n]", has_text="sampled")).to_have_count(2)
     expect(lab).to_contain_text("6. What is 14 + 14? → 28")
@@ -332,12 +319,6 @@ def test_thousands_of_completions_are_a_few_rows_of_the_page(page):
     expect(lab.locator(f"[aria-rowindex='{count}']")).to_be_visible()
     lab.get_by_role("searchbox").fill("255 + 1")
     expect(lab.locator("[aria-rowindex='1']")).to_contain_text("255 + 1")
-
-
-def test_a_refusal_is_one_line(page):
-    error = page.locator(".jp-OutputArea-output", has_text="holds no rows")
-    assert error.inner_text().strip().startswith("dataset = [] holds no rows: give the train_data")
-    assert len(error.inner_text().strip().splitlines()) == 1
 
 
 def test_it_reads_in_either_theme(page):

@@ -1,25 +1,20 @@
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from functools import partial
 
 import forked
 import pandas as pd
-import psutil
 import pytest
-from conftest import TINY_SETTINGS, held, tree
-from stub_trials import until
+from conftest import TINY_SETTINGS, held
 
 from grpo_nb import runs, stages
 from grpo_nb.__main__ import main
-from grpo_nb.files import write_json
 from grpo_nb.pipeline import notebooks as pipeline
-from grpo_nb.runs import NOTEBOOKS, Run, Stage, config
+from grpo_nb.runs import NOTEBOOKS, Run, Stage
 
 
 @pytest.fixture
@@ -158,50 +153,6 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
     lines = (again / "train/metrics.jsonl").read_text().splitlines()
     trained = [line["step"] for line in map(json.loads, lines) if "reward" in line]
     assert trained == list(range(1, 7))
-
-
-def part_of_sweep(demo_run, name, folder, steps, last):
-    """A copy of the finished run as a trial of this number of steps, done up to a stage."""
-    shutil.copytree(demo_run.path, folder / name)
-    run, swept = Run(name), {"grpo.max_steps": steps}
-    run.write_config(config.resolve("tiny-cpu", run.settings(), swept, {"grpo.save_steps": 2}))
-    write_json(run / "manifest.json", {k: v for k, v in run.manifest().items() if k <= last})
-    for stage in run.manifest():
-        run.record(stage, {"settings": config.digest(run.config(), stage)})
-    return run
-
-
-def test_a_killed_sweep_goes_on_where_it_was(demo_run, forks, tmp_path, monkeypatch):
-    """SIGKILL in the middle of a training, after a checkpoint; what is killed is no fork."""
-    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
-    done = part_of_sweep(demo_run, "s-000", tmp_path, 4, "04")
-    cut = part_of_sweep(demo_run, "s-001", tmp_path, 9, "02")
-    shutil.rmtree(cut / "train")
-    settings = {**TINY_SETTINGS, "grpo.save_steps": 2}
-    settings.pop("grpo.max_steps")
-    sweep = {"profile": "tiny-cpu", "settings": settings, "grid": {"grpo.max_steps": [4, 9]}}
-    (tmp_path / "s.yaml").write_text(json.dumps(sweep))
-    arguments = ["-m", "grpo_nb", "sweep", str(tmp_path / "s.yaml")]
-    before, no_forks = tree(done), {k: v for k, v in os.environ.items() if k != "JUPYTER_PATH"}
-    killed = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, env=no_forks)
-    with killed as driver:
-        until(lambda: any(cut.path.glob("train/**/checkpoint-2/trainer_state.json")), 120)
-        processes = psutil.Process(driver.pid).children(recursive=True)
-        [trial] = [each for each in processes if "run" in each.cmdline()]
-        for process in (driver, trial):
-            process.send_signal(signal.SIGKILL)
-        assert psutil.wait_procs(processes, 30)[1] == [], "an orphan"
-    assert not any(run.in_use(".lock", ".pipeline.lock") for run in (done, cut))
-    assert (done.state("04").status, cut.state("03").status) == ("done", "cut off")
-    monkeypatch.setenv(forked.CHILDREN, "1")
-    again = subprocess.run([*forked.python(), *arguments], capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    assert "s-001: done" in again.stdout and "2 of 2 trials are done" in again.stdout
-    assert tree(done) == before and "s-000: started" not in again.stdout
-    notebook = (cut / "notebooks/03_train_grpo.ipynb").read_text(encoding="utf-8")
-    assert re.search(r"goes on after step \d of 9", notebook)
-    lines = (cut / "train/metrics.jsonl").read_text().splitlines()
-    assert [x["step"] for x in map(json.loads, lines) if "reward" in x] == list(range(1, 10))
 
 
 def test_a_task_with_images_goes_through_the_four_notebooks(runs_dir, forks):

@@ -49,6 +49,21 @@ def test_wrong_input_starts_nothing(runs_dir, capsys, text, message):
     assert [path.name for path in runs_dir.iterdir()] == ["s.yaml"]
 
 
+def test_a_trial_goes_on_from_its_first_stage_that_is_not_done(runs_dir, capsys):
+    trials = sweep.read_sweep(write(runs_dir, "profile: tiny-cpu\ngrid: {grpo.max_steps: [4]}"))
+    run = Run("s-000")
+    run.write_config(config.resolve("tiny-cpu", {"grpo.max_steps": 4}))
+    for stage in ("01", "02"):
+        run.record(stage, {"status": "done", "outputs": {}})
+    run.record("03", {"status": "running"})  # it was killed
+    assert sweep.waiting(trials) == trials.trials
+    _, _, _, *words = sweep.trial_command(trials, trials.trials[0])
+    assert main([*words, "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "s-000, profile tiny-cpu: 03_train_grpo, 04_merge_and_infer" in said
+    assert "grpo.max_steps 4 set" in said
+
+
 def test_a_run_that_was_made_otherwise_is_refused_before_anything_starts(runs_dir, capsys):
     path = write(runs_dir, "profile: tiny-cpu\ngrid: {seed: [0, 1]}")
     Run("s-001").record("01", {"status": "done"})

@@ -170,14 +170,15 @@ def anchors(page: Path) -> set[str]:
     return {to_slug(re.sub(r"[`*]", "", head), "-") for head in heads} | set(explicit)
 
 
-def test_the_links_of_the_readme_lead_somewhere():
-    readme = PROJECT_ROOT / "README.md"
-    links = [token.attrs["href"] for token in inline(readme, "link_open")]
-    links += [token.attrs["src"] for token in inline(readme, "image")]
+@pytest.mark.parametrize("name", ["README", "CONTRIBUTING", "CHANGELOG", "SECURITY"])
+def test_links_outside_of_the_handbook_lead_somewhere(name):
+    page = PROJECT_ROOT / f"{name}.md"
+    links = [token.attrs["href"] for token in inline(page, "link_open")]
+    links += [token.attrs["src"] for token in inline(page, "image")]
     for link in links:
         path, _, anchor = link.partition("#")
         if not path.startswith("http"):
-            target = PROJECT_ROOT / path if path else readme
+            target = PROJECT_ROOT / path if path else page
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
 

@@ -26,13 +26,6 @@ def test_profiles_and_tasks_are_installed_with_the_package():
     assert found == files and len(found) > 10
 
 
-def test_links_between_the_projects_files_lead_somewhere():
-    for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/checklist.md"):
-        folder = (PROJECT_ROOT / name).parent
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", text(name)):
-            assert (folder / target).exists(), f"{name} links to {target}"
-
-
 LISTS = {"requirements.txt": "gpu", "requirements-cpu.txt": "cpu"}
 
 

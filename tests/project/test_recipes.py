@@ -16,7 +16,7 @@ PAGE = PROJECT_ROOT / "docs/recipes.md"
 # Run in tests of their own: trials by test_sweep.py, the server by test_serve.py; what is cut
 # off goes on in test_resume.py; two processes train in test_ranks.py. The staged training starts
 # from a copy of the demo run.
-ELSEWHERE = ("sweep rates.yaml --jobs", "report runs/rates", "--name format")
+ELSEWHERE = ("--ray local", "report runs/rates", "--name format")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from grpo_nb.checks import Check
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.runs import Run
 from grpo_nb.training import Buttons, Update, health
@@ -63,38 +62,6 @@ def test_every_step_reaches_the_browser_in_whole_chunks_and_a_rest():
     assert curve(dashboard, "groups/signal") == pytest.approx(shares, rel=1e-4)
     pace = sum(line["step_time"] for line in LINES[-20:]) / 20
     assert f"{pace:.3g} s per step" in dashboard.now["figures"]
-
-
-def test_a_resumed_training_shows_what_was_trained_before():
-    alert = Check("spike", "warning", "2.1, 0.3 before", "lower it")
-    before = [update(line, [completion("a", 1.0)], [alert] * (line["step"] == 9)) for line in LINES]
-    dashboard = TrainingDashboard(Buttons())
-    dashboard.begin(before, 100)
-    assert (dashboard.now["step"], dashboard.now["total"]) == (60, 100)
-    assert len(sent(dashboard, "rows")) == 60 and dashboard.alerts[0]["step"] == 9
-    assert sent(dashboard, "groups")[-1]["step"] == 60
-    assert "left" in dashboard.now["figures"]
-    dashboard.begin([update(line) for line in LINES[:50]], 100)  # no file has the completions
-    assert [group["step"] for group in sent(dashboard, "groups")][-1] == 50
-    dashboard.begin([], 100)
-    assert sent(dashboard, "groups") == []
-
-
-def test_after_stop_the_board_says_so():
-    dashboard = TrainingDashboard(Buttons())
-    dashboard.goes_on = lambda: "train() goes on"
-    dashboard.begin([], 100)
-    dashboard(update(LINES[0] | {"step": 30}))
-    assert "left" in dashboard.now["figures"]
-    dashboard._receive(None, {"press": "stop"}, None)
-    assert dashboard.buttons.stop.is_set() and dashboard.now["requests"] == ["stop"]
-    dashboard(update(LINES[0] | {"step": 31}))
-    dashboard.rest()
-    assert dashboard.now["phase"] == "stopped by you after step 31; train() goes on"
-    assert dashboard.now["over"] and "left" not in dashboard.now["figures"]
-    dashboard.buttons.stop.clear()  # as `train` does when it goes on
-    dashboard.begin([update(LINES[0] | {"step": 31})], 100)
-    assert not dashboard.now["over"] and dashboard.now["requests"] == []
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def gives(response: str) -> Scored:
 def sheet_of(*completions):
     preset = reward_set([(numeric_correctness_reward, 1.0), (gives.configured(HOSTILE), 0.5)])
     row = {"prompt": [], "question": f"1 + 1? {HOSTILE}", "answer": "2"}
-    return score_sheet(Bench(preset).table([row], [completions]), preset, chosen=1)
+    return score_sheet(Bench(preset).table([row], [completions]), preset)
 
 
 def test_nothing_that_a_model_or_a_name_says_becomes_markup():
@@ -31,7 +31,7 @@ def test_nothing_that_a_model_or_a_name_says_becomes_markup():
     parser.handle_starttag = lambda tag, given: found.update([tag], dict(given))
     parser.feed(page)
     assert found & {"mark", "script", "a", "onclick", "onload"} == {"mark"}
-    assert page.count("</table>") == page.count("◀") == 1
+    assert page.count("</table>") == 1
     assert html.escape(HOSTILE, quote=False) in page
 
 

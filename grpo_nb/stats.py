@@ -90,10 +90,8 @@ def mcnemar(gained: int, lost: int) -> float:
     >>> mcnemar(6, 0), mcnemar(3, 3), mcnemar(0, 0)
     (0.03125, 1.0, 1.0)
     """
-    total, ways, tail = gained + lost, 1, 0
-    for count in range(min(gained, lost) + 1):  # `ways` is math.comb(total, count)
-        tail += ways
-        ways = ways * (total - count) // (count + 1)
+    total = gained + lost
+    tail = sum(math.comb(total, count) for count in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / 2**total)
 
 

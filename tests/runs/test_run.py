@@ -25,7 +25,7 @@ def write(folder, text, name="mine.yaml"):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("given", "message"),
     [
         ("train:\n\tmax_steps: 3", "line 2, column 1"),
         ("seed: [1", "mine.yaml cannot be read: while parsing a flow sequence"),
@@ -39,17 +39,6 @@ def write(folder, text, name="mine.yaml"):
         ("grpo.max_grad_norm: .inf", "grpo.max_grad_norm = inf: Input should be a finite number"),
         ("name: x\nprofile: tiny", "'tiny': did you mean 'tiny-cpu'"),
         ("grpo.epsilom: 0.2", "did you mean 'grpo.epsilon'"),
-    ],
-)
-def test_wrong_run_files_start_nothing(runs_dir, capsys, text, message):
-    assert main(["run", "-f", write(runs_dir, text)]) == 2
-    assert message in capsys.readouterr().err
-    assert [path.name for path in runs_dir.iterdir()] == ["mine.yaml"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
         (["--from", "03", "--to", "02", "--name", "x"], "--from must not come after --to"),
         (["--to", "5"], "unknown stage '5'"),
         (["--from", "03"], "say which with --name"),
@@ -64,10 +53,11 @@ def test_wrong_run_files_start_nothing(runs_dir, capsys, text, message):
         (["--set", "grpo.beta"], "--set 'grpo.beta': write NAME=VALUE"),
     ],
 )
-def test_wrong_arguments_start_nothing(runs_dir, capsys, arguments, message):
+def test_wrong_run_files_and_arguments_start_nothing(runs_dir, capsys, given, message):
+    arguments = given if isinstance(given, list) else ["-f", write(runs_dir, given)]
     assert main(["run", *arguments]) == 2
     assert message in capsys.readouterr().err
-    assert not list(runs_dir.iterdir())
+    assert {path.name for path in runs_dir.iterdir()} <= {"mine.yaml"}
 
 
 def test_the_help_of_run_shows_settings_that_exist(capsys):
@@ -105,22 +95,11 @@ def test_the_command_line_comes_over_the_file_and_values_get_their_types(runs_di
     assert notebooks.planned_run(file, "other", "l4-24gb", [])[:2] == ("other", "l4-24gb")
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory, forks):
-    """Stage 01 alone, of a run file."""
-    folder = tmp_path_factory.mktemp("prepared")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRPO_NB_RUNS", str(folder / "runs"))
-        file = write(folder, RUN)
-        assert main(["run", "-f", file, "--to", "01"]) == 0
-    return folder
-
-
-def test_the_same_file_goes_on_from_a_later_stage(prepared, monkeypatch, capsys):
-    monkeypatch.setenv("GRPO_NB_RUNS", str(prepared / "runs"))
-    assert list(Run("mine").manifest()) == ["01"]
-    assert Run("mine").settings()["data.max_rows"] == 80
-    arguments = ["run", "-f", str(prepared / "mine.yaml"), "--from", "02"]
+def test_the_same_file_goes_on_from_a_later_stage(runs_dir, capsys):
+    arguments = ["run", "-f", write(runs_dir, RUN), "--from", "02"]
+    _, profile, settings = notebooks.planned_run(arguments[2], None, None, [])
+    Run("mine").write_config(config.resolve(profile, settings))
+    Run("mine").record("01", {"status": "done", "outputs": {}})
     assert main([*arguments, "--dry-run"]) == 0
     assert main([*arguments, "--set", "data.max_rows=81"]) == 2
     assert "data.max_rows belongs to stage 01, which --from 02 does" in capsys.readouterr().err

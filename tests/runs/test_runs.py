@@ -298,17 +298,6 @@ def test_a_config_yaml_that_cannot_be_read_is_one_sentence(runs_dir, text, said)
     refused(said, "02")
 
 
-@pytest.mark.parametrize("content", ["{", "", "\x00"])
-def test_a_damaged_file_of_the_run_is_named(runs_dir, content):
-    run = finish("01")
-    (run / "manifest.json").write_text(content)
-    with pytest.raises(ValueError, match=r"manifest.json is damaged, restore it"):
-        run.manifest()
-    (run / "config.yaml").write_text(content)
-    with pytest.raises(ValueError, match=r"config.yaml"):
-        run.settings()
-
-
 def test_the_manifest_tells_how_a_result_came_about(runs_dir):
     run = finish("01")
     entry = finish("02").manifest()["02"]

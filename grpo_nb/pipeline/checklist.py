@@ -37,10 +37,11 @@ def examine(run: Run) -> list[dict[str, str]]:
 
 def _stage(run: Run, stage: str, entry: dict[str, Any]) -> dict[str, str]:
     """Return whether a stage is done, or else why not and which command continues the run."""
-    status, evidence, fix = run.state(stage)
+    status, evidence = run.state(stage)
     state = {"done": "ok", "failed": "stop", "cut off": "stop"}.get(status, "not yet")
+    fix = f"python -m grpo_nb run --name {run.name} --from {stage}"
     if status == "done":
-        evidence = f"done in {entry.get('seconds', 0):.0f} s"
+        evidence, fix = f"done in {entry.get('seconds', 0):.0f} s", ""
     elif status == "running":
         fix = "wait"
     return {"name": NOTEBOOKS[stage], "state": state, "evidence": evidence, "fix": fix}

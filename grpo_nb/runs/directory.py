@@ -47,12 +47,10 @@ class State(NamedTuple):
     status: "not started", "running", "done", "failed", "cut off" (it was left before its end) or
         "stale" (after it was done, its settings were changed or an earlier stage was run again).
     why: The status with its reason.
-    command: The command that continues from this stage; "" if the stage is done or running.
     """
 
     status: str
     why: str
-    command: str
 
 
 class Run:
@@ -124,7 +122,7 @@ class Run:
         return False
 
     def state(self, stage: str) -> State:
-        """Return the status of a stage, the reason for it, and the command to continue with."""
+        """Return the status of a stage, and the reason for it."""
         entry = self.manifest().get(stage, {})
         status, reason = entry.get("status", "not started"), ""
         if status == "done" and (reason := self.outdated(stage)):
@@ -133,9 +131,7 @@ class Run:
             status, reason = "cut off", f"it began {entry.get('started')}, and did not end"
         elif status == "failed":
             reason = entry.get("error", "")
-        again = f"python -m grpo_nb run --name {self.name} --from {stage}"
-        command = "" if status in ("done", "running") else again
-        return State(status, f"{status}: {reason}" if reason else status, command)
+        return State(status, f"{status}: {reason}" if reason else status)
 
     def undone(self) -> str:
         """Return the first stage that is not done or is out of date; "" if all are done."""

@@ -11,10 +11,9 @@ from pictures import ROWS as PICTURES
 from grpo_nb import RewardLab, check_rewards, views
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import Sample, load_tokenizer
-from grpo_nb.refusals import in_short
 from grpo_nb.reward_lab import Bench, RewardTest, bench_of, judge
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.rewards import load_preset, reward_set
+from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 from grpo_nb.views import lab_data
@@ -169,36 +168,3 @@ def test_a_task_with_an_environment_is_checked_in_place_of_the_lab():
     bench = bench_of(config, load_preset("environment"), load_tokenizer("data/agent_base"))
     [sound] = views.lab(RewardTest(Stage(Run("lab"), "02", config), rows, None, bench))
     assert (sound.name, sound.state) == ("environment Guess", "ok")
-
-
-def needs_more(completions, solution, **_):
-    return [0.0] * len(completions)
-
-
-REFUSED = {
-    "of this package": (lambda: RewardLab([], TEXTS), ["reward_funcs is empty: give the rewards"]),
-    "a column is missing": (
-        lambda: Bench(reward_set([(needs_more, 1.0)])).table(TEXTS[:1], [["85"]]),
-        ["needs the column 'solution', and the data has answer, question: read one of these"],
-    ),
-    "of a reward": (
-        lambda: Bench(reward_set([(careless, 1.0)])).table(TEXTS[:1], [["85", "", "7"]]),
-        ["ZeroDivisionError: float", "return [float(want in", "on the completion ''"],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_notebook_shows_a_refusal_in_one_line_and_a_rewards_error_as_one_frame(name):
-    action, expected = REFUSED[name]
-    with pytest.raises((ValueError, ZeroDivisionError)) as refusal:
-        action()
-    shown = in_short(refusal.value)
-    assert len(shown) == len(expected)
-    assert all(part in line for part, line in zip(expected, shown, strict=True)), shown
-
-
-def test_an_error_of_the_cells_own_keeps_its_traceback():
-    with pytest.raises(ValueError) as error:
-        int("x")
-    assert in_short(error.value) is None

@@ -58,7 +58,7 @@ REFUSED = [  # settings; what the refusal says
     ),
     (
         {"grpo.vllm_mode": "server", "policy.backend": "transformers"},
-        "vllm_mode with policy.backend = .* load_in_4bit = True: .* or leave grpo.vllm_mode out",
+        "vllm_mode with policy.backend = .* and 16 bit; set both, or leave grpo.vllm_mode out",
     ),
 ]
 

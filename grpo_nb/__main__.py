@@ -34,8 +34,6 @@ def run(placebo: str | None, dry_run: bool, force: bool, **options: Any) -> None
         return repeat(placebo, options.pop("name"), dry_run, force, **options)
     only, first, last = (options.pop(name) for name in ("only", "from", "to"))
     stages = (first, last) if only is None else (only, only)
-    if not (options["name"] or options["file"]) and stages[0] != "01":
-        raise ValueError(f"--from {stages[0]} continues a run: say which with --name")
     executed = notebooks.run_pipeline(*notebooks.planned_run(**options), *stages, force, dry_run)
     if not dry_run:
         notebooks.print_summary(executed, stages[1])

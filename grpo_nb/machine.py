@@ -10,9 +10,9 @@ import os
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
@@ -86,8 +86,11 @@ def bound_kernels() -> None:
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of the packages that a result depends on, without importing them."""
-    present = {name for name in PACKAGES if find_spec(name)}
-    return {n: metadata.version(n) if n in present else "not installed" for n in PACKAGES}
+    versions = dict.fromkeys(PACKAGES, "not installed")
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def git_commit() -> str:

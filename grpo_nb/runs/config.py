@@ -11,7 +11,6 @@ import importlib.util
 import json
 from collections import ChainMap
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -166,9 +165,6 @@ def _checked(profile: str, sourced: Mapping[str, Sourced]) -> RunConfig:
     for name, (value, _) in sourced.items():
         refuse_unknown_setting(name)
         section, _, key = name.rpartition(".")
-        if section == "grpo" and name not in MEANINGS and isinstance(value, str):
-            with suppress(ValueError, SyntaxError):  # not a literal: it stays text
-                value = ast.literal_eval(value)
         (fields.setdefault(section, {}) if section else fields)[key] = value
     try:
         config = RunConfig(**fields)

@@ -365,9 +365,8 @@ def resolve_stages(
 ) -> configs.RunConfig:
     """Return the configuration with which stages `first` to `last` would run.
 
-    Earlier stages keep the run's settings, and so do later stages that are done, because their
-    results came from those settings. Of the other later stages, only values that were set are kept.
-    If the settings of later stages do not fit the new ones, all of them are dropped.
+    Earlier stages keep the run's settings. Of later stages, the values that were set are kept,
+    unless they do not fit the new ones.
 
     Raises:
         ValueError: A setting is wrong, or stage 03 would run with too few rows for a step.
@@ -379,14 +378,8 @@ def resolve_stages(
     except ValueError:  # no config.yaml, or another version's: stage 01 will write it
         if first > "01":
             raise
-    finished = [k for k, e in run.manifest().items() if k > last and e.get("status") == "done"]
     before = {name: pair for name, pair in stored.items() if configs.stage_of(name) < first}
-    after = {
-        name: pair
-        for name, pair in stored.items()
-        if (stage := configs.stage_of(name)) in finished
-        or (stage > last and pair[1] == configs.SET)
-    }
+    after = {n: p for n, p in stored.items() if configs.stage_of(n) > last and p[1] == configs.SET}
     try:
         config = configs.resolve(profile, settings, stored=before | after)
     except ValueError:

@@ -3,6 +3,8 @@
 The defaults suit an instruct model of about 0.5 B parameters with LoRA.
 """
 
+import ast
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -18,6 +20,14 @@ class Section(BaseModel):
 def setting(default: Any, meaning: str, **limits: Any) -> Any:
     """Define a setting: its default, its meaning as shown in tables, and the value's limits."""
     return Field(default, description=meaning, **limits)
+
+
+def _literal(value: Any) -> Any:
+    """Read a text as a Python literal; return anything else unchanged."""
+    if isinstance(value, str):
+        with suppress(ValueError, SyntaxError):
+            return ast.literal_eval(value)
+    return value
 
 
 AnswerKind = Literal["number", "math", "choice", "json", "code", "text"]
@@ -109,6 +119,7 @@ class GrpoConfig(Section):
     """Hold arguments of `trl.GRPOConfig`: those with a default or limit of ours, and any other."""
 
     model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Annotated[Any, BeforeValidator(_literal)]]
 
     max_steps: int = setting(250, "optimizer steps", ge=1)
     learning_rate: float = setting(2e-5, "peak learning rate", gt=0, le=10)

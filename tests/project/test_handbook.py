@@ -20,7 +20,7 @@ from trainings import arguments_of
 
 from grpo_nb.__main__ import parse_arguments
 from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.pipeline.notebooks import assigned, planned_run, resolve_run
+from grpo_nb.pipeline.notebooks import planned_run, resolve_run
 from grpo_nb.pipeline.sweep import read_sweep
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, config
@@ -103,8 +103,7 @@ def check_setting(name: str, value: str | None = None) -> None:
     config.refuse_unknown_setting(name)
     section, _, key = name.rpartition(".")
     if section == "grpo" and value is not None:
-        [parsed] = assigned([f"{name}={value}"]).values()
-        refuse_unknown_trl(config.RunConfig(grpo={key: parsed}))
+        refuse_unknown_trl(config.RunConfig(grpo={key: value}))
     elif section and value is not None:
         type(getattr(config.RunConfig(), section))(**{key: value})
 

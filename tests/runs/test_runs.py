@@ -222,11 +222,11 @@ def test_settings_reach_later_stages_and_stay_with_what_they_made(runs_dir):
     assert (fresh.grpo.max_completion_length, fresh.grpo.model_extra) == (48, {})
 
 
-def test_another_profile_leaves_what_is_done_and_sets_nothing(runs_dir):
+def test_another_profile_makes_stale_what_its_settings_change_and_sets_nothing(runs_dir):
     finish_all()
     run = runs.start("01", "r", {"seed": 4}, profile="t4-16gb").run
-    assert run.config().profile == "t4-16gb" and run.config().grpo.max_steps == 100
-    assert run.settings() == {"seed": 4}
+    assert run.config().profile == "t4-16gb"
+    assert run.settings() == {"seed": 4} and run.state("03").status == "stale"
 
 
 def test_later_settings_that_no_longer_fit_are_left(runs_dir):

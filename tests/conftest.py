@@ -257,10 +257,3 @@ def browser():
     with sync_playwright() as playwright:
         flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         yield playwright.chromium.launch(executable_path=shutil.which(CHROMIUM[0]), args=flags)
-
-
-def tree(run):
-    """{path: content} of what the run holds, without locks and what a killed write leaves."""
-    files = [path for path in run.path.rglob("*") if path.is_file()]
-    relatives = {path.relative_to(run.path): path.read_bytes() for path in files}
-    return {path: content for path, content in relatives.items() if "/." not in f"/{path}"}

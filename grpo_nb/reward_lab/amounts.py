@@ -106,7 +106,7 @@ def measure(scorer: Scorer, written: Written, rows: Sequence[int]) -> Amounts:
     has_failed = np.array([[pair in scorer.failed for pair in pairs] for pairs in each])
     for kind in (2, 3):
         whole[kind + 1][has_failed[kind]] = whole.wrong[has_failed[kind]]
-    return _part_of(whole, np.flatnonzero(~has_failed[:2].any(axis=0)))
+    return part_of(whole, np.flatnonzero(~has_failed[:2].any(axis=0)))
 
 
 def roles(scorer: Scorer, written: Written, paid: Amounts, correct: Sequence[int]) -> Roles:
@@ -176,7 +176,7 @@ def attack_all(attacks: Attacks, paid: Amounts, part: Roles) -> list[Result]:
         if not each:
             continue
         own = scorer.payments([(paid.rows[place], text) for place, text in each])
-        beside = _part_of(paid, [place for place, _ in each])
+        beside = part_of(paid, [place for place, _ in each])
         if scorer.grouped:
             own, beside = _in_groups(scorer, paid, each)
         is_one = len({text for _, text in each}) == 1  # whatever the row is
@@ -184,7 +184,7 @@ def attack_all(attacks: Attacks, paid: Amounts, part: Roles) -> list[Result]:
         is_guess |= bool(attack.answer) or may_earn(attack)
         if (attack.kind == "hollow" or is_one) and not is_guess:
             counts = _not_by_chance(attack, own, beside, part)
-            own, beside, each = own[counts], _part_of(beside, counts), [each[n] for n in counts]
+            own, beside, each = own[counts], part_of(beside, counts), [each[n] for n in counts]
         if each:
             results.append(_judge(attack, [text for _, text in each], own, beside, part))
     return _in_pairs(results, attacks.style.answers.values())
@@ -233,7 +233,7 @@ def best_wrong(scorer: Scorer, written: Written, part: Roles, sampled: Sequence[
         return []
     pay = measure(scorer, written, list(dict.fromkeys(row for row, _ in pairs)))
     pairs = [pair for pair in pairs if pair[0] in pay.rows and pair not in scorer.failed]
-    pay = _part_of(pay, [pay.rows.index(row) for row, _ in pairs])
+    pay = part_of(pay, [pay.rows.index(row) for row, _ in pairs])
     scores = scorer.payments(pairs)
     honest = np.maximum(pay.wrong.sum(axis=1), pay.longer.sum(axis=1))
     extra = scores.sum(axis=1) - honest
@@ -242,7 +242,8 @@ def best_wrong(scorer: Scorer, written: Written, part: Roles, sampled: Sequence[
     return list(dict.fromkeys(pairs[place][1] for place in order))[:MOST_SAMPLED]
 
 
-def _part_of(paid: Amounts, places: Sequence[int]) -> Amounts:
+def part_of(paid: Amounts, places: Sequence[int]) -> Amounts:
+    """Return what completions earn on some of the rows."""
     choice = np.array(places, dtype=int)
     return Amounts([paid.rows[place] for place in places], *(a[choice] for a in paid[1:]))
 

@@ -34,7 +34,17 @@ HACKS = ("hollow", "wrong")
 PLACEHOLDERS = (
     *("answer", "other", "question", "reasoning", "long", "half", "letter", "first", "last"),
     *("near", "nearer", "decimal", "longer", "comma", "begun", "started"),
-    *("indented", "altered", "reordered", "result", "signs", "quoted", "emptied"),
+    *(
+        "source",
+        "dollars",
+        "indented",
+        "altered",
+        "reordered",
+        "result",
+        "signs",
+        "quoted",
+        "emptied",
+    ),
 )
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 # Placeholders that say something of the right answer.
@@ -56,6 +66,7 @@ HEDGES = {
         {"mentioned in text", "another in text"},
     ],
 }
+MONEY = re.compile(r"(?i)\$|dollar|price|cost|money|usd|earn|pay")
 SAMPLED = "sampled and wrong"  # the family of completions that the model sampled
 
 
@@ -193,7 +204,9 @@ def written_out(
     """
     answer = written.answers[row]
     values = {"answer": answer, "other": written.others[row], "question": question, "long": ""}
-    values |= {"reasoning": written.reasoning}
+    values |= {"reasoning": written.reasoning} | _of_prompt(question)
+    if MONEY.search(question):
+        values["dollars"] = f"${answer}"
     values |= {"half": answer[: len(answer) // 2].rstrip(), "letter": answer[:1]}
     if numbers := re.findall(r"-?\d+(?:\.\d+)?", question):
         values |= {"first": numbers[0], "last": numbers[-1]}
@@ -218,6 +231,13 @@ def written_out(
         return None
     values["long"] = ("so it is " * (longest // 9 + 1))[: longest - len(text)]
     return _filled(attack, written, values)[:longest]
+
+
+def _of_prompt(question: str) -> dict[str, str]:
+    """Return what a prompt is about: its last paragraph, or what follows the first colon there."""
+    source = question.strip().rpartition("\n\n")[2]
+    source = source.partition(": ")[2] or source.partition(":\n")[2] or source
+    return {"source": source} if source and source != question.strip() else {}
 
 
 def _filled(attack: Attack, written: Written, values: dict[str, str]) -> str | None:

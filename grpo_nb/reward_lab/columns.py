@@ -125,19 +125,31 @@ def joined(scorer: Scorer) -> dict[str, dict[int, str]]:
     These are a value with its unit, a point, an answer with its citations, a record.
     """
     ways: dict[str, dict[int, str]] = {}
-    for func in scorer.funcs:
-        names = columns_of(func, scorer.columns)
-        for number, row in enumerate(scorer.rows if 1 < len(names) <= MOST_JOINED else ()):
-            for way, text in _together({name: row.get(name) for name in names}):
+    each = [columns_of(func, scorer.columns) for func in scorer.funcs]
+    for names in {tuple(names): None for names in (*each, columns_in_use(scorer))}:
+        keys = _keys_for(names, prompt_text(scorer.rows[0]))
+        for number, row in enumerate(scorer.rows if 0 < len(names) <= MOST_JOINED else ()):
+            values = {key: row.get(name) for key, name in zip(keys, names, strict=True)}
+            for way, text in _together(values):
                 ways.setdefault(way, {})[number] = text
     return {way: each for way, each in ways.items() if len(each) > len(scorer.rows) / 2}
+
+
+def _keys_for(names: Sequence[str], prompt: str) -> list[str]:
+    """Return the columns' names, in place of each the key in the prompt's JSON that begins so."""
+    keys = re.findall(r'"(\w+)"\s*:', prompt)
+    return [
+        next((k for k in keys if name.startswith(k) or k.startswith(name)), name) for name in names
+    ]
 
 
 def _together(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (description, text) of each way to write several values together."""
     names = ", ".join(values)
+    if all(_is_single(value) or isinstance(value, list) for value in values.values()):
+        yield f"{names}, as JSON", json.dumps(values, default=str)
     if all(map(_is_single, values.values())):
-        yield f"{names}, as JSON", json.dumps(values)
+        yield f"{names}, in lines", "\n".join(f"{k}: {v}" for k, v in values.items())
         yield f"{names}, in tags", "\n".join(f"<{k}>{v}</{k}>" for k, v in values.items())
     for one, other in permutations(values, 2) if len(values) == 2 else ():
         if not _is_single(values[one]):
@@ -208,7 +220,7 @@ def answers_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[in
             for name, value in _leaves(column, row.get(column)):
                 for way, text in _texts(name, value):
                     ways.setdefault(way, {})[number] = text
-    enough = [way for way, answers in ways.items() if len(answers) > len(rows) / 2]
+    enough = [way for way, answers in ways.items() if len(answers) > len(rows) / 4]
     distinct: dict[str, dict[int, str]] = {}
     for way in enough:
         if not any(ways[way] == other for other in distinct.values()):
@@ -221,11 +233,13 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if _is_single(value):
         yield name, value
     elif isinstance(value, Mapping):
-        yield name, json.dumps(value, default=str)
         for key, part in value.items():
             yield from _leaves(f"{name}.{key}", part)
-    elif isinstance(value, list) and value and isinstance(value[-1], Mapping):
-        yield f"{name}[-1]", value[-1].get("content") or ""  # the last turn of a chat
+        yield name, json.dumps(value, default=str)
+    elif isinstance(value, list) and value and isinstance(value[-1], Mapping | list):
+        if isinstance(value[-1], Mapping) and "content" in value[-1]:
+            yield f"{name}[-1]", value[-1]["content"] or ""  # the last turn of a chat
+        yield name, json.dumps(value, default=str)
     elif isinstance(value, list | tuple) and value and isinstance(value[0], str | int | float):
         yield f"{name}[0]", value[0]
         yield f"{name}, with commas", ", ".join(map(str, value))
@@ -245,6 +259,8 @@ def _texts(name: str, value: Any) -> Iterator[tuple[str, str]]:
     tags = re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", text, re.DOTALL)
     if tags:
         yield f"{name}, in <{tags[-1][0]}>", tags[-1][1]
+        if len(tags) == 1 and re.fullmatch(r"<(\w+)>.*</\1>", text.strip(), re.DOTALL):
+            return
     if text.lstrip()[:1] == "[" and (first := _first_of(text)):
         yield f"{name}[0]", first
     if fenced := re.findall(r"```\w*\n(.*?)\n?```", text, re.DOTALL):

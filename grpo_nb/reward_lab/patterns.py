@@ -12,6 +12,7 @@ from typing import Any
 
 WILD, SPACE = "\0", "\1"  # stand for a part that may be any text, and for space that may be there
 LEAST = 3  # characters, besides white space, that a pattern spells out; `\d+` tells nothing
+MARKS = re.compile(r"[<>\[\]{}#`\\\n:]")  # of what stands around an answer
 UNIT = re.compile(r"[$€£¥%°]")  # tells something by itself
 MANY = 12  # forms that are read from the patterns of a set of rewards
 PATTERN = re.compile(r"\\[sdwSDW]|\.[*+]|\[\^|\(\?")  # no sentence holds one of these
@@ -60,7 +61,7 @@ def sample_of(pattern: str) -> str:
     except (re.error, RecursionError, OverflowError):
         return ""
     text = re.sub(rf"(?<=[\w:=]){SPACE}+(?={WILD})", " ", text).replace(SPACE, "")
-    return re.sub(f"{WILD}+", WILD, text)
+    return re.sub(rf"{WILD}+(\.{WILD}+)*", WILD, text)  # a number with decimals is one answer
 
 
 def _sample(parts: Iterable[tuple[Any, Any]]) -> str:
@@ -74,7 +75,7 @@ def _of_one(kind: str, value: Any) -> str:
         return _sample(value[-1])
     if kind == "BRANCH":  # one of several words is as good as any text
         texts = list(map(_sample, value[1]))
-        return WILD if all(text.strip(WILD).isalnum() for text in texts) else texts[0]
+        return WILD if all(texts) and not any(map(MARKS.search, texts)) else texts[0]
     if kind.endswith("_REPEAT"):
         least, most, part = value
         one = _sample(part)

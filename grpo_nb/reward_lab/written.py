@@ -146,6 +146,7 @@ def forms_of(
         dict.fromkeys(forms),
         key=lambda form: (
             -_told(form, context),
+            -_count_told(form, context),
             _opened(form),
             "{reasoning}" not in form,
             len(form),
@@ -206,6 +207,12 @@ def _told(form: str, prompts: str) -> float:
     words = [word.strip() for word in MARKER.findall(plain)]
     marks = [*MARK.findall(plain), *(word for word in words if word.endswith(":"))]
     return sum(mark in prompts for mark in marks) / len(marks) if marks else 0.5
+
+
+def _count_told(form: str, prompts: str) -> int:
+    """Return how many marks a form has if all of them stand in the prompts."""
+    marks = {*MARK.findall(fill(form, "1", "1"))}
+    return len(marks) if all(mark in prompts for mark in marks) else 0
 
 
 def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:

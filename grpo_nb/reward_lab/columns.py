@@ -239,6 +239,8 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list) and value and isinstance(value[-1], Mapping | list):
         if isinstance(value[-1], Mapping) and "content" in value[-1]:
             yield f"{name}[-1]", value[-1]["content"] or ""  # the last turn of a chat
+        elif all(isinstance(line, list) for line in value):
+            yield f"{name}, in lines", "\n".join(" ".join(map(str, line)) for line in value)
         yield name, json.dumps(value, default=str)
     elif isinstance(value, list | tuple) and value and isinstance(value[0], str | int | float):
         yield f"{name}[0]", value[0]

@@ -627,6 +627,10 @@ COLUMNS = [
         "options": [*CITIES[n:], *CITIES[:n]],
         "correct": (n * 5) % 6,
         "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": city * 2}],
+        "solution": f"<answer> {city} </answer>",
+        "golden": {"target": [city, city.lower()]},
+        "entities": [{"text": city, "label": "LOC"}],
+        "grid": [[n, n + 1], [2, 0]],
     }
     for n, city in enumerate(CITIES)
 ]
@@ -662,6 +666,30 @@ TOGETHER = {
         lambda t, s: re.findall(r"\[(\d+)\]", t) == [*map(str, s)],
         "[1] > [2]",
     ),
+    "an answer in tags": (
+        ("solution",),
+        lambda t, s: re.findall(r"^<answer>(.*)</answer>$", t) == [s[9:-10]],
+        "<answer>Rome</answer>",
+    ),
+    "the first of several in a mapping": (
+        ("golden",),
+        lambda t, g: t in g["target"],
+        "Rome",
+    ),
+    "a list of records": (
+        ("entities",),
+        lambda t, e: as_json(t) == e,
+        '[{"text": "Rome", "label": "LOC"}]',
+    ),
+    "a grid": (
+        ("grid",),
+        lambda t, g: (
+            [[*map(int, x.split())] for x in t.split("\n")] == g
+            if re.fullmatch(r"[\d\s]+\d", t)
+            else False
+        ),
+        "0 1\n2 0",
+    ),
     "the last turn of a chat": (
         ("messages",),
         lambda t, m: t.strip() == m[-1]["content"],
@@ -682,6 +710,32 @@ def test_a_right_answer_is_made_of_what_the_columns_say_together(kind):
     verdict = found(reward, COLUMNS)
     assert verdict.reference.endswith(reference) and verdict.passed, verdict
     assert verdict.amounts["the right answer"] == 1
+
+
+def test_a_record_may_be_read_by_several_rewards():
+    def of(name):
+        def func(completions, **columns):
+            rows = zip(completions, columns[name], strict=True)
+            objects = [(text[:1] == "{" and as_json(text) or {}, value) for text, value in rows]
+            return [float(each.get(key) == value) for each, value in objects]
+
+        key = name.split("_")[0]
+        func.__kwdefaults__, func.__name__ = {name: None}, name
+        return func
+
+    ask = 'Write {"city": "…", "sources": […]}.'
+    rows = [{"prompt": ask, "city": r["name"], "sources_used": r["sources"]} for r in COLUMNS]
+    verdict = found([of("city"), of("sources_used")], rows)
+    assert verdict.reference == '{"city": "Rome", "sources": [1, 2]}' and verdict.passed, verdict
+    assert verdict.roles == {"city": "right", "sources_used": "right"}
+
+
+def test_attacks_count_only_where_the_right_answer_earns_more():
+    """A row whose own answer is not read would be won by everything."""
+    rows = [{"prompt": f"{n}?", "answer": "π" if n % 2 else str(n * 37)} for n in range(8)]
+    plain = mine(lambda t, a: float(said(t) == a if a.isdigit() else False))
+    verdict = found(plain, rows)
+    assert names_of(verdict, "stop") == [] and "reference loses" in names_of(verdict), verdict
 
 
 def test_an_option_of_another_row_is_no_wrong_option():

@@ -716,7 +716,7 @@ def test_a_record_may_be_read_by_several_rewards():
     def of(name):
         def func(completions, **columns):
             rows = zip(completions, columns[name], strict=True)
-            objects = [(text[:1] == "{" and as_json(text) or {}, value) for text, value in rows]
+            objects = [((text[:1] == "{" and as_json(text)) or {}, value) for text, value in rows]
             return [float(each.get(key) == value) for each, value in objects]
 
         key = name.split("_")[0]

@@ -63,7 +63,7 @@ def test_the_tiny_base_samples_really_and_once(runs_dir, monkeypatch):
     first = baseline.sample(Run("p"), ROWS[:4], CONFIG)
     assert [len(group) for group in first.samples_P_G] == [2] * 4
     assert all(one.tokens == 8 if one.truncated else one.tokens <= 8 for one in first.samples)
-    monkeypatch.delattr(models, "open_engine")
+    monkeypatch.setattr(models, "open_engine", None)
     assert baseline.sample(Run("p"), ROWS[:4], CONFIG) == first
 
 

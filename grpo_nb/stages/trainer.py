@@ -479,7 +479,15 @@ def attach(
         ValueError: An argument has a value that no training run can use, the trainer has other
             rewards than the run, or settings have changed since training was interrupted, and
             `train.resume` is "auto".
+        RuntimeError: Unsloth replaced TRL's trainer after this one's class was imported.
     """
+    import trl
+
+    if not isinstance(trainer, trl.GRPOTrainer):
+        raise RuntimeError(
+            "GRPOTrainer was imported before Unsloth, so it is TRL's class and not Unsloth's: "
+            "restart the kernel, and import unsloth before trl"
+        )
     policy = policy or models.policy_of(trainer.model, trainer.processing_class)
     refuse_unusable(trainer.args, stage, policy, rewards)
     if isinstance(trainer, RunTrainer):  # the cell is run again
@@ -527,6 +535,7 @@ def build_trainer(
 
     Raises:
         ValueError: `args` has a value that no training run can use; or as `attach`.
+        RuntimeError: As `attach`.
     """
     import trl
 

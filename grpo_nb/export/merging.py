@@ -70,8 +70,8 @@ def merge(
     Raises:
         ValueError: The adapter belongs to another base or is all zero, or the merge or a GGUF file
             fails the gate.
-        RuntimeError: There is not enough memory or disk space, a package for GGUF is missing, or the
-            converter does not take the model.
+        RuntimeError: There is not enough memory or disk space, a package for GGUF files is missing,
+            or the converter does not take the model.
     """
     kinds = llama_cpp.kinds_of(gguf)
     prompts = [row["prompt"] for row in islice(dataset, parity_prompts)] or list(QUESTIONS)

@@ -96,7 +96,7 @@ def throughput(answers: list[str]) -> None:
 def floods() -> None:
     slowest = (0.0, "", "")
     for name, func in built_in().items():
-        if {"tests", "environments"} & set(func.columns):  # they run programs or tools
+        if {"tests", "environments", "entry"} & {*func.columns}:  # they run programs, tools, tasks
             continue
         given = dict(COLUMNS, answer="{}") if name.startswith("json") else COLUMNS
         columns = {column: [given[column]] for column in func.columns}

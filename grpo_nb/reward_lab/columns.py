@@ -20,7 +20,7 @@ COPIED = 0.3  # an answer that is more than this share of its prompt is the prom
 EXPRESSION = "an expression of the row's numbers"
 TOOL_CALL = "a call of the row's tool"
 JOINS = ("{} {}", "{}, {}", "({}, {})", "{}{}", "{}/{}", "{}-{}", "{}:{}")
-MOST_JOINED = 3  # columns of one reward that are written together
+MOST_JOINED = 3  # columns that are written together
 
 
 def columns_in_use(scorer: Scorer) -> list[str]:
@@ -120,7 +120,7 @@ def _place(texts: Any, place: Any) -> int | None:
 
 
 def joined(scorer: Scorer) -> dict[str, dict[int, str]]:
-    """Return the ways to write what two or three columns say together that one reward reads.
+    """Return the ways to write what up to three columns say together that rewards read.
 
     These are a value with its unit, a point, an answer with its citations, a record.
     """

@@ -15,7 +15,7 @@ from grpo_nb.rewards.contract import Scored, reward
 LONGEST_CHARACTERS = 10_000
 NO_NUMBER = re.compile(r"(?i)\b(?:nan|inf|infinity)[ij]?\b")  # two scorers take it for right
 # {task whose scorer runs an answer as code: what an answer may be written as}
-EVALUATED = dict.fromkeys(("countdown", "coin_flip"), r"(?!.*\*\*)[\d\s+*/().-]{1,200}")
+EVALUATED = dict.fromkeys(("countdown", "coin_flip"), r"(?![\s\S]*\*\*)[\d\s+*/().-]{1,200}")
 EVALUATED |= dict.fromkeys(
     ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"),
     r"(?![\s\S]*\bfor\b)[\w\s\[\]'\",]{1,1000}",

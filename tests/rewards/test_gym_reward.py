@@ -17,6 +17,7 @@ WRITES = (
 )
 LOOPS = "[" + " ".join(["'a'", *(f"for {name} in '{'a' * 90}'" for name in "abcdef")]) + "]"
 NEVER_ENDS = (LOOPS, "9**9**8", "1e999999999", "1/1e-999999999", "[" * 5000, "9" * 5000, "(" * 5000)
+NEVER_ENDS += ("(9\n**9\n**8)",)
 SLOW = {"knight_swap"}  # takes seconds to begin
 
 

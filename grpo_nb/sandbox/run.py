@@ -1,6 +1,5 @@
 """Run a program in the sandbox that works here, against its tests or for its output."""
 
-from importlib.util import find_spec
 from typing import Any
 
 from grpo_nb.sandbox.bubblewrap import bubblewrap_problem, in_bubblewrap
@@ -64,12 +63,17 @@ def _run(code: str, asks: list[Any], limits: Limits, backend: str) -> Outcome:
 
 def choose_backend(backend: str = "auto") -> str:
     """Return the backend that will run: "bubblewrap" or "monty", never one that isolates less."""
-    problem = "" if backend == "monty" else bubblewrap_problem()
-    if backend != "monty" and not problem:
+    if backend not in ("auto", "bubblewrap", "monty"):
+        raise ValueError(f"backend {backend!r}: use 'auto', 'bubblewrap' or 'monty'")
+    if backend != "monty" and not (problem := bubblewrap_problem()):
         return "bubblewrap"
-    if backend != "bubblewrap" and find_spec("pydantic_monty"):
-        return "monty"
-    raise RuntimeError(
-        "no sandbox for generated code: `apt-get install bubblewrap` (0.8 or later) and allow user "
-        f"namespaces, or `pip install pydantic-monty`; bubblewrap: {problem or 'not asked for'}"
-    )
+    if backend == "bubblewrap":
+        advice = "`apt-get install bubblewrap` (0.8 or later), allow user namespaces"
+        raise RuntimeError(f"bubblewrap does not work here ({problem}): {advice}")
+    try:
+        import pydantic_monty  # noqa: F401
+    except ImportError:
+        advice = "`apt-get install bubblewrap` or `pip install pydantic-monty`"
+        other = f"; bubblewrap: {problem}" if backend == "auto" else ""
+        raise RuntimeError(f"no sandbox for generated code: {advice}{other}") from None
+    return "monty"

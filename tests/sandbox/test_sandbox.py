@@ -480,11 +480,15 @@ def test_auto_takes_monty_only_where_bubblewrap_does_not_work(request):
 
 def test_with_neither_nothing_runs_and_the_error_says_what_to_install(no_bubblewrap, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydantic_monty", None)
-    for backend in ("auto", "monty", "bubblewrap"):
+    for backend in ("auto", "monty"):
         with pytest.raises(RuntimeError) as caught:
             run_tests(SQUARE, CALLS, backend=backend)
         assert "apt-get install bubblewrap" in str(caught.value)
         assert "pip install pydantic-monty" in str(caught.value)
+    with pytest.raises(RuntimeError, match=r"bubblewrap does not work here .*apt-get install"):
+        run_tests(SQUARE, CALLS, backend="bubblewrap")
+    with pytest.raises(ValueError, match="'docker': use 'auto', 'bubblewrap' or 'monty'"):
+        run_tests(SQUARE, CALLS, backend="docker")
 
 
 def test_a_sandbox_that_fails_is_no_fault_of_the_program(monkeypatch):

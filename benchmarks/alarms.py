@@ -216,10 +216,10 @@ def trained(recipe: Recipe) -> dict[str, Any]:
     shown = stages.read_completions(stage.run, chosen, policy.tokenizer, cap)
     shown = shown[shown["step"].isin((1, STEPS // 2, STEPS))].groupby("step").head(8)
     told = shown[["step", "question", "reference", "completion", "advantage"]]
-    known = trainer.monitor.watch.expected
+    expected = trainer.monitor.watch.expected
     about = recipe._asdict() | {"run": recipe.name, "learning_rate": grpo.learning_rate}
     about |= {"num_generations": grpo.num_generations, "max_completion_length": cap}
-    about |= {**known._asdict(), "seconds": round(time.time() - started, 1), **facts}
+    about |= {**expected._asdict(), "seconds": round(time.time() - started, 1), **facts}
     return {"about": about, "lines": lines, "completions": told.to_dict("records")}
 
 

@@ -460,7 +460,7 @@ class RewardCheck:
         requests = written.asked_forms([prompt_text(row) for row in scorer.rows[:3]])
         texts += [written.fill(form, "1", "so it is") for form in requests[:3]]
         words = [] if scorer.any_slow else literals.words_of(scorer)
-        stuffed = ["\n".join([word] * literals.TIMES) for word in (*words, " ".join(words))]
+        stuffed = literals.stuffed(words, "\n").values() if words else ()
         rows = range(1 if scorer.any_slow else min(GROUP, len(scorer.rows)))
         pairs = [(row, text) for text in [*texts, *stuffed] for row in rows]
         earned = scorer.totals(pairs).reshape(-1, len(rows)).mean(axis=1)

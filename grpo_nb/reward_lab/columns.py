@@ -136,11 +136,16 @@ def joined(scorer: Scorer) -> dict[str, dict[int, str]]:
 
 
 def _keys_for(names: Sequence[str], prompt: str) -> list[str]:
-    """Return the columns' names, in place of each the key in the prompt's JSON that begins so."""
-    keys = re.findall(r'"(\w+)"\s*:', prompt)
-    return [
-        next((k for k in keys if name.startswith(k) or k.startswith(name)), name) for name in names
+    """Return the columns' names, in place of each the key in the prompt's JSON that begins so.
+
+    >>> _keys_for(["city", "city_code", "sources_used"], 'Write {"city": 1, "sources": 2}.')
+    ['city', 'city_code', 'sources']
+    """
+    more = [key for key in re.findall(r'"(\w+)"\s*:', prompt) if key not in names]
+    keys = [
+        next((k for k in more if name.startswith(k) or k.startswith(name)), name) for name in names
     ]
+    return keys if len({*keys}) == len(keys) else list(names)
 
 
 def _together(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -30,11 +30,11 @@ def words_of(scorer: Scorer) -> list[str]:
     return list(dict.fromkeys(text for text in texts if text.strip()))[:MOST]
 
 
-def stuffed(words: Sequence[str]) -> dict[str, str]:
+def stuffed(words: Sequence[str], between: str = " ") -> dict[str, str]:
     """Return {name of an attack: text}: each string repeated, and all of them once and repeated."""
     whole = " ".join(words)
-    texts = {f"{word!r} repeated": " ".join([word] * TIMES) for word in words}
-    return texts | {"all of its strings": whole, "all, repeated": " ".join([whole] * TIMES)}
+    texts = {f"{word!r} repeated": between.join([word] * TIMES) for word in words}
+    return texts | {"all of its strings": whole, "all, repeated": between.join([whole] * TIMES)}
 
 
 def _text_of(text: str) -> str:

@@ -1,7 +1,7 @@
 """Score answers to the tasks of reasoning-gym, whose scorers are made for honest programs.
 
-Some of these scorers run an answer as Python code. They get an answer only if it is written as an
-answer of its task may be (`EVALUATED`): without calls, loops and powers.
+Five of these scorers run an answer as Python code. Four do so only where they pay a part of the
+points: they get no answer but a right one (`WHOLE`). countdown gets only arithmetic without powers.
 """
 
 import json
@@ -14,12 +14,11 @@ from grpo_nb.rewards.contract import Scored, reward
 
 LONGEST_CHARACTERS = 10_000
 NO_NUMBER = re.compile(r"(?i)\b(?:nan|inf|infinity)[ij]?\b")  # two scorers take it for right
-# {task whose scorer runs an answer as code: what an answer may be written as}
-EVALUATED = dict.fromkeys(("countdown", "coin_flip"), r"(?![\s\S]*\*\*)[\d\s+*/().-]{1,200}")
-EVALUATED |= dict.fromkeys(
-    ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"),
-    r"(?![\s\S]*\bfor\b)[\w\s\[\]'\",]{1,1000}",
-)
+# Tasks whose scorers run whatever is not right as code, for a part of the points.
+WHOLE = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
+# Tasks whose scorers compute an answer: Python's or sympy's numbers grow without end by powers.
+COMPUTED = {"countdown", "coin_flip"}
+ARITHMETIC = re.compile(r"(?![\s\S]*\*\*)[\d\s+*/().-]{1,200}")
 INSTALL = "reasoning-gym is not installed: pip install 'reasoning-gym==0.1.25', or '.[gym]'"
 
 
@@ -58,7 +57,7 @@ def gym_reward(
         form: The form of completions.
     """
     text, about = (form.extract(response) or "").strip(), json.loads(entry)
-    if fault := _fault(text, answer, about["task"]):
+    if fault := _fault(text, answer, about):
         return Scored(0.0, fault)
     try:
         dataset = _dataset(about["task"], json.dumps(about["options"]))
@@ -69,13 +68,17 @@ def gym_reward(
     return Scored(score if partial else float(score >= 1), f"{about['task']} gives {points}")
 
 
-def _fault(text: str, answer: str, task: str) -> str:
+def _fault(text: str, answer: str, about: dict[str, Any]) -> str:
     """Return why an answer cannot be right and is not given to the scorer; "" if it may be."""
+    task = about["task"]
     if not text or len(text) > LONGEST_CHARACTERS:
         return f"an answer of {len(text)} characters"
     if text == answer:
         return ""
     if NO_NUMBER.search(text):
         return "not a number"
-    match = re.fullmatch(EVALUATED.get(task, r"[\s\S]*"), text)
-    return "" if match else f"not written as an answer to {task} may be"
+    if task in WHOLE and text not in about["metadata"].get("valid_answers", ()):
+        return "not the answer"
+    if task in COMPUTED and not ARITHMETIC.fullmatch(text):
+        return f"not written as an answer to {task} may be"
+    return ""

@@ -54,6 +54,28 @@ def test_an_answer_is_right_if_the_scorer_says_so_in_any_spelling_it_takes():
     assert paid(f"({terms})", terms, entry) == 1
 
 
+@pytest.mark.parametrize(
+    "task", ["binary_matrix", "n_queens", "spiral_matrix", "string_insertion", "countdown"]
+)
+def test_code_never_reaches_a_scorer_that_would_run_it(task, monkeypatch):
+    answer, entry = entry_of(task)
+    code = ["answer", "oracle_answer", "[[0]]", "['a']", "entry['answer']", "(lambda: 1)()", "9**9"]
+    seen = []
+    monkeypatch.setattr(DATASETS[task][0], "score_answer", lambda _, text, entry: seen.append(text))
+    assert all(paid(text, answer, entry, partial=True) == 0 for text in code)
+    assert not seen
+
+
+def test_any_of_the_boards_of_n_queens_is_right():
+    made = [reasoning_gym.create_dataset("n_queens", size=20, seed=seed) for seed in range(3)]
+    item = next(
+        each for data in made for each in data if len(each["metadata"]["valid_answers"]) > 1
+    )
+    entry = json.dumps({"task": "n_queens", "options": {}, "metadata": item["metadata"]})
+    for board in item["metadata"]["valid_answers"]:
+        assert paid(board, item["answer"], entry) == 1
+
+
 @pytest.mark.parametrize("text", ["", " ", "NaN", "nanj", "inf", "[NaN, NaN]", "1" * 20_000])
 def test_nothing_and_what_is_no_number_earn_nothing(text):
     for task in ("complex_arithmetic", "number_sorting", "prime_factorization", "power_function"):

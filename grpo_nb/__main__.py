@@ -191,7 +191,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as error:
         reason, code = error, 2
     except RuntimeError as error:
-        reason, code = error, 128 + error.signal if hasattr(error, "signal") else 1
+        number = getattr(error, "signal", 0)
+        reason, code = error, 128 + number if number else 1
     except OSError as error:
         reason, code = error, 1
     except KeyboardInterrupt as stop:

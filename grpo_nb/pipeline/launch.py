@@ -18,7 +18,7 @@ from typing import Any
 from grpo_nb import models, ranks
 from grpo_nb.files import read_json
 from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.pipeline.notebooks import QUIET, assigned, kept_settings
+from grpo_nb.pipeline.notebooks import QUIET, assigned
 from grpo_nb.runs import NOTEBOOKS, Run, config, resolve_stages
 
 # A process that lost the connection to another one waits this long before it records its error.
@@ -50,13 +50,9 @@ def train(
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # the launcher prints the first error from it
             sys.stderr = sys.stdout
-    ranks.recorded(_train)(run, settings_of(run, assigned(assignments)), force)
+    settings = config.of_stage("03", run.settings("03")) | assigned(assignments)
+    ranks.recorded(_train)(run, settings, force)
     ranks.end()
-
-
-def settings_of(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of stage 03: those of earlier calls, and over them those of this one."""
-    return config.of_stage("03", kept_settings(run, "03")) | settings
 
 
 def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:

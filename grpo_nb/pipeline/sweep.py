@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from grpo_nb.files import read_yaml
 from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.pipeline.notebooks import Stopped, resolve_run, with_full_paths
+from grpo_nb.pipeline.notebooks import StageFailed, resolve_run, with_full_paths
 from grpo_nb.runs import Run, runs_root
 from grpo_nb.runs.settings import Section, setting
 from grpo_nb.signals import signals
@@ -183,7 +183,7 @@ def run_sweep(sweep: Sweep, command: Command = trial_command, ray: str = "") -> 
     Raises:
         ValueError: Before anything starts: a run exists with other settings, Ray is not installed,
             or no cluster can be reached.
-        Stopped: SIGTERM or SIGINT was received; running trials saved their work.
+        StageFailed: SIGTERM or SIGINT was received; running trials saved their work.
     """
     stop, trials = Event(), waiting(sweep)
     runs_root().mkdir(parents=True, exist_ok=True)
@@ -199,7 +199,7 @@ def run_sweep(sweep: Sweep, command: Command = trial_command, ray: str = "") -> 
     rest = sum(bool(Run(trial.name).undone()) for trial in sweep.trials)
     counts = f"{len(sweep.trials) - rest} of {len(sweep.trials)} trials are done"
     if received and rest:
-        raise Stopped(f"sweep stopped, {counts}; the same command continues it", received[0])
+        raise StageFailed(f"sweep stopped, {counts}; the same command continues it", received[0])
     print(f"sweep {sweep.name}: {counts}")
     print(f"compare: python -m grpo_nb report {runs_root()}/{sweep.name}-*")
     return int(rest > 0)

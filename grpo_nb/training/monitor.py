@@ -273,9 +273,8 @@ class Monitor(TrainerCallback):
             self.skipped = 0
             return
         model.zero_grad(set_to_none=True)
-        loss_failed = ranks.anywhere(getattr(self.trainer, "_loss_failed", False))
         scaler = getattr(self.trainer.accelerator, "scaler", None)
-        if not (unscored or loss_failed) and scaler and scaler.get_scale() > 1:
+        if not unscored and scaler and scaler.get_scale() > 1:
             # torch's GradScaler begins at 65,536, and halves its scale after each such step.
             scale = f"{scaler.get_scale():g}"
             print(f"step {step}: fp16 overflows at a loss scale of {scale}; no update is made")

@@ -49,7 +49,6 @@ SETTINGS = {
     "grpo.max_steps": 2,
     "grpo.num_generations": 4,
     "grpo.per_device_train_batch_size": 8,
-    "train.resume": "never",
     "grpo.save_steps": 2,
     "grpo.warmup_steps": 0,
     "grpo.bf16": False,

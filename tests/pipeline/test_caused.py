@@ -41,7 +41,7 @@ def test_a_training_is_paid_shuffled_rewards_and_validated_by_true_ones(start):
     lines = training.read_lines(one.folder / "metrics.jsonl")
     assert [line["step"] for line in lines if "eval/accuracy" in line] == [0, 1]
     one.stage.run.write_config(one.stage.config)  # as stage 03 does
-    sampled = stages.read_completions(one.stage.run, MATH, one.policy.tokenizer, 32)
+    sampled = stages.read_completions(one.stage.run, MATH)
     assert "a placebo: these scores are shuffled" in completions(sampled.query("step > 0").tail(2))
 
 
@@ -248,11 +248,8 @@ def several(tmp_path_factory):
     [
         ("--name no", "needs a run that is trained and evaluated, but 01_prepare_data of 'no'"),
         ("--name half", "04_merge_and_infer of 'half' is failed"),
-        ("--name mine-placebo", "'mine-placebo' is itself a placebo, shuffled"),
-        (
-            "--name taken",
-            "taken-shuffled exists and is not a 'shuffled' placebo: rename or move it",
-        ),
+        ("--name mine-placebo", "'mine-placebo' is itself a placebo, or"),
+        ("--name taken", "taken-shuffled is none of kind 'shuffled': give another run"),
         ("--name brief --placebo format-only", "which none of"),
         ("--name mine --placebo shufled", "'shufled': did you mean 'shuffled'?"),
         (

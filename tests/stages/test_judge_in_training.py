@@ -42,7 +42,7 @@ def falls_silent_after(server, steps, trainer):
         if update.line["step"] == steps:
             server.script = [500]
 
-    trainer.watch(watch)
+    trainer.monitor.watchers.append(watch)
 
 
 def test_a_judge_that_is_down_costs_no_step_and_no_data(server):

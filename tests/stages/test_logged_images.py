@@ -25,12 +25,12 @@ def test_the_log_holds_no_image_and_each_completion_finds_its_reference(start):
         logs["advantages"].append(0.0)
         for name in MATH.names:
             logs["rewards"][name].append(1.0)
-    trainer.watch(updates.append)
+    trainer.monitor.watchers.append(updates.append)
     trainer.log({"loss": 0.1, "reward": 1.0})
     [path] = (run / "train/completions").glob("*.parquet")
     assert path.stat().st_size < 20_000 and b"\x89PNG" not in path.read_bytes()
     assert "PIL" not in pd.read_parquet(path).to_string()
-    table = stages.read_completions(run, MATH, trainer.processing_class, 99)
+    table = stages.read_completions(run, MATH)
     assert table["reference"].tolist() == [row["answer"] for row in ROWS[::-1]]
     assert set(table["question"]) == {"Which color?"}
     [update] = updates

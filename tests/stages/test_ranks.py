@@ -15,10 +15,9 @@ from trainings import arguments_of, comparable, lines_of, make_run
 
 from grpo_nb import ranks, runs, stages, training
 from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.pipeline import launch as launch_module
 from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.runs import Run, refuse_undone
-from grpo_nb.runs.config import resolve
+from grpo_nb.runs.config import of_stage, resolve
 from grpo_nb.training.interruptions import is_whole
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -230,13 +229,13 @@ def test_vllm_is_driven_by_trl_where_its_mode_is_set(runs_dir):
     of_trl = {"policy.backend": "transformers", "model.load_in_4bit": False}
     settings = of_trl | {"grpo.vllm_mode": "server", "grpo.vllm_server_base_url": "http://x:1"}
     config = resolve("tiny-cpu", settings)
-    stages.refuse_unknown_trl(config)
+    stages.refuse_arguments(config.grpo.model_extra)
     passed = arguments_of(config)
     assert passed["use_vllm"] and passed["vllm_mode"] == "server"
     assert passed["vllm_server_base_url"] == "http://x:1"
     assert passed["vllm_max_model_length"] == config.model.max_seq_length
     for name, other in (("policy.backend", "unsloth"), ("model.load_in_4bit", True)):
-        with pytest.raises(ValueError, match=rf"vllm_mode with .*{name} = {other!r}.*; set both"):
+        with pytest.raises(ValueError, match="vllm_mode needs policy"):
             resolve("tiny-cpu", settings | {name: other})
 
 
@@ -245,25 +244,14 @@ def test_stage_03_takes_what_was_set_before_it_and_what_is_set_now(runs_dir):
     run_pipeline("x", "tiny-cpu", early, last="01")
     run = Run("x")
     assert list(run.manifest()) == ["01"]
-    settings = launch_module.settings_of(run, {"grpo.learning_rate": "5e-4"})
-    stage = runs.start("03", "x", settings, force=True)
+    settings = of_stage("03", run.settings("03"))
+    stage = runs.start("03", "x", settings | {"grpo.learning_rate": "5e-4"}, force=True)
     run.lock().release(force=True)
     now = {"grpo.max_steps": 7, "grpo.learning_rate": "5e-4", "grpo.epsilon_high": 0.28}
     assert set(run.settings()) == {*now, "data.eval_rows"}, "and nothing that is a default"
     assert (stage.config.grpo.max_steps, stage.config.grpo.learning_rate) == (7, 5e-4)
     with pytest.raises(ValueError, match="eval_rows belongs to 01_prepare_data: set it there"):
-        runs.start("03", "x", launch_module.settings_of(run, {"data.eval_rows": 8}), force=True)
-
-
-@pytest.mark.parametrize("resume", ["always", "auto"])
-def test_how_to_resume_is_for_one_call_and_the_rest_is_kept(runs_dir, resume):
-    run = Run("x")
-    run.write_config(resolve("tiny-cpu", {"grpo.max_steps": 7}))
-    for given, now in (({"grpo.max_steps": "9", "train.resume": resume}, resume), ({}, "auto")):
-        settings = launch_module.settings_of(run, given)
-        config = runs.start("03", "x", settings, force=True).config
-        run.lock().release(force=True)
-        assert (config.grpo.max_steps, config.train.resume) == (9, now)
+        runs.start("03", "x", {"data.eval_rows": 8}, force=True)
 
 
 def test_without_a_launcher_one_process_trains_and_hands_on(demo_run, runs_dir):

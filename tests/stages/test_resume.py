@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainings import comparable, lines_of, make_run, scale_loss, steps_that_move, trainer_of
+from trainings import (
+    comparable,
+    lines_of,
+    make_run,
+    scale_loss,
+    steps_that_move,
+    stop_at,
+    trainer_of,
+)
 
 import grpo_nb
 from grpo_nb import rewards
@@ -61,7 +69,7 @@ def ends_as(straight, run):
 
 
 def stop_after(trainer, step):
-    trainer.watch(lambda update: update.line["step"] == step and trainer.buttons.stop.set())
+    stop_at(trainer, step)
     with pytest.raises(KeyboardInterrupt, match=f"stopped after step {step}"):
         trainer.train()
 
@@ -145,14 +153,14 @@ def test_step_1_begins_with_a_policy_that_is_not_trained_yet(runs_dir, stopped, 
             one.train()
     else:
         stop_after(one, 3)
-        never = {"train.resume": "never"}
+        never = {"seed": 1}
     kept = steps_of(run / "train")
     for trainer in (trainer_of(run, one.policy, **never), *([] if never else [one])):
         with pytest.raises(ValueError, match="load the policy and build the trainer again"):
             trainer.train()
     assert steps_of(run / "train") == kept and not (run / "train.old-1").exists()
     trainer_of(run, **never).train()
-    assert ends_as(straight, run)
+    assert never or ends_as(straight, run)
 
 
 def test_a_signal_saves_first(start):
@@ -190,13 +198,9 @@ def test_a_full_disk_keeps_the_checkpoints_before(start):
     assert start().plan == "goes on after step 2 of 12"
 
 
-@pytest.mark.parametrize(
-    ("scaled", "factor"), [(False, math.nan), (True, math.nan), (False, math.inf)]
-)
-def test_an_update_that_is_not_finite_is_left_out_and_three_end_the_training(start, scaled, factor):
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+def test_an_update_that_is_not_finite_is_left_out_and_three_end_the_training(start, factor):
     trainer = start(**{"train.eval_steps": 0})
-    if scaled:  # as in fp16, where the scale may be all that is wrong
-        scale_loss(trainer, 2.0**10)
     compute = trainer.compute_loss
 
     def poisoned(model, inputs, *args, **kwargs):
@@ -210,8 +214,8 @@ def test_an_update_that_is_not_finite_is_left_out_and_three_end_the_training(sta
         trainer.train()
     for parameter in trainer.model.parameters():
         assert parameter.isfinite().all()
-    losses = [line["loss"] for line in lines_of(trainer.stage.run)]
-    assert [loss is None for loss in losses] == [False, True, False, True, True, True]
+    norms = [line["grad_norm"] for line in lines_of(trainer.stage.run)]
+    assert [norm is None for norm in norms] == [False, True, False, True, True, True]
     assert "not a number" in {alert.name for alert in trainer.monitor.alerts}
     assert is_whole(trainer.stage.run / "train/checkpoint-6")
 
@@ -284,34 +288,28 @@ def test_an_out_of_memory_error_says_what_to_lower_and_keeps_the_steps(start):
     assert " and ".join(f"{name} = {value}" for name, value in smaller.items()) in lower
     again = start(
         **{f"grpo.{name}": value for name, value in smaller.items()},
-        **{"grpo.max_steps": 3, "train.resume": "always"},
+        **{"grpo.max_steps": 3, "train.eval_steps": 0},
     )
     assert again.plan == "goes on after step 2 of 3"
 
 
-def test_other_settings_are_not_mixed_with_a_training_that_was_cut_off(start):
+def test_a_training_with_other_settings_begins_anew_and_keeps_the_one_before(start):
     first = start()
     stop_after(first, 1)
     assert [line["step"] for line in lines_of(first.stage.run)] == [1]
-    assert (first.stage.run / "train/adapter/adapter_model.safetensors").is_file()
-    with pytest.raises(ValueError, match=r"1 steps .* settings \(grpo.learning_rate\)"):
-        start(**{"grpo.learning_rate": 5e-4})
-    with pytest.raises(ValueError, match=r"settings \(the prompts held out to validate on\)"):
-        start(**{"train.eval_steps": 0})
-    always = start(**{"grpo.learning_rate": 5e-4, "train.resume": "always"})
-    assert always.plan == "goes on after step 1 of 12"
-    never = start(**{"train.resume": "never"})
-    assert never.plan == (
-        "begins at step 1 of 12; what was trained here before (1 steps) is kept as train.old-1/. "
-        "To continue up to step 12: train.resume = 'always'"
+    other = start(**{"grpo.learning_rate": 5e-4, "train.eval_steps": 0})
+    assert other.plan == (
+        "begins at step 1 of 12; what was trained here before (1 steps, with other "
+        "grpo.learning_rate, the prompts held out to validate on) is kept as train.old-1/"
     )
-    assert {check.state for check in grpo_nb.preflight(never)} == {"ok"}
+    assert {check.state for check in grpo_nb.preflight(other)} == {"ok"}
     assert checkpoints.trained_steps(first.folder) == 1, "it is put aside as the training begins"
+    assert start().plan == "goes on after step 1 of 12"
 
 
 def test_stop_halts_run_all_in_a_notebook_and_the_same_trainer_goes_on(start):
     trainer = start(**{"grpo.max_steps": 3})
-    trainer.monitor.dashboard = TrainingDashboard(trainer.buttons)  # as in a notebook
+    trainer.monitor.dashboard = TrainingDashboard(trainer.monitor.buttons)  # as in a notebook
     stop_after(trainer, 1)
     assert (trainer.folder / "adapter/adapter_model.safetensors").is_file(), "cells below can go on"
     phase = trainer.monitor.dashboard.now["phase"]
@@ -325,7 +323,7 @@ def test_stop_halts_run_all_in_a_notebook_and_the_same_trainer_goes_on(start):
     groups = json.loads(f"[{board.new_groups}]")
     assert [group["step"] for group in groups] == [1, 2, 3]
     trainer.policy.close()
-    with pytest.raises(ValueError, match="this policy was closed, which freed its weights"):
+    with pytest.raises(ValueError, match="this policy was closed, or has been trained"):
         trainer.train()
 
 
@@ -333,22 +331,23 @@ def test_a_training_that_ended_goes_on_only_if_there_is_more_to_do(start):
     first = start(**{"grpo.max_steps": 1})
     first.train()
     before = (first.folder / "adapter/adapter_model.safetensors").read_bytes()
-    for how in ("auto", "always"):
-        again = start(**{"grpo.max_steps": 1, "train.resume": how})
-        assert again.plan.startswith("all 1 steps are trained, and their adapter is handed on")
-        again.train()
-        assert (first.folder / "adapter/adapter_model.safetensors").read_bytes() == before
-        assert [line["step"] for line in lines_of(first.stage.run)] == [1]
-    longer = start(**{"grpo.max_steps": 2, "train.resume": "always"})
+    again = start(**{"grpo.max_steps": 1})
+    assert again.plan.startswith("all 1 steps are trained: to train them again, remove ")
+    again.train()
+    assert (first.folder / "adapter/adapter_model.safetensors").read_bytes() == before
+    longer = start(**{"grpo.max_steps": 2})
     assert longer.plan == "goes on after step 1 of 2"
     longer.train()
     assert [line["step"] for line in lines_of(longer.stage.run)] == [1, 2]
+    assert "train.old-1" in start(**{"grpo.max_steps": 1}).plan
 
 
 def test_a_signal_in_the_last_step_hands_on_what_is_trained(start):
     """Also where the hand-off itself was cut off: the last checkpoint has the weights."""
     last = start(**{"grpo.max_steps": 2, "train.eval_steps": 0})
-    last.watch(lambda update: update.line["step"] == 2 and os.kill(os.getpid(), signal.SIGTERM))
+    last.monitor.watchers.append(
+        lambda update: update.line["step"] == 2 and os.kill(os.getpid(), signal.SIGTERM)
+    )
     with pytest.raises(KeyboardInterrupt, match="stopped after step 2"):
         last.train()
     adapter = last.folder / "adapter/adapter_model.safetensors"
@@ -377,7 +376,7 @@ def test_a_checkpoint_that_is_damaged_is_removed_and_the_one_before_counts(runs_
         assert newest_checkpoint(run / "train") == str(fourth)
         content = (fourth / name).read_bytes()
         (fourth / name).write_bytes(change(content, len(content) // 2))
-        assert checkpoints.newest(run / "train") == str(second) and not fourth.exists()
+        assert checkpoints.begin(run / "train", {}, True) == str(second) and not fourth.exists()
         assert "checkpoint-4 cannot be read: removed" in capsys.readouterr().out
 
     damaged("trainer_state.json", lambda content, half: content[:half])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import vision_families
+from trainings import stop_at
 from vision_families import FAMILIES, learn, trainer_of
 
 import grpo_nb
@@ -43,7 +44,7 @@ def test_a_training_that_goes_on_ends_with_the_same_bytes(folders, runs_dir):
     straight = trainer_of(folders["qwen3_vl"], "straight", **TWICE)
     straight.train()
     cut = trainer_of(folders["qwen3_vl"], "cut", **TWICE)
-    cut.watch(lambda update: update.line["step"] == 2 and cut.buttons.stop.set())
+    stop_at(cut, 2)
     with pytest.raises(KeyboardInterrupt):
         cut.train()
     again = trainer_of(folders["qwen3_vl"], "cut", **TWICE)
@@ -146,7 +147,7 @@ def test_the_guard_notices_samples_that_did_not_see_the_image(folders, runs_dir)
 
 
 def test_the_warm_up_learns_with_images(folders, runs_dir):
-    from grpo_nb.stages.sft import train_on
+    from grpo_nb.stages.warm_start import train_on
 
     settings = {"train.sft_steps": 12, "data.sft_rows": 8, "train.sft_learning_rate": 1e-2}
     config = vision_families.settings_of(folders["qwen3_vl"], **settings)

@@ -44,8 +44,7 @@ QUIET = {
 KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=50"]
 KERNEL_ENDED = (
     "stopped because its kernel died: the system killed it when memory ran out "
-    "(docs/troubleshooting.md#out-of-memory), a user killed it, or a cell called exit. What was "
-    "written before is kept"
+    "(docs/troubleshooting.md#out-of-memory), or a user did. What was written before is kept"
 )
 
 
@@ -252,8 +251,6 @@ def _execute_stage(run: Run, stage: str, parameters: dict[str, Any]) -> None:
         while wait([task], timeout=0.25).not_done:
             if sys.stdout.isatty():
                 print(f"{run.progress():<79}", end="\r", flush=True)
-        if sys.stdout.isatty():
-            print(" " * 79, end="\r", flush=True)
         try:
             task.result()
         except StageFailed as error:
@@ -300,10 +297,6 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Non
     note = f"The notebook up to there: {target}"
     if entry != before:  # otherwise the stage did not start, and its earlier results are valid
         run.record(stage, {"status": "failed", "error": why})
-    if stage == "03":
-        from grpo_nb.stages.checkpoints import trained_steps
-
-        note += f"\nThe training is kept up to step {trained_steps(run / 'train')}"
     raise StageFailed(f"{NOTEBOOKS[stage]} {why}\n{note}")
 
 

@@ -10,8 +10,7 @@ import fcntl
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,10 +177,10 @@ class Run:
 
     def progress(self) -> str:
         """Return the progress that the running stage has reported; "" if there is none."""
-        try:
-            state = read_json(self / "progress.json")
-        except FileNotFoundError:
+        path = self / "progress.json"
+        if not path.exists():
             return ""
+        state = read_json(path)
         return f"{NOTEBOOKS[state['stage']]} {state['done']}/{state['total']} {state['note']}"
 
     def files(self, *relatives: str) -> dict[str, str]:
@@ -203,13 +202,12 @@ def find_run(path: str) -> Run:
     Raises:
         FileNotFoundError: There is no such run.
     """
-    place = Path(path.removesuffix("/config.yaml"))
-    for folder in (place, runs_root() / place):
+    for folder in (Path(path), runs_root() / path):
         if (folder / "manifest.json").exists():
             return Run(folder.resolve())
     raise FileNotFoundError(
-        f"{place} is not a run: neither it nor {runs_root() / place} holds a manifest.json; give "
-        "a run's folder, such as runs/demo, or its name"
+        f"{path} is not a run: neither it nor {runs_root() / path} holds a manifest.json; give a "
+        "run's folder, such as runs/demo, or its name"
     )
 
 
@@ -241,21 +239,6 @@ class Stage:
         if get_ipython():
             line, place = f"{done}/{total}  {note}", f"progress {self._started} {self._part[2]}"
             display({"text/plain": line}, raw=True, display_id=place, update=not is_new)
-
-    @contextmanager
-    def under_way(self) -> Iterator[None]:
-        """Release the run's lock if the block is left by an exception or an interrupt.
-
-        A notebook's kernel lives on, but its stage, which has not ended, then counts as cut off.
-        Entering the block again takes the lock.
-        """
-        if self.run.manifest().get(self.stage, {}).get("status") == "running":
-            self.run.lock()
-        try:
-            yield
-        except BaseException:
-            self.run.lock().release(force=True)
-            raise
 
     @by_main
     def record_checks(self, checks: Iterable[Check]) -> None:

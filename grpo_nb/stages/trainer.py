@@ -39,7 +39,7 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,10 +161,6 @@ class RunTrainer:
                 checkpoint is kept, and the adapter that was trained so far.
             RuntimeError, MemoryError, …: An error ended training; a checkpoint is kept.
         """
-        with self.stage.under_way() if ranks.is_main() else nullcontext():
-            return self._train()
-
-    def _train(self) -> TrainOutput:
         checkpoint = ranks.from_main(self._begin)
         # Set before anything is restored, so that a failure while restoring saves nothing.
         self.state.global_step = begun = step_of(checkpoint)

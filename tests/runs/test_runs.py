@@ -123,20 +123,6 @@ def test_a_run_in_use_is_refused_and_freed_when_its_process_is_killed(runs_dir):
     assert Run("held").lock().is_locked
 
 
-def test_a_stage_that_is_interrupted_in_a_living_kernel_is_cut_off_until_it_goes_on(runs_dir):
-    stage = start("01")
-    with pytest.raises(KeyboardInterrupt), stage.under_way():
-        raise KeyboardInterrupt("stopped after step 3")
-    assert stage.run.state("01").status == "cut off"
-    with stage.under_way():
-        assert stage.run.state("01").status == "running"
-    assert stage.run.state("01").status == "running"
-    finish("01")
-    with pytest.raises(ValueError), stage.under_way():
-        raise ValueError("refused")
-    assert stage.run.state("01").status == "done"
-
-
 def test_a_stage_needs_those_before_it(runs_dir):
     refused(r"no config.yaml: run 01_prepare_data first", "02")
     run = start("01").run

@@ -14,7 +14,7 @@ from conftest import TINY_SETTINGS, held
 from grpo_nb import runs, stages
 from grpo_nb.__main__ import main
 from grpo_nb.pipeline import notebooks as pipeline
-from grpo_nb.runs import NOTEBOOKS, Run, Stage
+from grpo_nb.runs import NOTEBOOKS, Run
 
 
 @pytest.fixture
@@ -84,12 +84,6 @@ def test_a_later_stage_runs_again_alone_with_what_was_set_before(again):
     assert len(list((again / "train/completions").iterdir())) == 2
     lines = (again / "train/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 2]  # two are validations
-
-
-def test_what_a_run_is_at_is_what_its_stage_says(runs_dir):
-    assert Run("p").progress() == ""
-    Stage(Run("p"), "03", None).progress(3, 9, "reward 1.20")
-    assert Run("p").progress() == "03_train_grpo 3/9 reward 1.20"
 
 
 def test_the_doctor_reports_and_says_what_to_type(capsys, monkeypatch):

@@ -18,7 +18,6 @@ import papermill
 import pytest
 import refresh
 from conftest import TINY_SETTINGS
-from nbclient import NotebookClient
 
 from grpo_nb import data, export, runs
 from grpo_nb.colab import RUNS_ON_DRIVE, wanted
@@ -295,27 +294,6 @@ def uncommented(stage, *names):
 
 
 WEIGHTS = {"correct": 1, "soft_format_reward": 0.25}
-
-
-LOADING = """
-from grpo_nb import models
-from grpo_nb.runs.config import resolve
-policy = models.load_policy(resolve("tiny-cpu"))
-policy.engine
-models.load_checkpoint("data/tiny_base", adapter=None, quantization="16bit")
-"""
-
-
-def test_no_bars_of_libraries_stand_in_a_notebook(runs_dir, monkeypatch):
-    """As in JupyterLab, whose kernels have none of `QUIET`, and are no forks."""
-    for name in (*QUIET, "JUPYTER_PATH"):  # a run in this process leaves them; that of the forks
-        monkeypatch.delenv(name, raising=False)
-    cell = nbformat.v4.new_code_cell(LOADING)
-    notebook = nbformat.v4.new_notebook(cells=[cell])
-    resources = {"metadata": {"path": str(PROJECT_ROOT)}}
-    NotebookClient(notebook, kernel_name="python3", resources=resources).execute()
-    shown = str(notebook.cells[0].outputs)
-    assert "widget-view" not in shown and "/s]" not in shown
 
 
 def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):

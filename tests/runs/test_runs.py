@@ -100,16 +100,6 @@ def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_folder_is_replaced_whole(tmp_path):
-    target = tmp_path / "adapter"
-    target.mkdir()
-    (target / "stale").touch()
-    with atomic_path(target) as temporary:
-        temporary.mkdir()
-        (temporary / "fresh").touch()
-    assert [path.name for path in target.iterdir()] == ["fresh"]
-
-
 def test_no_half_written_manifest_survives_a_kill(runs_dir):
     assert python(KILLED_WHILE_WRITING).returncode == -signal.SIGKILL
     assert json.loads((runs_dir / "k/manifest.json").read_text()) == {"01": {"status": "done"}}
@@ -179,21 +169,6 @@ def test_a_stage_that_runs_again_with_another_result_makes_the_later_ones_stale(
     assert run.outdated("04") == ""
 
 
-def test_a_merge_is_stale_from_the_start_of_a_training_until_another_one_has_ended(runs_dir):
-    run = finish_all()
-    start("03")
-    run.lock().release()
-    assert (run.state("03").status, run.state("04").status) == ("cut off", "stale")
-    assert run.outdated("04").startswith("03_train_grpo was run again")
-    finish("03", "trained otherwise")
-    for _ in range(2):
-        start("04")
-        run.lock().release()
-        assert run.outdated("04").startswith("03_train_grpo was run again after 04_merge")
-    finish("04", "other")
-    assert run.outdated("04") == ""
-
-
 def test_settings_reach_later_stages_and_stay_with_what_they_made(runs_dir):
     finish("01", settings={"data.eval_rows": 9, "seed": 4})
     config = start("02", {"rewards.baseline_prompts": 3}).config
@@ -206,13 +181,6 @@ def test_settings_reach_later_stages_and_stay_with_what_they_made(runs_dir):
     assert finish("02").config().grpo.max_completion_length == 200
     fresh = start("03").config
     assert (fresh.grpo.max_completion_length, fresh.grpo.model_extra) == (48, {})
-
-
-def test_another_profile_makes_stale_what_its_settings_change_and_sets_nothing(runs_dir):
-    finish_all()
-    run = runs.start("01", "r", {"seed": 4}, profile="t4-16gb").run
-    assert run.config().profile == "t4-16gb"
-    assert run.settings() == {"seed": 4} and run.state("03").status == "stale"
 
 
 def test_later_settings_that_no_longer_fit_are_left(runs_dir):

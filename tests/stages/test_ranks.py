@@ -13,11 +13,10 @@ import pytest
 from safetensors.torch import load_file
 from trainings import arguments_of, comparable, lines_of, make_run
 
-from grpo_nb import ranks, runs, stages, training
+from grpo_nb import ranks, stages, training
 from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.pipeline.notebooks import run_pipeline
 from grpo_nb.runs import Run, refuse_undone
-from grpo_nb.runs.config import of_stage, resolve
+from grpo_nb.runs.config import resolve
 from grpo_nb.training.interruptions import is_whole
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -126,22 +125,6 @@ def test_a_run_killed_three_times_ends_as_one_that_was_not(runs_dir):
     assert completions(killed)["step"].drop_duplicates().tolist() == list(range(1, 9))
 
 
-def test_a_kill_between_moving_a_training_and_the_next_loses_nothing(runs_dir):
-    contents = lambda folder: {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}  # noqa: E731
-    run = make_run("moved", **(TWO | {"grpo.max_steps": 1}))
-    assert launch(run, processes=0).returncode == 0
-    before = list(contents(run / "train").values())
-    run.write_config(resolve("tiny-cpu", run.settings(), {"grpo.learning_rate": 2e-3}))
-    done = launch(run, "moved", processes=0)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert list(contents(run / "train.old-1").values()) == before
-    assert not (run / "train").exists()
-    last = launch(run, processes=0)
-    assert last.returncode == 0, last.stderr
-    assert "begins at step 1 of 1\n" in last.stdout
-    assert list(contents(run / "train.old-1").values()) == before
-
-
 def test_two_processes_train_as_one_and_go_on_with_each_other_s_work(runs_dir):
     """The same completions are planted: sampling differs, each process has random numbers.
 
@@ -237,21 +220,6 @@ def test_vllm_is_driven_by_trl_where_its_mode_is_set(runs_dir):
     for name, other in (("policy.backend", "unsloth"), ("model.load_in_4bit", True)):
         with pytest.raises(ValueError, match="vllm_mode needs policy"):
             resolve("tiny-cpu", settings | {name: other})
-
-
-def test_stage_03_takes_what_was_set_before_it_and_what_is_set_now(runs_dir):
-    early = {"grpo.max_steps": 7, "grpo.epsilon_high": 0.28, "data.eval_rows": 16}
-    run_pipeline("x", "tiny-cpu", early, last="01")
-    run = Run("x")
-    assert list(run.manifest()) == ["01"]
-    settings = of_stage("03", run.settings("03"))
-    stage = runs.start("03", "x", settings | {"grpo.learning_rate": "5e-4"}, force=True)
-    run.lock().release(force=True)
-    now = {"grpo.max_steps": 7, "grpo.learning_rate": "5e-4", "grpo.epsilon_high": 0.28}
-    assert set(run.settings()) == {*now, "data.eval_rows"}, "and nothing that is a default"
-    assert (stage.config.grpo.max_steps, stage.config.grpo.learning_rate) == (7, 5e-4)
-    with pytest.raises(ValueError, match="eval_rows belongs to 01_prepare_data: set it there"):
-        runs.start("03", "x", {"data.eval_rows": 8}, force=True)
 
 
 def test_without_a_launcher_one_process_trains_and_hands_on(demo_run, runs_dir):

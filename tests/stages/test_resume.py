@@ -16,7 +16,6 @@ from trainings import (
     comparable,
     lines_of,
     make_run,
-    scale_loss,
     steps_that_move,
     stop_at,
     trainer_of,
@@ -27,7 +26,7 @@ from grpo_nb import rewards
 from grpo_nb.files import sha256
 from grpo_nb.stages import checkpoints
 from grpo_nb.stages.validation import Validation
-from grpo_nb.training.interruptions import is_whole, newest_checkpoint, steps_of
+from grpo_nb.training.interruptions import newest_checkpoint, steps_of
 from grpo_nb.updates import Update
 from grpo_nb.views import TrainingDashboard
 
@@ -198,28 +197,6 @@ def test_a_full_disk_keeps_the_checkpoints_before(start):
     assert start().plan == "goes on after step 2 of 12"
 
 
-@pytest.mark.parametrize("factor", [math.nan, math.inf])
-def test_an_update_that_is_not_finite_is_left_out_and_three_end_the_training(start, factor):
-    trainer = start(**{"train.eval_steps": 0})
-    compute = trainer.compute_loss
-
-    def poisoned(model, inputs, *args, **kwargs):
-        loss = compute(model, inputs, *args, **kwargs)
-        return loss * factor if trainer.state.global_step in (1, 3, 4, 5) else loss
-
-    trainer.compute_loss = poisoned
-    with pytest.raises(
-        RuntimeError, match=r"not finite \(NaN or inf\), .* in 3 steps in a row, up to step 6"
-    ):
-        trainer.train()
-    for parameter in trainer.model.parameters():
-        assert parameter.isfinite().all()
-    norms = [line["grad_norm"] for line in lines_of(trainer.stage.run)]
-    assert [norm is None for norm in norms] == [False, True, False, True, True, True]
-    assert "not a number" in {alert.name for alert in trainer.monitor.alerts}
-    assert is_whole(trainer.stage.run / "train/checkpoint-6")
-
-
 def only(score):
     """A set of one reward, of completions in a step: a number, None, or by their length."""
 
@@ -230,17 +207,6 @@ def only(score):
         return [float(len(completion[0]["content"])) for completion in completions]
 
     return rewards.reward_set([(only, 1.0)])
-
-
-@pytest.mark.parametrize("down", [None, 1e308])
-def test_one_step_without_scores_is_left_out_and_the_training_goes_on(start, down, capsys):
-    by_length = only(lambda step: down if step == 2 else "length")
-    one = start(by_length, **{"grpo.max_steps": 3, "train.eval_steps": 0})
-    moved = steps_that_move(one)
-    one.train()
-    assert [line["step"] for line in lines_of(one.stage.run)] == [1, 2, 3]
-    assert moved == [3]  # in the first the learning rate is still 0
-    assert "step 2: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("score", [None, math.inf])
@@ -254,21 +220,6 @@ def test_a_validation_without_scores_does_not_count(start, score, capsys):
     one.train()
     assert "step 2: this validation has no score" in capsys.readouterr().out
     assert (one.folder / "adapter").is_dir() and not (one.folder / "best").exists()
-
-
-def test_overflows_of_fp16_do_not_end_a_training(start, capsys):
-    """GradScaler begins with a scale that is too high, and halves it after each such step."""
-    one = start(**{"train.eval_steps": 0, "grpo.max_steps": 8})
-    scaler = scale_loss(one)
-    assert {check.name: check.state for check in grpo_nb.preflight(one)}["gradient"] == "ok"
-    assert scaler.get_scale() == 2.0**28
-    moved = steps_that_move(one)
-    one.train()
-    assert len(lines_of(one.stage.run)) == 8
-    skipped = [step for step in range(1, 9) if step not in moved]
-    assert skipped[:4] == [1, 2, 3, 4] and moved
-    assert scaler.get_scale() == 2.0 ** (28 - len(skipped))
-    assert "fp16 overflows at a loss scale of" in capsys.readouterr().out
 
 
 def test_an_out_of_memory_error_says_what_to_lower_and_keeps_the_steps(start):

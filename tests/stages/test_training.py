@@ -59,11 +59,6 @@ def test_the_adapter_is_safetensors_alone_and_has_moved(demo_run):
     assert any(np.abs(w).max() > 0 for name, w in weights.items() if "lora_B" in name)
 
 
-def test_a_nan_metric_is_stored_as_null(tmp_path):
-    training.append_line(tmp_path / "m.jsonl", {"step": 1, "kl": float("nan")})
-    assert training.read_lines(tmp_path / "m.jsonl") == [{"step": 1, "kl": None}]
-
-
 @given(st.integers(0, 300), st.integers(0, 80))
 def test_rows_held_out_are_few_and_never_trained_on(rows, count):
     train, held_out = validation.hold_out([{"n": n} for n in range(rows)], count)

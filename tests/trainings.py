@@ -50,7 +50,7 @@ def trainer_of(run, policy=None, chosen=MATH, rows=None, **settings):
 def arguments_of(config, vllm=False):
     """What GRPOConfig is built from, without a policy."""
     policy = models.Policy(None, None, vllm)
-    return stages.arguments.grpo_arguments(Stage(Run("arguments"), "03", config), policy, MATH)
+    return stages.grpo_arguments(Stage(Run("arguments"), "03", config), policy, MATH)
 
 
 def lines_of(run):

@@ -7,7 +7,6 @@ Each process executes the cells of notebook 3 as a script. Only the first one wr
 prints. See docs/launch.md.
 """
 
-import ast
 import os
 import sys
 import time
@@ -69,7 +68,7 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
 
 
 def execute_cells(notebook: Path, parameters: Mapping[str, Any]) -> None:
-    """Execute a notebook's code cells in this process, and print what they show as sentences.
+    """Execute a notebook's code cells in this process; what they only show is left out.
 
     Args:
         notebook: The notebook; its code uses no magics.
@@ -78,15 +77,8 @@ def execute_cells(notebook: Path, parameters: Mapping[str, Any]) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     cells = [cell for cell in read_json(notebook)["cells"] if cell["cell_type"] == "code"]
     for number, cell in enumerate(cells, 1):
-        place, text = f"{notebook.name}, cell {number}", "".join(cell["source"])
-        *statements, last = ast.parse(text).body or [ast.Pass(lineno=1, col_offset=0)]
-        shows = isinstance(last, ast.Expr) and not text.endswith(";")
-        body = statements if shows else [*statements, last]
-        exec(compile(ast.Module(body, []), place, "exec"), names)
-        if shows:
-            value = eval(compile(ast.Expression(last.value), place, "eval"), names)
-            if type(value).__str__ is not object.__str__:  # neither a table nor a picture
-                print(value)
+        code = compile("".join(cell["source"]), f"{notebook.name}, cell {number}", "exec")
+        exec(code, names)
         if "parameters" in cell["metadata"].get("tags", ()):
             names |= parameters
 

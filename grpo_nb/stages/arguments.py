@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trl import GRPOConfig
 
     from grpo_nb.runs import Stage
-    from grpo_nb.runs.config import RunConfig
+    from grpo_nb.runs.config import ModelConfig, RunConfig
 
 ARGUMENTS = read_yaml(Path(__file__).with_name("arguments.yaml"))
 SETTING_OF = ARGUMENTS["setting_of"]
@@ -121,14 +121,17 @@ def grpo_arguments(stage: "Stage", policy: Policy, rewards: RewardSet) -> dict[s
     if config.data.environment:
         turns = environments.load(config.data.environment).max_turns
         arguments["max_tool_calling_iterations"] = turns
-    if "vllm_mode" in extra:  # TRL itself runs vLLM
-        arguments |= {
-            "use_vllm": True,
-            "vllm_gpu_memory_utilization": config.model.gpu_memory_utilization,
-            "vllm_enable_sleep_mode": config.model.unsloth_vllm_standby,
-            "vllm_max_model_length": config.model.max_seq_length,
-        }
-    return arguments | extra
+    return arguments | (_vllm_by_trl(config.model) if "vllm_mode" in extra else {}) | extra
+
+
+def _vllm_by_trl(model: "ModelConfig") -> dict[str, Any]:
+    """Return the arguments that let TRL itself run vLLM."""
+    return {
+        "use_vllm": True,
+        "vllm_gpu_memory_utilization": model.gpu_memory_utilization,
+        "vllm_enable_sleep_mode": model.unsloth_vllm_standby,
+        "vllm_max_model_length": model.max_seq_length,
+    }
 
 
 def effective(

@@ -62,12 +62,12 @@ def test_a_name_cannot_leave_the_runs_folder():
             Run(name)
 
 
-def test_a_run_is_found_by_its_name_its_folder_and_its_file(runs_dir, monkeypatch):
+def test_a_run_is_found_by_its_name_and_its_folder(runs_dir, monkeypatch):
     run = finish("01")
     monkeypatch.setenv("GRPO_NB_RUNS", ".")
     monkeypatch.chdir(runs_dir)
     assert Run("r").path == runs_dir / "r", "also for kernels, which work elsewhere"
-    for given in ("r", str(run.path), str(run / "config.yaml")):
+    for given in ("r", str(run.path)):
         assert find_run(given).path == run.path
     with pytest.raises(FileNotFoundError, match=r"x is not a run: neither it nor .*/x holds a m"):
         find_run("x")

@@ -225,8 +225,7 @@ def test_without_a_launcher_one_process_trains_and_hands_on(demo_run, runs_dir):
     run = Run("alone")
     shutil.copytree(demo_run.path, run.path)
     short = ["--set", "grpo.max_steps=2", "--set", "policy.backend=transformers"]
-    config = str(run / "config.yaml")
-    done = python("-m", "grpo_nb", "train", config, *short, root=runs_dir)
+    done = python("-m", "grpo_nb", "train", str(run.path), *short, root=runs_dir)
     assert done.returncode == 0, done.stderr
     assert "on 1 process(es)" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("next: 04_merge_and_infer.ipynb")

@@ -108,7 +108,7 @@ def leaked(rows: list[dict]) -> list[dict]:
 
 def seeded(policy: Any, stage: Any, rows: list[dict], hack: Hack) -> None:
     """SFT on the base's own samples, of which a share shows the trick."""
-    from grpo_nb.stages.sft import train_on
+    from grpo_nb.stages.warm_start import train_on
 
     shown: list[dict] = []
     every, count = round(1 / hack.share), SEED_STEPS * 16
@@ -208,12 +208,12 @@ def trained(recipe: Recipe) -> dict[str, Any]:
         )
         lines.append({**update.line, **right})
 
-    trainer.watch(keep)
+    trainer.monitor.watchers.append(keep)
     facts["true/first"] = whole()["eval/accuracy"]
     trainer.train()
     facts["true/last"] = whole()["eval/accuracy"]
     cap = grpo.max_completion_length
-    shown = stages.read_completions(stage.run, chosen, policy.tokenizer, cap)
+    shown = stages.read_completions(stage.run, chosen)
     shown = shown[shown["step"].isin((1, STEPS // 2, STEPS))].groupby("step").head(8)
     told = shown[["step", "question", "reference", "completion", "advantage"]]
     expected = trainer.monitor.watch.expected

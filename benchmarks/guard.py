@@ -104,7 +104,7 @@ def cost() -> None:
         begun = time.process_time()
         looks.append(begun - before)
 
-    trainer.watch(note)
+    trainer.monitor.watchers.append(note)
     trainer.train()
     step, look = statistics.median(steps[1:]), statistics.median(looks)
     share = 2 * look / (100 * step + 2 * look)

@@ -64,7 +64,7 @@ def train(name: str, settings: dict[str, Any], *watchers: Any) -> stages.RunTrai
     policy = models.load_policy(config)
     trainer = stages.build_trainer(policy, chosen, data.load(stage.run, "train"), stage)
     for watcher in watchers:
-        trainer.watch(watcher)
+        trainer.monitor.watchers.append(watcher)
     trainer.train()
     policy.close()
     stage.finish(*TRAINED)

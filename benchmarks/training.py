@@ -20,7 +20,6 @@ from pathlib import Path
 
 TURNS, TURN, STEPS, PROMPTS = 5, 10, 100, 64
 SETTINGS = {"grpo.max_steps": TURN, "train.eval_steps": 0, "grpo.save_steps": 25, "seed": 0}
-SETTINGS |= {"train.resume": "never"}
 
 
 def bare(folder, stage, policy, rewards, rows) -> float:
@@ -50,7 +49,7 @@ def ours(stage, policy, rewards, rows) -> float:
     from grpo_nb import stages, views
 
     trainer = stages.build_trainer(policy, rewards, rows, stage)
-    trainer.watch(views.TrainingDashboard(trainer.buttons))
+    trainer.monitor.watchers.append(views.TrainingDashboard(trainer.monitor.buttons))
     started = time.process_time()
     trainer.train()
     return (time.process_time() - started) / trainer.args.max_steps

@@ -50,9 +50,9 @@ def train(tiny: "scenarios.Tiny", plant, seed: int) -> tuple[int, list[float]]:
     def stop(update) -> None:
         alerts.extend(update.line["step"] for alert in update.alerts if alert.name == RULE)
         if alerts:
-            trainer.buttons.stop.set()
+            trainer.monitor.buttons.stop.set()
 
-    trainer.watch(stop)
+    trainer.monitor.watchers.append(stop)
     try:
         trainer.train()
     finally:

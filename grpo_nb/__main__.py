@@ -17,42 +17,29 @@ COMMON = """the most common settings; docs/settings.md explains them all:
   --set grpo.max_steps=200           optimizer steps
   --set grpo.learning_rate=2e-4      peak learning rate"""
 
-CHECK = """exit code: 0 if nothing says stop, 1 if something does, 2 if the file cannot be used.
-docs/check-rewards.md says what else the file may define."""
-
-AUTOPSY = """WHAT: TRL's output_dir, a trainer_state.json, JSON lines, CSV, or an executed notebook.
-exit code: 0 if nothing is as grave as --fail-on, 1 if something is, 2 if WHAT cannot be read."""
-
-SERVED = """llama.cpp's server, vLLM, or transformers serve; on export.parity_prompts prompts.
-exit code: 0 if the answers are the model's, 1 if they are not."""
-
 
 def run(placebo: str | None, dry_run: bool, force: bool, **options: Any) -> None:
-    from grpo_nb.pipeline import notebooks
-
-    if placebo is not None:
-        return repeat(placebo, options.pop("name"), dry_run, force, **options)
-    only, first, last = (options.pop(name) for name in ("only", "from", "to"))
-    stages = (first, last) if only is None else (only, only)
-    executed = notebooks.run_pipeline(*notebooks.planned_run(**options), *stages, force, dry_run)
-    if not dry_run:
-        notebooks.print_summary(executed, stages[1])
-
-
-def repeat(kind: str, name: str | None, dry_run: bool, force: bool, **options: Any) -> None:
     from grpo_nb.pipeline import caused, notebooks
     from grpo_nb.runs import Run
 
-    stages = (options.pop("from"), options.pop("to")) != ("01", "04")
-    if not name or stages or any(options.values()):
-        raise ValueError(
-            f"--placebo {kind} repeats a finished run as it was: give its --name, and no other "
-            "option except --dry-run and --force"
-        )
-    placebo = caused.run_placebo(name, kind, force, dry_run)
+    only, first, last = (options.pop(name) for name in ("only", "from", "to"))
+    stages = (first, last) if only is None else (only, only)
+    if placebo is None:
+        plan = notebooks.planned_run(**options)
+        executed = notebooks.run_pipeline(*plan, *stages, force, dry_run)
+    else:
+        name = options.pop("name")
+        if not name or stages != ("01", "04") or any(options.values()):
+            raise ValueError(
+                f"--placebo {placebo} repeats a finished run as it was: give its --name, and no "
+                "other option except --dry-run and --force"
+            )
+        executed = caused.run_placebo(name, placebo, force, dry_run)
     if not dry_run:
-        notebooks.print_summary(placebo)
-        print(*(f"{check.name}: {check.evidence}" for check in caused.caused(Run(name))), sep="\n")
+        notebooks.print_summary(executed, stages[1])
+        if placebo:
+            for check in caused.caused(Run(name)):
+                print(f"{check.name}: {check.evidence}")
 
 
 def sweep(file: Path, ray: str, dry_run: bool) -> int | None:
@@ -131,17 +118,16 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add = _command(commands, "report", report, "compare runs: which is best, and how surely")
     add("runs", nargs="+", metavar="runs/NAME")
     add("--csv", metavar="FILE", help="write the table")
-    what = "test rewards: can they be hacked, and how?"
-    add = _command(commands, "check", judge_file, what, CHECK)
+    add = _command(commands, "check", judge_file, "test rewards; exit code 1 if one can be hacked")
     add("rewards", type=Path, metavar="REWARDS.py", help="functions in TRL's shape")
     add("--data", type=Path, required=True, metavar="ROWS.jsonl", help="JSON lines, or Parquet")
     add("--json", action="store_true", dest="as_json", help="print the verdict as JSON")
-    what = "find out what went wrong in a GRPO run, whoever trained it"
-    add = _command(commands, "autopsy", diagnose, what, AUTOPSY)
-    add("what", type=Path, metavar="WHAT", help="an output folder, a log, an executed notebook")
+    add = _command(commands, "autopsy", diagnose, "find out what went wrong in any GRPO run")
+    what = "TRL's output_dir, a trainer_state.json, JSON lines, CSV, or an executed notebook"
+    add("what", type=Path, metavar="WHAT", help=what)
     add("--correct", default="", metavar="REWARD", help="the reward that says what is right")
     add("--html", type=Path, metavar="FILE", help="write the diagnosis with its curves")
-    add("--fail-on", default="stop", choices=("stop", "warning"), help="default: stop")
+    add("--fail-on", default="stop", choices=("stop", "warning"), help="exit code 1; default: stop")
     what = "say what this machine has, and how to get the rest"
     _command(commands, "doctor", "grpo_nb.pipeline.doctor:report", what)
 
@@ -154,8 +140,8 @@ def _add_of_one_run(commands: argparse._SubParsersAction) -> None:
     add("run", **folder)
     add("--processes", type=int, help="the expected number; refuse any other")
     _add_settings(add)
-    what = "does a server answer as the run's merged model does?"
-    add = _command(commands, "served", "grpo_nb.export.of_run:compare_server", what, SERVED)
+    what = "does a server (llama.cpp, vLLM, transformers) answer as the run's model? else 1"
+    add = _command(commands, "served", "grpo_nb.export.of_run:compare_server", what)
     add("run", **folder)
     add("url", metavar="URL", help="where it listens, such as http://127.0.0.1:8000")
     what = "list the checks of a run, and say what to do next"
@@ -190,10 +176,9 @@ def main(arguments: list[str] | None = None) -> int:
         return result if isinstance(result, int) else 0
     except (ValueError, FileNotFoundError) as error:
         reason, code = error, 2
-    except RuntimeError as error:
-        reason, code = error, 128 + error.signal if hasattr(error, "signal") else 1
-    except OSError as error:
-        reason, code = error, 1
+    except (RuntimeError, OSError) as error:
+        number = getattr(error, "signal", 0)
+        reason, code = error, 128 + number if number else 1
     except KeyboardInterrupt as stop:
         reason, code = stop.args[0] if stop.args else "interrupted", 130
     print("\n".join([f"grpo-nb: {reason}", *getattr(reason, "__notes__", [])]), file=sys.stderr)

@@ -22,7 +22,7 @@ class Update(NamedTuple):
         /clipped_ratio, entropy, kl, clip_ratio/…, grad_norm, learning_rate, step_time), "step",
         host_gib, and with our trainer seconds/generation, seconds/reward, seconds/update,
         tokens_per_second, memory_gib, groups/reward_p10, _p50, _p90 (of the groups' mean rewards),
-        groups/reward_std (mean spread within a group), rewards/<name>/group_std and /seconds.
+        groups/reward_std (mean spread within a group), rewards/<name>/group_std.
         After a validation, the keys are "step", eval/reward, eval/accuracy (if a reward is known to
         say what is right), eval/seconds, and with our trainer eval/exact and eval/format.
     total_steps: The number of steps of the training.

@@ -3,9 +3,8 @@
     python -m torch.distributed.run --nproc_per_node 2 tests/rank.py RUN [FAULT PROCESS STEP]
 
 FAULT: kill, raise or stop (SIGTERM) that process in the rewards of that step; generation, backward
-or saving: kill it there; moved: where an earlier training is put aside and this one has not begun.
-And "planted", or "planted stop": fp32 and no sampling, each completion follows from its step and
-its place among all processes'. Kill -9 leaves no time to tidy up.
+or saving: kill it there. And "planted", or "planted stop": fp32 and no sampling, each completion
+follows from its step and its place among all processes'. Kill -9 leaves no time to tidy up.
 `tests/stages/test_ranks.py` prepares the run.
 """
 
@@ -20,7 +19,6 @@ from grpo_nb import ranks, stages
 from grpo_nb.models import weights
 from grpo_nb.pipeline import launch
 from grpo_nb.runs import Run
-from grpo_nb.stages import checkpoints
 
 
 def die(*_):
@@ -88,8 +86,6 @@ def main(name, fault="", process="0", step="0"):
             fail(trainer, fault, int(process), int(step))
 
     stages.attach = attach_and_plant
-    if fault == "moved":
-        checkpoints.write_json = die
     if planted:
         weights.weights_dtype = lambda: torch.float32  # bf16 would round each pass' size its way
     launch.train(Run(name), [], force=True)  # its rewards were not tested

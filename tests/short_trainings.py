@@ -42,7 +42,7 @@ def train(name, **settings):
             groups = one.policy.generate(PROMPTS, max_completion_length=48)
             answers[:] = [group[0].text for group in groups]
 
-    one.watch(look)
+    one.monitor.watchers.append(look)
     trained = [p for p in one.policy.model.parameters() if p.requires_grad]
     before = [p.detach().clone() for p in trained]
     one.train()

@@ -50,7 +50,7 @@ def trainer_of(run, policy=None, chosen=MATH, rows=None, **settings):
 def arguments_of(config, vllm=False):
     """What GRPOConfig is built from, without a policy."""
     policy = models.Policy(None, None, vllm)
-    return stages.arguments.grpo_arguments(Stage(Run("arguments"), "03", config), policy, MATH)
+    return stages.grpo_arguments(Stage(Run("arguments"), "03", config), policy, MATH)
 
 
 def lines_of(run):
@@ -67,6 +67,12 @@ def comparable(run):
     ]
 
 
+def stop_at(trainer, step):
+    """Press the stop button as that step is logged."""
+    stop = trainer.monitor.buttons.stop
+    trainer.monitor.watchers.append(lambda update: update.line["step"] == step and stop.set())
+
+
 def steps_that_move(one):
     """Filled in as it trains: the steps after which a trained weight is another one."""
     moved, weights = [], [p for p in one.policy.model.parameters() if p.requires_grad]
@@ -79,7 +85,7 @@ def steps_that_move(one):
             moved.append(update.line["step"])
         before = now
 
-    one.watch(look)
+    one.monitor.watchers.append(look)
     return moved
 
 

@@ -40,6 +40,7 @@ from grpo_nb.pipeline import notebooks
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, refuse_undone
 from grpo_nb.runs.config import flatten, resolve, stage_of, stored
+from grpo_nb.stages.checkpoints import trained_steps
 from grpo_nb.training.placebo import paid_weights
 
 CAUSED = "the reward did it"
@@ -51,7 +52,7 @@ PLACEBOS = {  # the kinds of placebo, each with the name of its check
     "format-only": "caused by more than format",
 }
 # The settings in which a placebo may differ from its run.
-OF_THE_PLACEBO = ("train.placebo", "train.resume", "rewards.reward_weights")
+OF_THE_PLACEBO = ("train.placebo", "rewards.reward_weights")
 # What a placebo does not copy: what stages 03 and 04 write, the locks, and what it writes itself.
 OWN = ("train", "model", "eval", "figures", "notebooks", ".*", "manifest.json", "config.yaml")
 
@@ -102,23 +103,22 @@ def run_placebo(name: str, kind: str, force: bool = False, dry_run: bool = False
         ValueError: Before anything starts: there is no such kind of placebo; the run is not done,
             has changed since, or is a placebo itself; its rewards do not allow this kind; or
             another run has the placebo's name.
-        StageFailed, Stopped, RuntimeError: From `notebooks.run_pipeline`.
+        StageFailed, RuntimeError: From `notebooks.run_pipeline`.
     """
     refuse_unknown("placebo", kind, list(PLACEBOS))
     run, placebo = Run(name), _placebo(Run(name), kind)
     if why := run.why_undone():
         raise ValueError(f"a placebo needs a run that is trained and evaluated, but {why}")
-    if (own_kind := run.config().train.placebo) != "none":
-        raise ValueError(
-            f"{name!r} is itself a placebo, {own_kind}: name the run that it was made for"
-        )
     refuse_undone(run, "05")
-    settings = stored(run.config())
-    settings.pop("train.resume")  # it applies to one training run only
-    config = resolve(run.config().profile, {"train.placebo": kind}, stored=settings)
+    before = run.config()
+    config = resolve(before.profile, {"train.placebo": kind}, stored=stored(before))
     paid_weights(load_rewards(config.rewards), kind)
-    if placebo.manifest() and placebo.config().train.placebo != kind:
-        raise ValueError(f"{placebo.path} exists and is not a {kind!r} placebo: rename or move it")
+    kinds = before.train.placebo, placebo.config().train.placebo if placebo.manifest() else kind
+    if kinds != ("none", kind):
+        raise ValueError(
+            f"{name!r} is itself a placebo, or {placebo.path} is none of kind {kind!r}: give "
+            "another run, or move that folder away"
+        )
     if dry_run:
         print(notebooks.plan(placebo, config, "03", "04"))
         return placebo
@@ -141,9 +141,7 @@ def _check(run: Run, kind: str) -> Check:
     name, placebo = PLACEBOS[kind], _placebo(run, kind)
     command = f"python -m grpo_nb run --name {run.name} --placebo {kind}"
     try:
-        if not placebo.manifest():
-            return Check(name, "not yet", "no placebo was trained", command)
-        if why := placebo.why_undone():
+        if why := placebo.why_undone() if placebo.manifest() else "no placebo was trained":
             return Check(name, "not yet", why, command)
         cause = compare(run, placebo)
     except (FileNotFoundError, ValueError) as error:
@@ -180,21 +178,19 @@ def compare(run: Run, placebo: Run) -> Cause:
     gain = compare_pair(baseline, ours, seed)
     of_placebo = compare_pair(baseline, theirs, seed)
     pair = compare_pair(theirs, ours, seed)
-    training = run.manifest()["03"].get("checks", [])
-    states = {check["name"]: check["state"] for check in training}
-    why = ""
+    states = {check["name"]: check["state"] for check in run.manifest()["03"].get("checks", [])}
     if pair["differences"]["accuracy"]["interval"] is None:
-        why = "no completion could be scored"
+        detail = ": no completion could be scored"
     elif (count := len(last)) < LEAST_PROMPTS:
-        why = f"{count} held-out prompts are too few: at least {LEAST_PROMPTS} (data.eval_rows)"
+        detail = f": {count} held-out prompts are too few: at least {LEAST_PROMPTS}"
     elif gain["verdict"] != "better":
-        why = f"{run.name} is not better than its baseline, so there is no gain to explain"
+        detail = f": {run.name} is not better than its baseline, so there is no gain to explain"
     elif states.get("reward rises") != "ok":
-        why = f"the reward of {run.name} did not rise during training, so it is not the cause"
-    if why:
-        return Cause(CANNOT_SAY, f"{CANNOT_SAY}: {why}", pair)
-    verdict, detail = _judge(gain, of_placebo, pair)
-    return Cause(verdict, f"{verdict}{detail}: {pair['sentence']}", pair)
+        detail = f": the reward of {run.name} did not rise during training, so it is not the cause"
+    else:
+        verdict, detail = _judge(gain, of_placebo, pair)
+        return Cause(verdict, f"{verdict}{detail}: {pair['sentence']}", pair)
+    return Cause(CANNOT_SAY, f"{CANNOT_SAY}{detail}", pair)
 
 
 def _judge(
@@ -225,7 +221,6 @@ def differences(run: Run, placebo: Run) -> list[str]:
 def _facts(run: Run) -> dict[str, Any]:
     settings = {k: str(v) for k, v in flatten(run.config()).items() if stage_of(k) < "04"}
     # The arguments, rewards and data that were used in training, including changes made in a cell.
-    state = read_json(run / "train/state.json")
-    end = {"whether all steps were trained": state.get("finished", True)}
-    rows = {"data/eval.parquet": sha256(run / "data/eval.parquet")}
-    return settings | state["settings"] | end | rows
+    settings |= read_json(run / "train/state.json")["settings"]
+    settings["the steps that were trained"] = str(trained_steps(run / "train"))
+    return settings | {"data/eval.parquet": sha256(run / "data/eval.parquet")}

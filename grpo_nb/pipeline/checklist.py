@@ -5,7 +5,6 @@ that concern the whole run. A stage that is not done has the state "not yet".
 """
 
 from collections import Counter
-from itertools import takewhile
 from typing import Any
 
 from grpo_nb.checks import Check, shown
@@ -26,13 +25,10 @@ def examine(run: Run) -> list[dict[str, str]]:
         entry = manifest.get(stage, {})
         checks = [_stage(run, stage, entry), *entry.get("checks", [])]
         lines += [{"stage": stage, **check} for check in checks]
-    finished = list(takewhile(lambda stage: run.state(stage).status == "done", NOTEBOOKS))
-    if finished:
-        whole = [_unchanged(run, finished)]
-        if "04" in finished and whole[0].state == "ok":
-            whole += caused(run)
-        lines += [{"stage": "all", **check._asdict()} for check in whole]
-    return lines
+    whole = [_unchanged(run)]
+    if not run.undone() and whole[0].state == "ok":
+        whole += caused(run)
+    return lines + [{"stage": "all", **check._asdict()} for check in whole]
 
 
 def _stage(run: Run, stage: str, entry: dict[str, Any]) -> dict[str, str]:
@@ -47,11 +43,13 @@ def _stage(run: Run, stage: str, entry: dict[str, Any]) -> dict[str, str]:
     return {"name": NOTEBOOKS[stage], "state": state, "evidence": evidence, "fix": fix}
 
 
-def _unchanged(run: Run, done: list[str]) -> Check:
+def _unchanged(run: Run) -> Check:
+    """Check that the files of the stages that are done are as these wrote them."""
     try:
-        refuse_undone(run, f"{int(done[-1]) + 1:02}")
+        refuse_undone(run, run.undone() or "05")
     except ValueError as error:
         return Check("unchanged", "stop", str(error), "")
+    done = [stage for stage in NOTEBOOKS if stage < (run.undone() or "05")]
     count = sum(len(run.manifest()[stage]["outputs"]) for stage in done)
     return Check("unchanged", "ok", f"{count} files are as their stages wrote them")
 

@@ -34,12 +34,10 @@ def examine() -> list[Check]:
     ]
     install, versions = f"make install GPU={int(bool(gpu))}", installed_versions()
     lines += [(name, text != "not installed", text, install) for name, text in versions.items()]
-    if gpu:
-        works = bool(find_spec("torch")) and cuda_available()
-        lines.append(("engine cuda", works, "", "make clean install GPU=1"))
-    # vLLM 0.31 supports bitsandbytes, and so 4-bit weights, only with the plugin.
-    for name in ("unsloth", "vllm", "vllm_bnb_plugin")[: 3 if gpu else 1]:
-        lines.append((f"engine {name}", bool(find_spec(name)), "", install))
+    if gpu:  # vLLM 0.31 supports bitsandbytes, and so 4-bit weights, only with the plugin
+        lines.append(("engine cuda", cuda_available(), "", "make clean install GPU=1"))
+        for name in ("vllm", "vllm_bnb_plugin"):
+            lines.append((f"engine {name}", bool(find_spec(name)), "", install))
     try:
         lines.append(("engine sandbox", True, f"{choose_backend()} runs generated code", ""))
     except RuntimeError as error:

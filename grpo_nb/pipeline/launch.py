@@ -1,13 +1,12 @@
 """Run stage 03 without a notebook server, in one process, or in one per GPU under a launcher.
 
     python -m torch.distributed.run --nproc_per_node 8 -m grpo_nb train runs/NAME --processes 8
-    accelerate launch --config_file docs/launch/fsdp.yaml -m grpo_nb train runs/NAME
+    accelerate launch --config_file docs/launch/ddp.yaml -m grpo_nb train runs/NAME
 
 Each process executes the cells of notebook 3 as a script. Only the first one writes files and
 prints. See docs/launch.md.
 """
 
-import ast
 import os
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 from grpo_nb import models, ranks
 from grpo_nb.files import read_json
 from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.pipeline.notebooks import QUIET, assigned, kept_settings
+from grpo_nb.pipeline.notebooks import QUIET, assigned
 from grpo_nb.runs import NOTEBOOKS, Run, config, resolve_stages
 
 # A process that lost the connection to another one waits this long before it records its error.
@@ -50,13 +49,9 @@ def train(
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # the launcher prints the first error from it
             sys.stderr = sys.stdout
-    ranks.recorded(_train)(run, settings_of(run, assigned(assignments)), force)
+    settings = config.of_stage("03", run.settings("03")) | assigned(assignments)
+    ranks.recorded(_train)(run, settings, force)
     ranks.end()
-
-
-def settings_of(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of stage 03: those of earlier calls, and over them those of this one."""
-    return config.of_stage("03", kept_settings(run, "03")) | settings
 
 
 def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
@@ -73,7 +68,7 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
 
 
 def execute_cells(notebook: Path, parameters: Mapping[str, Any]) -> None:
-    """Execute a notebook's code cells in this process, and print what they show as sentences.
+    """Execute a notebook's code cells in this process; what they only show is left out.
 
     Args:
         notebook: The notebook; its code uses no magics.
@@ -82,15 +77,8 @@ def execute_cells(notebook: Path, parameters: Mapping[str, Any]) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     cells = [cell for cell in read_json(notebook)["cells"] if cell["cell_type"] == "code"]
     for number, cell in enumerate(cells, 1):
-        place, text = f"{notebook.name}, cell {number}", "".join(cell["source"])
-        *statements, last = ast.parse(text).body or [ast.Pass(lineno=1, col_offset=0)]
-        shows = isinstance(last, ast.Expr) and not text.endswith(";")
-        body = statements if shows else [*statements, last]
-        exec(compile(ast.Module(body, []), place, "exec"), names)
-        if shows:
-            value = eval(compile(ast.Expression(last.value), place, "eval"), names)
-            if type(value).__str__ is not object.__str__:  # neither a table nor a picture
-                print(value)
+        code = compile("".join(cell["source"]), f"{notebook.name}, cell {number}", "exec")
+        exec(code, names)
         if "parameters" in cell["metadata"].get("tags", ()):
             names |= parameters
 
@@ -102,9 +90,8 @@ def _refuse(settings: config.RunConfig) -> None:
             f"Unsloth trains in one process, and there are {ranks.count()}: start one, or use "
             "--set policy.backend=transformers"
         )
-    packed, steps = settings.model.load_in_4bit, settings.train.sft_steps
-    if models.sharded() and (packed or steps):
+    if models.sharded():
         raise ValueError(
-            "FSDP and ZeRO-3 need model.load_in_4bit = False and train.sft_steps = 0, and these "
-            f"are {packed} and {steps}: set them, or use ddp.yaml"
+            "FSDP and ZeRO-3 give each process a part of the weights, and a run needs them whole: "
+            "use docs/launch/ddp.yaml or zero2.yaml"
         )

@@ -66,7 +66,7 @@ def compare(places: Sequence[str | Path]) -> Board:
         raise ValueError(f"no finished run among {len(places)} folders: {make}{reasons}")
     scores = {name: _scores(run) for name, run in runs.items()}
     varied = _varied({name: run.config() for name, run in runs.items()})
-    lines = pd.DataFrame([_line(run, scores[name]) for name, run in runs.items()])
+    lines = pd.DataFrame(map(_line, runs.values()))
     table = pd.concat([lines, varied.reset_index(drop=True)], axis=1)
     table = table.sort_values("accuracy", ascending=False, kind="stable", ignore_index=True)
     scores = pd.concat({name: scores[name] for name in table["run"]}, axis=1)
@@ -92,14 +92,13 @@ def _scores(run: Run) -> pd.Series:
     return last.groupby([last["row"].map(keys), "reference"])["accuracy"].mean()
 
 
-def _line(run: Run, scores: pd.Series) -> dict[str, Any]:
+def _line(run: Run) -> dict[str, Any]:
     models = list(read_json(run / "eval/report.json")["greedy"].values())
     low, high = models[-1]["intervals"]["accuracy"] or (np.nan, np.nan)
     before, accuracy = np.array([models[i]["accuracy"] for i in (0, -1)], dtype=float)
     line = {"run": run.name, "accuracy": accuracy, "low": low, "high": high, "before": before}
     line["measured_by"] = list(models[-1])[3]  # the first reward follows accuracy, format and total
-    seconds = sum(entry["seconds"] for entry in run.manifest().values())
-    return line | {"format": models[-1]["format"], "prompts": len(scores), "seconds": seconds}
+    return line | {"seconds": sum(entry["seconds"] for entry in run.manifest().values())}
 
 
 def _varied(configurations: dict[str, configs.RunConfig]) -> pd.DataFrame:
@@ -169,16 +168,12 @@ def _difference(line: Any) -> str:
 
 
 def show(board: Board) -> None:
-    """Print each table that is not empty; always print the number of real differences."""
-    real = board.pairs[board.pairs["verdict"] == "real"]
-    largest = real.drop(columns=["p", "verdict"]).sort_values("difference", ascending=False)[:10]
-    tables = {
-        f"{len(board.table)} runs; greedy answers, 95 % intervals; p after Holm": readable(board),
-        f"{len(real)} of {len(board.pairs)} differences are real (p < 0.05)": largest,
-        "Equal settings over seeds: accuracy": board.settings,
-        "Left out": pd.DataFrame(board.left_out.items(), columns=["run", "why"]),
-    }
-    for head, frame in tables.items():
-        if len(frame) or frame is largest:
-            text = frame.to_string(index=False, float_format="{:.3g}".format)
-            print(head, text if len(frame) else "", sep="\n", end="\n\n")
+    """Print the table, the number of real differences, and what was left out."""
+    form = {"index": False, "float_format": "{:.3g}".format}
+    real = int((board.pairs["verdict"] == "real").sum())
+    print(f"{len(board.table)} runs; greedy answers, 95 % intervals; p after Holm")
+    print(readable(board).to_string(**form))
+    print(f"\n{real} of {len(board.pairs)} differences are real (p < 0.05)")
+    print(f"\nEqual settings over seeds: accuracy\n{board.settings.to_string(**form)}")
+    for name, why in board.left_out.items():
+        print(f"left out: {name}: {why}")

@@ -44,19 +44,14 @@ QUIET = {
 KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=50"]
 KERNEL_ENDED = (
     "stopped because its kernel died: the system killed it when memory ran out "
-    "(docs/troubleshooting.md#out-of-memory), a user killed it, or a cell called exit. What was "
-    "written before is kept"
+    "(docs/troubleshooting.md#out-of-memory), or a user did. What was written before is kept"
 )
 
 
 class StageFailed(RuntimeError):
-    """Report where and why a notebook did not finish."""
+    """Report where and why a notebook did not finish; `signal` is the number that stopped it."""
 
-
-class Stopped(StageFailed):
-    """Report that a signal, number `signal`, stopped the notebook after it had saved its work."""
-
-    def __init__(self, message: str, number: int) -> None:
+    def __init__(self, message: str, number: int = 0) -> None:
         super().__init__(message)
         self.signal = number
 
@@ -88,7 +83,7 @@ def planned_run(
     in_file = {"name": settings.pop("name", stem), "profile": settings.pop("profile", "auto")}
     name = str(in_file["name"] or "") if name is None else name
     profile = in_file["profile"] if profile is None else profile
-    return name, profile, with_full_paths(settings) | assigned(assignments)
+    return name, profile, with_full_paths(settings | assigned(assignments))
 
 
 def resolve_run(
@@ -110,19 +105,16 @@ def resolve_run(
             stage is missing.
     """
     from grpo_nb.rewards import load_rewards
+    from grpo_nb.stages import refuse_arguments
 
     for stage in (first, last):
         refuse_unknown("stage", stage, list(NOTEBOOKS))
     if last < first:
         raise ValueError(f"--from {first} --to {last}: --from must not come after --to")
     settings = settings or {}
-    earlier = kept_settings(run, first) if first > "01" else {}
+    earlier = run.settings(first) if first > "01" else {}
     config = resolve_stages(run, earlier | settings, first, last, profile)
-    # TRL may be imported here: only kernels must import Unsloth before it.
-    if config.grpo.model_extra:
-        from grpo_nb.stages import refuse_unknown_trl
-
-        refuse_unknown_trl(config)
+    refuse_arguments(config.grpo.model_extra)
     load_rewards(config.rewards)
     if not force:
         refuse_undone(run, first)
@@ -153,13 +145,6 @@ def refuse_unusable_inputs(config: configs.RunConfig, first: str) -> None:
         data.refuse_unusable_rows(config.data)
 
 
-def kept_settings(run: Run, first: str) -> dict[str, Any]:
-    """Return the values that earlier calls set for the stages from `first` on."""
-    settings = {k: v for k, v in run.settings().items() if configs.stage_of(k) >= first}
-    settings.pop("train.resume", None)  # it applies to one training run only
-    return settings
-
-
 def assigned(assignments: Sequence[str]) -> dict[str, Any]:
     """Convert the assignments of `--set` to settings, {"grpo.max_steps": "20"}.
 
@@ -172,7 +157,7 @@ def assigned(assignments: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"--set {assignment!r}: write NAME=VALUE, such as grpo.beta=0.1")
         settings[name.strip()] = value
-    return with_full_paths(settings)
+    return settings
 
 
 def with_full_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,8 +214,8 @@ def run_pipeline(
         ValueError: Before anything starts: a setting is unknown or does not fit, or an earlier
             stage is missing.
         RuntimeError: Another process is using the run.
-        StageFailed: A notebook did not finish; its executed part is kept.
-        Stopped: SIGTERM or SIGINT was received; training saved a checkpoint first.
+        StageFailed: A notebook did not finish; its executed part is kept. On SIGTERM or SIGINT,
+            training saved a checkpoint first.
     """
     run = Run(name)
     config, converted_settings = resolve_run(run, profile, settings, first, last, force)
@@ -238,7 +223,6 @@ def run_pipeline(
     if dry_run:
         print(plan(run, config, first, last))
         return run
-    _papermill()  # imported early, while a signal still ends this process
     lock = run.lock(".pipeline.lock")
     try:
         run.write_config(config)
@@ -267,13 +251,11 @@ def _execute_stage(run: Run, stage: str, parameters: dict[str, Any]) -> None:
         while wait([task], timeout=0.25).not_done:
             if sys.stdout.isatty():
                 print(f"{run.progress():<79}", end="\r", flush=True)
-        if sys.stdout.isatty():
-            print(" " * 79, end="\r", flush=True)
         try:
             task.result()
         except StageFailed as error:
             text = f"{error}\nTo go on: python -m grpo_nb run --name {run.name} --from {stage}"
-            raise (Stopped(text, received[0]) if received else StageFailed(text)) from None
+            raise StageFailed(text, *received[:1]) from None
 
 
 def print_summary(run: Run, last: str = "04") -> None:
@@ -284,17 +266,14 @@ def print_summary(run: Run, last: str = "04") -> None:
     """
     if last == "04":
         for pair in read_json(run / "eval/report.json")["comparisons"]:
-            if pair["after"] == "merged" and pair["before"] in ("base", "warm-up"):
+            if pair["after"] == "merged":
                 print(pair["sentence"])
     failures = read_json(run / "rewards/report.json")["failures"] if last >= "02" else []
     for failure in failures:
         print(f"rewards    FAILED: {failure}")
     if last >= "02" and not failures:
         print("rewards    passed")
-    seconds = {NOTEBOOKS[k]: e["seconds"] for k, e in run.manifest().items() if k <= last}
-    print("time      ", ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items()))
-    for place in ("notebooks", "figures", *(["model/merged"] if last == "04" else [])):
-        print(f"{place.partition('/')[0]:<10} {run / place}")
+    print(f"results    {run.path}")
     if last == "02" and failures:
         raise StageFailed(f"the rewards failed their test: {failures[0]}")
 
@@ -318,10 +297,6 @@ def execute_notebook(run: Run, stage: str, parameters: Mapping[str, Any]) -> Non
     note = f"The notebook up to there: {target}"
     if entry != before:  # otherwise the stage did not start, and its earlier results are valid
         run.record(stage, {"status": "failed", "error": why})
-    if stage == "03":
-        from grpo_nb.stages.checkpoints import trained_steps
-
-        note += f"\nThe training is kept up to step {trained_steps(run / 'train')}"
     raise StageFailed(f"{NOTEBOOKS[stage]} {why}\n{note}")
 
 
@@ -332,18 +307,9 @@ def set_environment(run: Run) -> None:
     os.environ.update(QUIET | {"PYTHONPATH": path, "GRPO_NB_RUNS": str(run.path.parent)})
 
 
-def _papermill() -> Any:
-    # jsonschema would load this module to check the format of URLs, which notebooks do not have,
-    # and building its grammar would add 2 s to the import of papermill.
-    sys.modules.setdefault("rfc3987_syntax", None)
-    import papermill
-
-    return papermill
-
-
 def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
     """Execute a notebook; return why it did not finish, or "" if it did."""
-    papermill = _papermill()
+    import papermill
     from nbclient.exceptions import DeadKernelError
 
     try:
@@ -361,10 +327,8 @@ def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
         if error.ename == "KeyboardInterrupt":  # SIGTERM, too, interrupts the kernel
             return f"was stopped in cell {error.exec_count}: {error.evalue or 'interrupted'}"
         return f"failed in cell {error.exec_count}: {error.ename}: {error.evalue}"
-    except OSError as error:  # such as a full disk
-        return f"was stopped: {error}"
     except DeadKernelError:
         return KERNEL_ENDED
-    except RuntimeError as error:  # the kernel did not start
-        return f"failed: {error}"
+    except (OSError, RuntimeError) as error:  # such as a full disk, or a kernel that did not start
+        return f"was stopped: {error}"
     return ""

@@ -28,28 +28,19 @@ from typing import Any, NamedTuple
 
 from grpo_nb.files import read_yaml
 from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.pipeline.notebooks import Stopped, resolve_run, with_full_paths
+from grpo_nb.names import refuse_unknown
+from grpo_nb.pipeline.notebooks import StageFailed, resolve_run, with_full_paths
 from grpo_nb.runs import Run, runs_root
-from grpo_nb.runs.settings import Section, setting
 from grpo_nb.signals import signals
 
 LOCKS = (".lock", ".pipeline.lock")
+KEYS = ["name", "profile", "settings", "grid", "list"]  # of a sweep file
 POLL = 0.05  # time between two polls of the trials [s]
 STOPPED = "stopped"
 # Python's arguments to run a command that gets SIGTERM when the thread that started it ends.
 PRCTL = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15)"  # PR_SET_PDEATHSIG, SIGTERM
 EXEC = "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
 ENDS_WITH_STARTER = ("-S", "-I", "-c", f"{PRCTL}; {EXEC}")
-
-
-class SweepFile(Section):
-    """Hold the content of a sweep file."""
-
-    name: str = ""
-    profile: str = "auto"
-    settings: dict[str, Any] = setting({}, "of all trials")
-    grid: dict[str, list[Any]] = setting({}, "the values of each setting that varies")
-    points: list[dict[str, Any]] = setting([], "the settings of each trial", alias="list")
 
 
 class Trial(NamedTuple):
@@ -82,19 +73,22 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
         FileNotFoundError: The file does not exist.
         ValueError: The file is not YAML, has an unknown key or setting, or varies nothing.
     """
-    file = SweepFile(**read_yaml(path))
-    grid = [dict(zip(file.grid, values, strict=True)) for values in product(*file.grid.values())]
-    if bool(file.grid and grid) == bool(file.points):
+    file = read_yaml(path)
+    for key in file:
+        refuse_unknown("key of a sweep", key, KEYS)
+    grid, points = file.get("grid", {}), file.get("list", [])
+    if bool(grid and all(grid.values())) == bool(points):
         raise ValueError(
             f"{path}: a sweep needs something to vary: either grid: {{setting: [value, …], …}} or "
             "list: [{setting: value, …}, …]"
         )
-    if elsewhere and file.profile == "auto":
+    name, profile, trials = file.get("name", path.stem), file.get("profile", "auto"), []
+    if elsewhere and profile == "auto":
         raise ValueError(f"{path}: name the cluster's profile: auto would choose one for this host")
-    name, profile, trials = file.name or path.stem, file.profile, []
-    for number, swept in enumerate(file.points or grid):  # the last setting varies fastest
-        run = Run(f"{name}-{number:03}")
-        config, settings = resolve_run(run, profile, with_full_paths(file.settings | swept))
+    points = points or [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    for number, swept in enumerate(points):  # the last setting varies fastest
+        run, common = Run(f"{name}-{number:03}"), file.get("settings", {})
+        config, settings = resolve_run(run, profile, with_full_paths(common | swept))
         profile = config.profile  # "auto" chooses for the first trial, and so for all
         trials.append(Trial(run.name, swept, settings))
     return Sweep(name, profile, trials)
@@ -122,12 +116,11 @@ def waiting(sweep: Sweep) -> list[Trial]:
         ValueError: A trial's run exists with other settings.
     """
     for trial in [trial for trial in sweep.trials if Run(trial.name).manifest()]:
-        run, settings = Run(trial.name), trial.settings | {"profile": sweep.profile}
-        existing = run.settings() | {"profile": run.config().profile}
-        if changes := [f"{k} = {v}" for k, v in settings.items() if existing.get(k) != v]:
+        run = Run(trial.name)
+        same = trial.settings.items() <= run.settings().items()
+        if not same or run.config().profile != sweep.profile:
             raise ValueError(
-                f"{run.path} exists and was not made with {', '.join(changes)}: give the sweep "
-                "another name"
+                f"{run.path} exists and was made with other settings: give the sweep another name"
             )
     return [trial for trial in sweep.trials if Run(trial.name).undone()]
 
@@ -160,12 +153,11 @@ def run_trial(sweep: Sweep, trial: Trial, command: Command, stop: Event) -> str:
     finally:
         process.terminate()
         code = process.wait()
-    if not run.undone():
-        return "done"
+    if stop.is_set() or not run.undone():
+        return STOPPED if run.undone() else "done"
     lines = (run / "sweep.log").read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line for line in lines if line.startswith("grpo-nb: ")]
-    why = (errors or [f"ended with exit code {code}"])[-1]
-    return STOPPED if stop.is_set() else f"failed: {why}"
+    return f"failed: {(errors or [f'ended with exit code {code}'])[-1]}"
 
 
 def run_sweep(sweep: Sweep, command: Command = trial_command, ray: str = "") -> int:
@@ -183,7 +175,7 @@ def run_sweep(sweep: Sweep, command: Command = trial_command, ray: str = "") -> 
     Raises:
         ValueError: Before anything starts: a run exists with other settings, Ray is not installed,
             or no cluster can be reached.
-        Stopped: SIGTERM or SIGINT was received; running trials saved their work.
+        StageFailed: SIGTERM or SIGINT was received; running trials saved their work.
     """
     stop, trials = Event(), waiting(sweep)
     runs_root().mkdir(parents=True, exist_ok=True)
@@ -199,7 +191,7 @@ def run_sweep(sweep: Sweep, command: Command = trial_command, ray: str = "") -> 
     rest = sum(bool(Run(trial.name).undone()) for trial in sweep.trials)
     counts = f"{len(sweep.trials) - rest} of {len(sweep.trials)} trials are done"
     if received and rest:
-        raise Stopped(f"sweep stopped, {counts}; the same command continues it", received[0])
+        raise StageFailed(f"sweep stopped, {counts}; the same command continues it", received[0])
     print(f"sweep {sweep.name}: {counts}")
     print(f"compare: python -m grpo_nb report {runs_root()}/{sweep.name}-*")
     return int(rest > 0)

@@ -234,7 +234,7 @@ def refuse_untested(run: "Run", preset: RewardSet, force: bool = False) -> str:
     Raises:
         ValueError: The verdict failed, is missing, or belongs to other rewards or weights.
     """
-    remedy = f"Correct them and run {run.place('02')} again"
+    remedy = "Correct them and run 02_test_rewards.ipynb again"
     report = read_json(run / REPORT) if (run / REPORT).is_file() else {}
     if not report:
         problem = f"{REPORT} is missing"
@@ -246,7 +246,7 @@ def refuse_untested(run: "Run", preset: RewardSet, force: bool = False) -> str:
         others = f" (and {more} more in {REPORT})" if (more := len(report["failures"]) - 1) else ""
         problem = _reason([Check(**line) for line in report["checks"][1:]]) + others
         if problem.startswith("the rewards are fine"):
-            remedy = f"Set one of these and begin again with {run.place('01')}"
+            remedy = "Set one of these and begin again with 01_prepare_data.ipynb"
         else:
             problem = f"the rewards failed their test: {problem}"
     elif change := difference(bench_of(run.config(), preset), read_json(run / SCORES), run):

@@ -11,7 +11,6 @@ from grpo_nb.runs.directory import (
     Run,
     Stage,
     find_run,
-    refuse_changed,
     refuse_undone,
     resolve_stages,
     runs_root,

@@ -5,12 +5,12 @@ rejected before anything starts, and the error suggests the nearest known name. 
 `config.yaml` stores each value with its source: `grpo.max_steps: [200, set]`.
 """
 
-import ast
 import hashlib
 import importlib.util
 import json
+import re
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -65,9 +65,8 @@ SECTION_STAGE = {
 }
 SET = "set"  # the source of a value that was set for the run
 Sourced = tuple[Any, str]  # a value and its source
-OTHER_VERSION = "choose another run_name, or move the folder away"
 GYM = "reasoning-gym:"  # the rewards of these sources are those of the task `gym`
-DIFFICULTY = {"min_pass_rate", "max_pass_rate", "order"}  # need data.difficulty_prompts
+DIFFICULTY = ("min_pass_rate", "max_pass_rate", "order")  # need data.difficulty_prompts
 # Stage 01 writes the prompts, which ask for the form, so the form is its setting. Stage 02 judges
 # the model that GRPO starts from, so the SFT warm-up belongs there.
 SETTING_STAGE = {
@@ -113,12 +112,9 @@ def names_of_grpo_config() -> tuple[str, ...]:
     if None in specs:
         return ()
     trl, transformers = (Path(spec.submodule_search_locations[0]) for spec in specs)
-    files = [*(trl / "trainer").glob("*_config.py"), transformers / "training_args.py"]
-    parents = {"GRPOConfig", "_BaseConfig", "TrainingArguments"}
-    nodes = [node for file in files for node in ast.parse(file.read_text("utf-8")).body]
-    kinds = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name in parents]
-    fields = [field for kind in kinds for field in kind.body if isinstance(field, ast.AnnAssign)]
-    return tuple(field.target.id for field in fields if isinstance(field.target, ast.Name))
+    files = [trl / "trainer/grpo_config.py", *(trl / "trainer").glob("*base_config.py")]
+    texts = [file.read_text("utf-8") for file in [*files, transformers / "training_args.py"]]
+    return tuple(name for text in texts for name in re.findall(r"^    (\w+): ", text, re.MULTILINE))
 
 
 def resolve(
@@ -172,87 +168,62 @@ def _checked(profile: str, sourced: Mapping[str, Sourced]) -> RunConfig:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{name} = {first['input']!r}: {first['msg'].lower()}") from None
-    for misfit, why in _misfits(config):
-        if misfit:
-            raise ValueError(why)
+    for why in _misfits(config):
+        raise ValueError(why)
     return config
 
 
-def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
-    """Return each possible conflict of settings: (whether it occurs, why and what to change)."""
-    data, model, train, grpo = config.data, config.model, config.train, config.grpo
-    group, batch = grpo.num_generations, config.step_completions
+def _misfits(config: RunConfig) -> Iterator[str]:
+    """Yield each conflict of settings: what does not fit, and what to change."""
+    data, model, grpo = config.data, config.model, config.grpo
+    rows, parts = grpo.per_device_train_batch_size, grpo.gradient_accumulation_steps
+    if rows * parts % grpo.num_generations:
+        batch = -(-rows * parts // grpo.num_generations) * grpo.num_generations
+        yield (
+            f"grpo.num_generations = {grpo.num_generations} does not divide the batch: "
+            f"per_device_train_batch_size {rows} x gradient_accumulation_steps {parts} = "
+            f"{rows * parts}; take a batch of {batch}"
+        )
     need = data.max_prompt_tokens + grpo.max_completion_length
-    differ = data.model_dump(include=DIFFICULTY, exclude_defaults=True)
-    choice = ", ".join(f"data.{name} = {value!r}" for name, value in differ.items())
-    return [
-        (
-            batch % group,
-            f"grpo.num_generations = {group} does not divide the batch: "
-            f"per_device_train_batch_size {grpo.per_device_train_batch_size} x "
-            f"gradient_accumulation_steps {grpo.gradient_accumulation_steps} = {batch}; "
-            f"take a batch of {-(-batch // group) * group}",
-        ),
-        (
-            need > model.max_seq_length,
+    if need > model.max_seq_length:
+        yield (
             f"model.max_seq_length = {model.max_seq_length} is less than data.max_prompt_tokens + "
-            f"grpo.max_completion_length = {need}; raise it to {need}",
-        ),
-        (
-            train.sft_steps and not data.sft_rows,
-            f"train.sft_steps = {train.sft_steps} has no rows to learn from: data.sft_rows = 0; "
-            "set data.sft_rows = 64 in stage 01, which writes them, or train.sft_steps = 0",
-        ),
-        (
-            choice and not data.difficulty_prompts,
-            f"{choice}: no difficulty is measured (data.difficulty_prompts = 0); "
-            "set data.difficulty_prompts = 200",
-        ),
-        *_policy_misfits(config),
-    ]
-
-
-def _policy_misfits(config: RunConfig) -> list[tuple[Any, str]]:
-    """Return the conflicts among the settings of loader, engine and adapter, as `_misfits` does."""
-    kind, whole = config.policy.backend, config.model.full_finetuning
-    packed, inference = config.model.load_in_4bit, config.model.fast_inference
-    return [
-        (
-            whole and packed,
-            "model.full_finetuning = True with model.load_in_4bit = True: quantized weights cannot "
-            "be trained; set model.load_in_4bit = False, or model.full_finetuning = False",
-        ),
-        (
-            inference == "vllm" and (kind != "unsloth" or whole),
-            f"model.fast_inference = 'vllm' with policy.backend = {kind!r} and "
-            f"model.full_finetuning = {whole}: vLLM needs Unsloth and LoRA; set "
-            "model.fast_inference = 'detect'",
-        ),
-        (
-            config.lora.finetune_vision_layers and inference == "vllm",
-            "lora.finetune_vision_layers = true with model.fast_inference = 'vllm': vLLM takes no "
-            "adapter on the part that reads images; set model.fast_inference = 'off'",
-        ),
-        (
-            hasattr(config.grpo, "vllm_mode") and (kind != "transformers" or packed),
-            f"grpo.vllm_mode with policy.backend = {kind!r} and model.load_in_4bit = {packed}: TRL "
-            "runs vLLM only with 'transformers' and 16 bit; set both, or leave grpo.vllm_mode out",
-        ),
-    ]
+            f"grpo.max_completion_length = {need}; raise it to {need}"
+        )
+    if config.train.sft_steps and not data.sft_rows:
+        yield "train.sft_steps has no rows to learn from: set data.sft_rows = 64 in stage 01"
+    if (
+        data.model_dump(include={*DIFFICULTY}, exclude_defaults=True)
+        and not data.difficulty_prompts
+    ):
+        names = ", ".join(f"data.{name}" for name in DIFFICULTY)
+        yield f"one of {names} is set, but no difficulty measured: data.difficulty_prompts = 200"
+    if model.full_finetuning and model.load_in_4bit:
+        yield "model.full_finetuning trains no 4-bit weights: set model.load_in_4bit = False"
+    is_whole = model.full_finetuning or config.lora.finetune_vision_layers
+    if model.fast_inference == "vllm" and (is_whole or config.policy.backend != "unsloth"):
+        yield (
+            "model.fast_inference = 'vllm' needs policy.backend = 'unsloth' and LoRA on the layers "
+            "for text: set model.fast_inference = 'detect'"
+        )
+    by_trl = config.policy.backend == "transformers" and not model.load_in_4bit
+    if "vllm_mode" in grpo.model_extra and not by_trl:
+        yield (
+            "grpo.vllm_mode needs policy.backend = 'transformers' and model.load_in_4bit = False: "
+            "set both, or leave grpo.vllm_mode out"
+        )
 
 
 def refuse_few_rows(config: RunConfig, rows: int) -> None:
     """Raise ValueError if there are fewer training rows than one step needs."""
-    train, grpo, completions = config.train, config.grpo, config.step_completions
+    train, prompts = config.train, config.step_completions // config.grpo.num_generations
     validated = min(train.eval_prompts, rows // 10) if train.eval_steps else 0
-    prompts = completions // grpo.num_generations
-    resized = {"steps_per_generation", "generation_batch_size"} & set(grpo.model_extra)
+    resized = {"steps_per_generation", "generation_batch_size"} & set(config.grpo.model_extra)
     if rows - validated < prompts and not resized:
         raise ValueError(
             f"{rows - validated} rows to train on ({rows} - {validated} for validation) are fewer "
-            f"than the {prompts} prompts of a step ({completions} completions in groups of "
-            f"{grpo.num_generations}): give more rows (data.source, data.max_rows), or lower "
-            "grpo.per_device_train_batch_size"
+            f"than the {prompts} prompts of a step: give more rows (data.source, data.max_rows), "
+            "or lower grpo.per_device_train_batch_size"
         )
 
 
@@ -291,17 +262,16 @@ def read(path: Path) -> RunConfig:
 def _read(path: Path, _: bytes) -> RunConfig:
     """Parse the file; the cache saves 30 ms for the same content."""
     content = read_yaml(path)
-    if not isinstance(settings := content.get("settings"), dict):
-        raise ValueError(f"{path} was written by another version of grpo_nb: {OTHER_VERSION}")
     pairs = {
         name: tuple(entry) if isinstance(entry, list) and len(entry) == 2 else (entry, SET)
-        for name, entry in settings.items()
+        for name, entry in content.get("settings", {}).items()
     }
     try:
         return resolve(content.get("profile"), stored=pairs)
     except ValueError as error:
         raise ValueError(
-            f"{path}: {error} (if another version of grpo_nb made this run, {OTHER_VERSION})"
+            f"{path}: {error} (if another version of grpo_nb made this run, choose another "
+            "run_name, or move the folder away)"
         ) from None
 
 

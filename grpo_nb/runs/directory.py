@@ -10,8 +10,7 @@ import fcntl
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,14 +67,9 @@ class Run:
                 f"run_name {self.name!r}: use letters, digits, '.', '-' and '_' only, 100 at most"
             )
         self.path = folder.absolute() if isinstance(folder, Path) else runs_root() / folder
-        self.one_page = False  # whether one notebook, the quickstart, holds every stage
 
     def __truediv__(self, relative: str) -> Path:
         return self.path / relative
-
-    def place(self, stage: str) -> str:
-        """Return where a stage runs: its notebook, or the cells above in the quickstart."""
-        return "the cells above" if self.one_page else f"{NOTEBOOKS[stage]}.ipynb"
 
     def manifest(self) -> dict[str, dict]:
         """Return {stage: entry}; empty before the first stage."""
@@ -174,16 +168,19 @@ class Run:
         with atomic_path(self / "config.yaml") as temporary:
             temporary.write_text(HEAD + text, encoding="utf-8")
 
-    def settings(self) -> dict[str, Any]:
-        """Return the values that were set for the run, by dotted name."""
-        return configs.set_values(self.config()) if (self / "config.yaml").exists() else {}
+    def settings(self, first: str = "01") -> dict[str, Any]:
+        """Return the values that were set for the stages from `first` on, by dotted name."""
+        if not (self / "config.yaml").exists():
+            return {}
+        values = configs.set_values(self.config())
+        return {name: value for name, value in values.items() if configs.stage_of(name) >= first}
 
     def progress(self) -> str:
         """Return the progress that the running stage has reported; "" if there is none."""
-        try:
-            state = read_json(self / "progress.json")
-        except FileNotFoundError:
+        path = self / "progress.json"
+        if not path.exists():
             return ""
+        state = read_json(path)
         return f"{NOTEBOOKS[state['stage']]} {state['done']}/{state['total']} {state['note']}"
 
     def files(self, *relatives: str) -> dict[str, str]:
@@ -205,13 +202,12 @@ def find_run(path: str) -> Run:
     Raises:
         FileNotFoundError: There is no such run.
     """
-    place = Path(path.removesuffix("/config.yaml"))
-    for folder in (place, runs_root() / place):
+    for folder in (Path(path), runs_root() / path):
         if (folder / "manifest.json").exists():
             return Run(folder.resolve())
     raise FileNotFoundError(
-        f"{place} is not a run: neither it nor {runs_root() / place} holds a manifest.json; give "
-        "a run's folder, such as runs/demo, or its name"
+        f"{path} is not a run: neither it nor {runs_root() / path} holds a manifest.json; give a "
+        "run's folder, such as runs/demo, or its name"
     )
 
 
@@ -221,50 +217,28 @@ class Stage:
     def __init__(self, run: Run, stage: str, config: configs.RunConfig) -> None:
         self.run, self.stage, self.config = run, stage, config
         self._started = time.monotonic()
-        self._part = (0, 0, 0.0)  # steps done and in total when the part began, and its start time
+        self._part = (0, 0, 0)  # steps done and in total of the running part, and its number
 
     def settings(self, *sections: str) -> list[dict[str, Any]]:
-        """Return table rows of the settings in these sections that this notebook takes."""
-        rows = configs.describe(self.config, *sections)
-        if self.run.one_page:
-            return rows
-        return [row for row in rows if configs.stage_of(row["setting"]) == self.stage]
+        """Return table rows of the settings in these sections."""
+        return configs.describe(self.config, *sections)
 
     def progress(self, done: int, total: int, note: str = "") -> None:
-        """Show how far along the running part of the stage is, and the time left.
+        """Show how far along the running part of the stage is.
 
         A notebook shows it as a line, and the pipeline reads it from progress.json.
         """
         from IPython import get_ipython
         from IPython.display import display
 
-        now, (first, _, began) = time.monotonic(), self._part
-        new = self._part[1] != total or done < first
-        if new:
-            first, began = done, now
-            self._part = (done, total, now)
-        seconds = (now - began) * (total - done) / max(1, done - first)
-        note += f", about {seconds:.0f} s left" if seconds >= 1 else ""
+        before, whole, number = self._part
+        is_new = whole != total or done < before
+        self._part = (done, total, number + is_new)
         state = {"stage": self.stage, "done": done, "total": total, "note": note}
         write_json(self.run / "progress.json", state)
         if get_ipython():
-            line = {"text/plain": f"{done}/{total}  {note}"}
-            display(line, raw=True, display_id=f"progress of {began}", update=not new)
-
-    @contextmanager
-    def under_way(self) -> Iterator[None]:
-        """Release the run's lock if the block is left by an exception or an interrupt.
-
-        A notebook's kernel lives on, but its stage, which has not ended, then counts as cut off.
-        Entering the block again takes the lock.
-        """
-        if self.run.manifest().get(self.stage, {}).get("status") == "running":
-            self.run.lock()
-        try:
-            yield
-        except BaseException:
-            self.run.lock().release(force=True)
-            raise
+            line, place = f"{done}/{total}  {note}", f"progress {self._started} {self._part[2]}"
+            display({"text/plain": line}, raw=True, display_id=place, update=not is_new)
 
     @by_main
     def record_checks(self, checks: Iterable[Check]) -> None:
@@ -335,7 +309,6 @@ def start(
         RuntimeError: Another process is using the run.
     """
     run, settings = Run(run_name), dict(settings or {})
-    run.one_page = all_stages
     for name in settings:
         configs.refuse_unknown_setting(name)
         if (owner := configs.stage_of(name)) != stage and not all_stages:
@@ -346,9 +319,6 @@ def start(
     config = resolve_stages(run, settings, stage, "04" if all_stages else stage, profile)
     if not force:
         refuse_undone(run, stage)
-        other = config.policy.adapter
-        if other and stage == "03" and (runs_root() / other / "manifest.json").exists():
-            refuse_changed(Run(other), "03", "or set policy.adapter to another")
     run.lock()
     run.record(
         stage,
@@ -372,12 +342,9 @@ def resolve_stages(
         ValueError: A setting is wrong, or stage 03 would run with too few rows for a step.
     """
     stored: dict[str, configs.Sourced] = {}
-    try:
+    if first > "01" or (run / "config.yaml").exists():
         config = run.config()
         stored, profile = configs.stored(config), profile if first == "01" else config.profile
-    except ValueError:  # no config.yaml, or another version's: stage 01 will write it
-        if first > "01":
-            raise
     before = {name: pair for name, pair in stored.items() if configs.stage_of(name) < first}
     after = {n: p for n, p in stored.items() if configs.stage_of(n) > last and p[1] == configs.SET}
     try:
@@ -398,18 +365,13 @@ def refuse_undone(run: Run, stage: str) -> None:
             otherwise = ", or set force = True" if state.status == "stale" else ""
             raise ValueError(
                 f"run {run.name!r}: {NOTEBOOKS[stage]} needs {NOTEBOOKS[earlier]}, which is "
-                f"{state.why}: run {run.place(earlier)} first{otherwise}"
+                f"{state.why}: run {NOTEBOOKS[earlier]}.ipynb first{otherwise}"
             )
-        refuse_changed(run, earlier, "or set force = True")
-
-
-def refuse_changed(run: Run, stage: str, otherwise: str) -> None:
-    """Raise ValueError if a file that the stage wrote differs from its record in the manifest."""
-    for relative, digest in run.manifest().get(stage, {}).get("outputs", {}).items():
-        path = run / relative
-        if not path.exists() or sha256(path) != digest:
-            change = "changed" if path.exists() else "was removed"
-            raise ValueError(
-                f"{run.name}/{relative} {change} after {NOTEBOOKS[stage]} wrote it: run "
-                f"{run.place(stage)} again, {otherwise}"
-            )
+        for relative, digest in run.manifest()[earlier]["outputs"].items():
+            path = run / relative
+            if not path.exists() or sha256(path) != digest:
+                change = "changed" if path.exists() else "was removed"
+                raise ValueError(
+                    f"{run.name}/{relative} {change} after {NOTEBOOKS[earlier]} wrote it: run "
+                    f"{NOTEBOOKS[earlier]}.ipynb again, or set force = True"
+                )

@@ -146,7 +146,6 @@ class TrainConfig(Section):
     eval_steps: int = setting(25, "steps between validations; 0: never", ge=0)
     eval_prompts: int = setting(64, "validation prompts: at most a tenth of the rows", ge=1)
     guard_steps: int = setting(50, "steps between policy identity checks; 0: never", ge=0)
-    resume: Literal["auto", "always", "never"] = setting("auto", "continue an interrupted training")
     placebo: Placebo = setting("none", "a placebo: shuffled rewards, or format-only ones")
     difficulty: bool = setting(False, "draw the rows from which something can still be learnt")
 

@@ -16,7 +16,7 @@ from grpo_nb.lazy import exports
 __getattr__ = exports(
     __name__,
     {
-        "grpo_nb.stages.arguments": "effective grpo_arguments notable refuse_unknown_trl",
+        "grpo_nb.stages.arguments": "effective grpo_arguments refuse_arguments",
         "grpo_nb.stages.completions": "read_completions",
         "grpo_nb.stages.rewards_cell": "adopt in_template rewards_cell",
         "grpo_nb.stages.trainer": """RunTrainer attach build_trainer datasets

@@ -9,9 +9,10 @@ scale_rewards "group" off. The class does not change what `grpo.<name>=…` sets
 unsloth/models/rl.py 2026.10.9.
 """
 
+import math
 import typing
-from dataclasses import MISSING, Field, fields
-from enum import Enum
+from collections.abc import Mapping
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +24,16 @@ from grpo_nb.files import read_yaml
 from grpo_nb.models import Policy, cuda_available, has_bf16
 from grpo_nb.names import refuse_elsewhere
 from grpo_nb.rewards import RewardSet
-from grpo_nb.runs.config import GrpoConfig, RunConfig, flatten, resolve
 from grpo_nb.training.placebo import paid_weights
-from grpo_nb.training.stock import Batch, solve_batch
+from grpo_nb.training.stock import solve_batch
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
 
     from grpo_nb.runs import Stage
+    from grpo_nb.runs.config import ModelConfig, RunConfig
 
 ARGUMENTS = read_yaml(Path(__file__).with_name("arguments.yaml"))
-TRL_NAMES = list(GrpoConfig.model_fields)
 SETTING_OF = ARGUMENTS["setting_of"]
 STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
 
@@ -45,95 +45,35 @@ def own_config() -> type["GRPOConfig"]:
     return [kind for kind in trl.GRPOConfig.__mro__ if kind.__name__ == "GRPOConfig"][-1]
 
 
-def refuse_unknown_trl(config: RunConfig) -> None:
-    """Refuse a `grpo.<name>` that TRL does not accept. Import trl only if there is one.
+def refuse_arguments(extra: Mapping[str, Any]) -> None:
+    """Refuse arguments of GRPOConfig that a run cannot set. Import trl only if there is one.
+
+    Args:
+        extra: The arguments for which there is no setting, as `config.grpo.model_extra` has them.
 
     Raises:
-        ValueError: GRPOConfig has no such argument (the message names the nearest), it has no
-            effect here, one of our settings determines it, other stages rely on it, its value has
-            the wrong type, or it is fp16 on a CPU.
+        ValueError: One of our settings determines the argument, other stages rely on it, or its
+            value has the wrong type.
     """
-    others = config.grpo.model_extra
-    hints = typing.get_type_hints(own_config()) if others else {}
-    for name, value in others.items():
+    hints = typing.get_type_hints(own_config()) if extra else {}
+    for name, value in extra.items():
         if name in SETTING_OF:
             raise ValueError(f"grpo.{name} is decided by {SETTING_OF[name]}: set that instead")
         if name in ARGUMENTS["fixed"]:
             raise ValueError(f"grpo.{name} cannot be set: other stages rely on it; leave it out")
         refuse_elsewhere(f"grpo.{name}")
-        _refuse_type(f"grpo.{name}", value, hints[name])
-    if others.get("fp16") and not cuda_available():  # it has no loss scale
-        raise ValueError(
-            "grpo.fp16 = True: fp16 needs a GPU, and a CPU trains in bf16 or fp32. Leave it out"
-        )
-
-
-def _refuse_type(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value that is not finite, or not of the type that TRL declares."""
-    try:
-        TypeAdapter(hint, config=STRICT).validate_python(value)
-        for kind in typing.get_args(hint):  # a string may name a member of an enum
-            if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str):
-                TypeAdapter(kind).validate_python(value)
-    except ValidationError as error:
-        faults = "; ".join(dict.fromkeys(fault["msg"] for fault in error.errors()))
-        raise ValueError(f"{name} = {value!r}: {faults}. Give a Python literal") from None
-
-
-def refuse_unusable(args: "GRPOConfig", stage: "Stage", policy: Policy, rewards: RewardSet) -> None:
-    """Refuse arguments from a notebook's cell that a run could not have as settings either.
-
-    Args:
-        args: The GRPOConfig.
-        stage: Stage 03.
-        policy: The policy.
-        rewards: The run's rewards.
-
-    Raises:
-        ValueError: An attribute is not an argument (the message names the nearest), has no effect,
-            does not have the type that TRL declares, is beyond the limits of our setting of that
-            name, or conflicts with the others.
-    """
-    defaults = {field.name: default_of(field) for field in fields(args)}
-    of_trl = {field.name for field in fields(own_config())}
-    values = defaults | grpo_arguments(stage, policy, rewards)
-    others = {*ARGUMENTS["no_arguments"], *ARGUMENTS["unchecked"], *ARGUMENTS["rewritten"]}
-    others |= defaults.keys() - of_trl  # Unsloth's
-    changes = {
-        name: value
-        for name, value in vars(args).items()
-        if not name.startswith("_") and name not in others
-        if _plain(value) != _plain(values.get(name, MISSING))
-    }
-    for name in changes.keys() & set(ARGUMENTS["unused"]):
-        raise ValueError(f"args.{name} has no effect: set {setting_of(name)} instead")
-    exceptions = {*SETTING_OF, "optim", "chat_template_kwargs"}  # any value of TRL's
-    exceptions |= {*Batch._fields} if ranks.count() > 1 else set()
-    config = stage.config
-    settings = {f"grpo.{name}": changes[name] for name in changes.keys() - exceptions}
-    refuse_unknown_trl(resolve(config.profile, flatten(config), settings))
-    args._validate_args()
-    _refuse_batch(args)
-
-
-def _refuse_batch(args: "GRPOConfig") -> None:
-    """Refuse sizes of which TRL has computed some before a cell changed the others."""
-    rows, group = args.per_device_train_batch_size * args.world_size, args.num_generations
-    size, times = args.generation_batch_size, args.steps_per_generation
-    if size != rows * times or size % group:
-        raise ValueError(
-            f"args.generation_batch_size = {size} must be steps_per_generation {times} x "
-            f"per_device_train_batch_size {rows} (all processes) = {rows * times}, and a multiple "
-            f"of num_generations {group}. Set grpo.num_generations and the others in the "
-            "parameters cell, where they are made to fit"
-        )
+        try:
+            TypeAdapter(hints[name], config=STRICT).validate_python(value)
+        except ValidationError as error:
+            fault = error.errors()[0]["msg"]
+            raise ValueError(f"grpo.{name} = {value!r}: {fault}. Give a Python literal") from None
 
 
 def setting_of(argument: str) -> str:
     """Return the setting that determines one of TRL's arguments.
 
-    >>> setting_of("learning_rate"), setting_of("top_p")
-    ('grpo.learning_rate', 'grpo.top_p')
+    >>> setting_of("learning_rate"), setting_of("seed")
+    ('grpo.learning_rate', 'seed')
     """
     return SETTING_OF.get(argument, f"grpo.{argument}")
 
@@ -144,15 +84,14 @@ def grpo_arguments(stage: "Stage", policy: Policy, rewards: RewardSet) -> dict[s
     Completions per step are the total over all processes; the micro-batch size is per process.
 
     Raises:
-        ValueError: TRL does not accept one of the settings.
+        ValueError: A run cannot set one of the arguments.
     """
-    refuse_unknown_trl(stage.config)
     config, grpo, gpu = stage.config, stage.config.grpo, cuda_available()
-    prompts = config.step_completions // grpo.num_generations
-    rows = grpo.per_device_train_batch_size
-    arguments = {name: value for name, value in grpo if name not in ARGUMENTS["unused"]}
-    arguments |= solve_batch(prompts, grpo.num_generations, rows, ranks.count())._asdict()
-    arguments |= {
+    extra, rows = grpo.model_extra, grpo.per_device_train_batch_size
+    refuse_arguments(extra)
+    prompts = rows * grpo.gradient_accumulation_steps // grpo.num_generations
+    arguments = dict(grpo) | {
+        **solve_batch(prompts, grpo.num_generations, rows, ranks.count())._asdict(),
         "output_dir": str(stage.run / "train"),
         "report_to": grpo.report_to.replace(" ", "").split(","),
         "seed": config.seed,
@@ -168,61 +107,56 @@ def grpo_arguments(stage: "Stage", policy: Policy, rewards: RewardSet) -> dict[s
         "log_completions": True,
         "num_completions_to_print": 0,
         "logging_steps": 1,
-        "save_strategy": "no",  # `callbacks` decides
         "disable_tqdm": True,
     }
+    # A checkpoint keeps no completions, so it is written when those of a generation are used up.
+    parts = arguments["gradient_accumulation_steps"]
+    every = extra.get("steps_per_generation", parts) * extra.get("num_iterations", 1)
+    every //= math.gcd(every, parts)
+    arguments["save_steps"] = math.ceil(grpo.save_steps / every) * every
     if grpo.optim == "auto":
         arguments["optim"] = "adamw_8bit" if gpu else "adamw_torch"
-    if not {"bf16", "fp16"} & set(grpo.model_extra):  # without bf16: fp16, or fp32 on a CPU
+    if not {"bf16", "fp16"} & set(extra):  # without bf16: fp16, or fp32 on a CPU
         arguments |= {"bf16": has_bf16(), "fp16": gpu and not has_bf16()}
-    if environment := environments.of(config):
-        arguments["max_tool_calling_iterations"] = environment.max_turns
-    return arguments | _vllm_by_trl(config) | grpo.model_extra
+    if config.data.environment:
+        turns = environments.load(config.data.environment).max_turns
+        arguments["max_tool_calling_iterations"] = turns
+    return arguments | (_vllm_by_trl(config.model) if "vllm_mode" in extra else {}) | extra
 
 
-def _vllm_by_trl(config: RunConfig) -> dict[str, Any]:
-    """Return the arguments that let TRL itself run vLLM; {} unless `grpo.vllm_mode` is set."""
-    if "vllm_mode" not in config.grpo.model_extra:
-        return {}
+def _vllm_by_trl(model: "ModelConfig") -> dict[str, Any]:
+    """Return the arguments that let TRL itself run vLLM."""
     return {
         "use_vllm": True,
-        "vllm_gpu_memory_utilization": config.model.gpu_memory_utilization,
-        "vllm_enable_sleep_mode": config.model.unsloth_vllm_standby,
-        "vllm_max_model_length": config.model.max_seq_length,
+        "vllm_gpu_memory_utilization": model.gpu_memory_utilization,
+        "vllm_enable_sleep_mode": model.unsloth_vllm_standby,
+        "vllm_max_model_length": model.max_seq_length,
     }
 
 
 def effective(
-    args: "GRPOConfig", stage: "Stage", policy: Policy, rewards: RewardSet
+    args: "GRPOConfig", arguments: Mapping[str, Any], config: "RunConfig"
 ) -> pd.DataFrame:
-    """Return the value of each GRPOConfig argument in training, and the source of the value.
+    """Return the arguments of training that this run sets, or that are not as in TRL.
 
     Args:
-        args: The GRPOConfig, with later changes to it.
-        stage: Stage 03.
-        policy: The policy.
-        rewards: The run's rewards.
+        args: The GRPOConfig.
+        arguments: What `grpo_arguments` returned.
+        config: The run's settings.
 
     Returns:
-        The columns argument, value, from ("set", "task …", "profile …", "grpo_nb" for our defaults
-        and fixed values, "TRL's default"), and changed ("", or "before → after" if TRL, Unsloth or
-        a cell changed our value).
-
-    Raises:
-        ValueError: As `refuse_unusable`.
+        The columns argument, value and from: "set", "task …", "profile …", "grpo_nb" for our
+        defaults and fixed values, or what the value was before TRL, Unsloth or a cell changed it.
     """
-    refuse_unusable(args, stage, policy, rewards)
-    ours = grpo_arguments(stage, policy, rewards)
     rows = []
-    for field in fields(own_config()):
+    for field in [one for one in fields(own_config()) if one.name not in ARGUMENTS["not_shown"]]:
         name, value = field.name, _plain(getattr(args, field.name))
-        before = _plain(ours.get(name, default_of(field)))
-        source = stage.config.sources.get(setting_of(name), "default")
+        before = _plain(arguments.get(name, default_of(field)))
+        source = config.sources.get(setting_of(name), "default")
         source = "grpo_nb" if source == "default" else source
-        differs = value != before and name not in ARGUMENTS["rewritten"]
-        change = f"{before} → {value}" if differs else ""
-        rows.append((name, value, source if name in ours else "TRL's default", change))
-    return pd.DataFrame(rows, columns=["argument", "value", "from", "changed"])
+        if name in arguments or value != before:
+            rows.append((name, value, source if value == before else f"changed from {before}"))
+    return pd.DataFrame(rows, columns=["argument", "value", "from"])
 
 
 def default_of(field: Field) -> Any:
@@ -233,9 +167,3 @@ def default_of(field: Field) -> Any:
 def _plain(value: Any) -> Any:
     """Convert an enum's member to its value, and an array to a list; return others unchanged."""
     return value.tolist() if hasattr(value, "tolist") else getattr(value, "value", value)
-
-
-def notable(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `effective` whose value was set or changed, without the output folder."""
-    ours = (table["from"] != "TRL's default") | (table["changed"] != "")
-    return table[ours & (table["argument"] != "output_dir")]

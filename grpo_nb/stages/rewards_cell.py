@@ -7,7 +7,6 @@ measured in stage 02.
 
 import io
 import math
-import re
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
@@ -104,7 +103,8 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
     try:
         notes = _measured(test, text)
     except ValueError as error:
-        raise ValueError(_fault(error, text)) from error
+        cause = error.__cause__ or error  # the exception in the source, if ours wraps one
+        raise ValueError(explained(cause, OWN, text)) from error
     write_json(about_path(path), notes)
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -125,13 +125,6 @@ def in_template(stage: "Stage", tokenizer: "PreTrainedTokenizerBase") -> RewardS
     if opened != stage.config.rewards.opened:
         stage.change({"rewards.opened": opened})
     return load_rewards(stage.config.rewards)
-
-
-def _fault(error: Exception, source: str) -> str:
-    """Return a message that explains an error in the rewards' source and names the line."""
-    cause = error.__cause__ or error  # the exception in the source, if ours wraps one
-    message = explained(cause, OWN, source)
-    return re.sub(rf"\S*{OWN}\b(: )?", lambda path: "" if path[1] else "the text", message)
 
 
 def _measured(test: RewardTest, source: str) -> dict[str, Any]:

@@ -14,15 +14,14 @@ Unsloth replaces it on a GPU. The parts of one step, in order, with the methods 
  1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. If the task has an
     environment, TRL runs the tool calls and masks their results from the loss (its `tool_mask`).
     vLLM's log-probabilities are compared with the policy's: `_generate_and_score_completions`.
- 2. The rewards score the completions: `_timed`, `_calculate_rewards`. TRL computes the advantages.
- 3. The forward and backward pass of each micro-batch: `training_step`,
-    `_get_per_token_logps_and_entropies`.
+ 2. The rewards score the completions: `_calculate_rewards`. TRL computes the advantages.
+ 3. The forward and backward pass of each micro-batch: `_get_per_token_logps_and_entropies`.
  4. An update that is not finite, or has no scores to learn from, is skipped:
     `on_pre_optimizer_step`.
- 5. The optimizer updates the weights. A checkpoint or a stop may be due: `on_step_end`.
+ 5. The optimizer updates the weights. A checkpoint or a stop may be due.
  6. The step's metrics are logged: `log`. They go to train/metrics.jsonl, to the alerts and to the
     watchers; every `train.eval_steps` steps the policy is validated: `on_log`.
- 7. If a checkpoint is due, transformers writes it, and old ones are removed: `on_save`.
+ 7. If a checkpoint is due, transformers writes it, and removes old ones.
 
 A token's loss is -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A), plus beta times the KL to the
 policy at the start. A is the advantage of the completion; r is the token's probability now, divided
@@ -33,15 +32,14 @@ For each method that overrides TRL's, the docstring gives the reason, and what U
 does with the method.
 """
 
-import functools
 import io
 import math
 import shutil
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,24 +49,24 @@ from transformers.trainer_utils import TrainOutput
 
 from grpo_nb import environments, models, ranks
 from grpo_nb.files import atomic_path, read_lines
-from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head, sharded
+from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head
 from grpo_nb.models.hub import image_tokens
 from grpo_nb.models.template import fold_system, with_tools
 from grpo_nb.models.vllm import without
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.calls import call, contained, kept
-from grpo_nb.rewards.combine import Adaptive, is_async
+from grpo_nb.rewards.calls import kept
+from grpo_nb.rewards.combine import Adaptive
 from grpo_nb.rewards.prompts import Message, images_of, loggable
 from grpo_nb.stages import checkpoints
-from grpo_nb.stages.arguments import grpo_arguments, refuse_unusable
-from grpo_nb.stages.checkpoints import remove_old, save_trained
+from grpo_nb.stages.arguments import grpo_arguments
+from grpo_nb.stages.checkpoints import save_trained
 from grpo_nb.stages.validation import Validation, hold_out, prompts_to_hold_out
-from grpo_nb.training import fast_cpu, guard, health, metrics, rules, stock
+from grpo_nb.training import fast_cpu, guard, health, metrics, rules
 from grpo_nb.training.difficulty import difficulty
 from grpo_nb.training.interruptions import step_of
 from grpo_nb.training.monitor import Monitor
 from grpo_nb.training.placebo import shuffled
-from grpo_nb.updates import Buttons, Update, Watcher
+from grpo_nb.updates import Update
 
 if TYPE_CHECKING:
     import trl
@@ -99,12 +97,11 @@ class RunTrainer:
         config = stage.config
         self.policy, self.rewards, self.stage = policy, rewards, stage
         self.validation_rows, self.folder = validation_rows, stage.run / "train"
-        self.resumption = checkpoints.Resumption(stage, rewards, self.args)
-        self.plan = self.resumption.plan
+        self.settings = checkpoints.fingerprint(stage, rewards, self.args)
+        self.plan, self.goes_on = checkpoints.plan(self.folder, self.settings, self.args.max_steps)
         self.environment = environments.of(config)
         policy.model.max_seq_length = config.model.max_seq_length  # as Unsloth's models have it
         lm_head.install_where_needed()  # for your own model too
-        self.reward_funcs = list(map(self._timed, rewards.reward_funcs))
         self.remove_callback(PrinterCallback)
         if policy.vllm and self.use_vllm:  # else Unsloth leaves a folder in the working directory
             self.vllm_generation._unsloth_load_lora = policy.live_adapter
@@ -113,47 +110,42 @@ class RunTrainer:
         self.share_prompts = not fast_cpu.sharing_lacks(policy, config.policy.share_prompts)
         self.samples_densely = not fast_cpu.sampling_lacks(self)
         self._dense: dense.DenseModel | None = None
-        self._loss_failed = False
-        self._gathered: dict[str, Any] = {}
         self.row_sampler: Any = None
         if ranks.count() > 1:
             # When one process ends, the launcher sends SIGTERM to the others, which must still
             # report what is kept. During the steps `train` handles the signal.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        self._add_callbacks(stage)
-
-    def _add_callbacks(self, stage: "Stage") -> None:
-        """Give this trainer what acts between steps; a notebook's own monitor replaces this one."""
-        validated, config = self.validation_rows, stage.config
         self.steps = StepCallback(self)
         self.add_callback(self.steps)
-        self.validation = Validation(self.policy, validated, self.rewards, config)
-        is_placebo = config.train.placebo != "none"
+        self.validation = Validation(policy, validation_rows, rewards, config)
+        self._add_monitor()
+
+    def _add_monitor(self) -> None:
+        """Give this trainer a monitor; a notebook's own replaces this one."""
+        train = self.stage.config.train
         monitor = Monitor(
             self,
             folder=self.folder,
             correct=self.rewards.correct_func.__name__,
-            validation=self.validate if validated else (),
-            eval_steps=config.train.eval_steps if validated else None,
-            ignore=health.learning_alerts() if is_placebo else (),
+            validation=self.validate if self.validation_rows else (),
+            eval_steps=train.eval_steps if self.validation_rows else None,
+            ignore=health.learning_alerts() if train.placebo != "none" else (),
             show=False,
         )
-        monitor.watchers.append(progress_of(stage))
+        monitor.watchers.append(self._show_progress)
 
-    def watch(self, watcher: Watcher) -> None:
-        """Send every update to the watcher."""
-        self.monitor.watchers.append(watcher)
+    def _show_progress(self, update: Update) -> None:
+        reward = update.line.get("reward")
+        note = "" if reward is None else f"reward {reward:.2f}"
+        self.stage.progress(update.line["step"], update.total_steps, note)
 
     @property
     def paths(self) -> str:
         """Return how the processes share a step, and how it is computed."""
-        args, group = self.args, self.num_generations
-        rows, micro_batches = args.per_device_train_batch_size, args.gradient_accumulation_steps
-        completions = rows * micro_batches * ranks.count()
+        completions, group = self.args.generation_batch_size, self.num_generations
         return (
             f"a step: {completions // group} prompts x {group} = {completions} completions, on "
-            f"{ranks.count()} process(es) in {micro_batches} micro-batch(es) of {rows}; "
-            f"{fast_cpu.paths(self)}"
+            f"{ranks.count()} process(es); {fast_cpu.paths(self)}"
         )
 
     def train(self) -> TrainOutput:
@@ -168,10 +160,6 @@ class RunTrainer:
                 checkpoint is kept, and the adapter that was trained so far.
             RuntimeError, MemoryError, …: An error ended training; a checkpoint is kept.
         """
-        with self.stage.under_way() if ranks.is_main() else nullcontext():
-            return self._train()
-
-    def _train(self) -> TrainOutput:
         checkpoint = ranks.from_main(self._begin)
         # Set before anything is restored, so that a failure while restoring saves nothing.
         self.state.global_step = begun = step_of(checkpoint)
@@ -185,7 +173,6 @@ class RunTrainer:
                     output = train(resume_from_checkpoint=checkpoint)
                 if self.monitor.ended:
                     raise RuntimeError(self.monitor.ended)
-                self.gather_weights()
                 ranks.from_main(self._finish)
         finally:  # in a notebook, this trainer remains, and may be used again
             self._dense = self.optimizer = self.lr_scheduler = self._buffered_inputs = None
@@ -201,20 +188,16 @@ class RunTrainer:
         return TrainOutput(self.state.global_step, math.nan, {})
 
     def _begin(self) -> str | None:
-        if getattr(self.policy.model, "is_closed", False):
-            raise ValueError(
-                "this policy was closed, which freed its weights: load it and build the trainer "
-                'again (run notebook 3 from "The policy" on); training goes on from its checkpoint'
-            )
+        """Make train/ ready, and return the checkpoint to go on from; None to begin at step 1."""
         has_trained = getattr(self.policy.model, "updated_in", None) == self.folder
-        if has_trained and self.resumption.begins_anew():
+        has_trained &= not (self.goes_on and checkpoints.trained_steps(self.folder))
+        if getattr(self.policy.model, "is_closed", False) or has_trained:
             raise ValueError(
-                "training starts over at step 1, but this policy has already been trained: load "
+                "this policy was closed, or has been trained and the training starts over: load "
                 'the policy and build the trainer again (run notebook 3 from "The policy" on)'
             )
-        checkpoint = self.resumption.begin()
-        (self.folder / "arguments.json").write_text(self.args.to_json_string(), encoding="utf-8")
-        return checkpoint
+        goes_on, self.goes_on = self.goes_on, True  # from now on
+        return checkpoints.begin(self.folder, self.settings, goes_on)
 
     def _finish(self) -> None:
         """Save the best adapter, or the last one, and record the checks of training."""
@@ -224,7 +207,6 @@ class RunTrainer:
                 shutil.copytree(best, temporary)
             else:
                 self.save_adapter(temporary)
-        self.resumption.end(finished=not self.monitor.stopped)
         lines = read_lines(self.folder / "metrics.jsonl")
         self.stage.record_checks(health.checks(self.monitor.watch, lines, self.monitor.alerts))
 
@@ -233,18 +215,9 @@ class RunTrainer:
         """Return the monitor; a notebook may have replaced the one that this trainer began with."""
         return next(c for c in self.callback_handler.callbacks if isinstance(c, Monitor))
 
-    @property
-    def buttons(self) -> Buttons:
-        """Return the requests that the dashboard's buttons, and signals, set."""
-        return self.monitor.buttons
-
     def validate(self) -> dict[str, float]:
-        """Validate on the first process, or on all together if the weights are sharded."""
-        if not sharded():
-            return ranks.from_main(self.validation)
-        with self.whole_weights():
-            figures = self.validation()
-        return ranks.from_main(lambda: figures)
+        """Validate on the first process."""
+        return ranks.from_main(self.validation)
 
     # The methods below override methods of TRL and transformers.
 
@@ -254,15 +227,10 @@ class RunTrainer:
             return super()._generate(*args, **kwargs)
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        """Sample with `models.dense` if possible, else with the method of TRL or Unsloth.
-
-        Under FSDP2, first gather the root's weights: peft's `generate` bypasses the hook that
-        would gather them.
-        """
+        """Sample with `models.dense` if possible, else with the method of TRL or Unsloth."""
         if self.samples_densely:
             return self._sample_densely(prompt_ids), None
-        with unsharded_root(self.model_wrapped):
-            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        return super()._generate_single_turn(prompt_ids, *args, **kwargs)
 
     def _sample_densely(self, prompt_ids: list[list[int]]) -> list[list[int]]:
         """Return the token ids of the completions, as TRL's method for text does."""
@@ -289,6 +257,8 @@ class RunTrainer:
             rewards_N_F = super()._calculate_rewards(
                 inputs, prompts, completions, completion_ids, *args
             )
+        if "answer" in inputs[0]:
+            self._log_completion_extra("reference", [str(row["answer"]) for row in inputs])
         group, names = self.num_generations, self.reward_func_names
         if self.stage.config.train.placebo == "shuffled":
             rewards_N_F = shuffled(rewards_N_F, group, self.args.seed, self.state.global_step)
@@ -300,19 +270,6 @@ class RunTrainer:
         for name, value in figures.items():
             self._record(name, value)
         return rewards_N_F
-
-    def _timed(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a reward to measure its time."""
-        key = f"rewards/{func.__name__}/seconds"
-        if not is_async(func):
-            return self._timing(key)(functools.wraps(func)(functools.partial(call, func)))
-
-        @functools.wraps(func)
-        async def awaited(**columns: Any) -> Any:
-            with self._timing(key), contained(func.__name__):
-                return await func(**columns)
-
-        return awaited
 
     @contextmanager
     def _timing(self, name: str) -> Iterator[None]:
@@ -344,20 +301,9 @@ class RunTrainer:
             self._record(rules.DIFFERENCE, guard.engine_difference(self, batch))
         return batch
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Record that a loss is not finite: transformers logs the mean of earlier losses instead.
-
-        Unsloth's trainer has the same method, so this override applies there too.
-        """
-        loss = super().training_step(*args, **kwargs)
-        self._loss_failed |= not math.isfinite(loss.item())
-        return loss
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add a step's time, speed and memory to its log, with Unsloth's trainer too."""
         if "loss" in logs:
-            if self._loss_failed:
-                logs["loss"], self._loss_failed = math.nan, False
             completions = self.args.generation_batch_size
             logs.update(metrics.of_a_step(self._metrics["train"], completions))
             metrics.new_peak()
@@ -375,42 +321,26 @@ class RunTrainer:
 
     def save_adapter(self, folder: Path) -> None:
         """Save the adapter (or the whole model, if all of it is trained) and the tokenizer."""
-        save_trained(self.accelerator.unwrap_model(self.model), folder, **self._gathered)
+        save_trained(self.accelerator.unwrap_model(self.model), folder)
         self.policy.tokenizer.save_pretrained(folder)
-
-    def gather_weights(self) -> None:
-        """Gather sharded weights on all processes before the first one saves them."""
-        if sharded():
-            self._gathered = {"state_dict": self.accelerator.get_state_dict(self.model_wrapped)}
-
-    @contextmanager
-    def whole_weights(self) -> Iterator[None]:
-        """Let a model with sharded weights generate on all processes."""
-        from trl.models.utils import unwrap_model_for_generation
-
-        whole = unwrap_model_for_generation(self.model_wrapped, self.accelerator)  # ZeRO-3
-        with whole, unsharded_root(self.model_wrapped):
-            yield
 
 
 class StepCallback(TrainerCallback):
-    """Save a run's checkpoints, with the weights of adaptive rewards, and go on from them.
+    """Store the weights of adaptive rewards in checkpoints, and go on from these.
 
     Args:
         trainer: The trainer.
     """
 
     def __init__(self, trainer: Any) -> None:
-        self.trainer, self.settings = trainer, trainer.stage.config.grpo
+        self.trainer = trainer
         rewards = trainer.rewards.reward_funcs
         self.adaptive = [reward for reward in rewards if isinstance(reward, Adaptive)]
         for reward in self.adaptive:
             reward.gather_scores = ranks.gather  # each process scores a share of the step
-        self.saved = 0  # step of the last checkpoint
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restore rewards and row order from the checkpoint."""
-        self.saved = state.global_step
         if not state.global_step:
             return
         for reward in self.adaptive:
@@ -424,39 +354,9 @@ class StepCallback(TrainerCallback):
         self.trainer.policy.model.updated_in = self.trainer.folder
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save a checkpoint if that is due or requested, or if training stops."""
-        step, rewards = state.global_step, self.adaptive
+        """Store the adaptive weights, which the next checkpoint keeps."""
+        rewards = self.adaptive
         state.stateful_callbacks[ADAPTIVE] = {r.__name__: (r.value, r.step) for r in rewards}
-        if not stock.generation_is_used_up(args, step):
-            return
-        due = step - self.saved >= self.settings.save_steps or step == args.max_steps
-        if due or control.should_training_stop or control.should_save:
-            control.should_save = step != self.saved
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remove old checkpoints."""
-        self.saved = state.global_step
-        if ranks.is_main():
-            remove_old(self.trainer.folder, self.settings.save_total_limit)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Save if that was requested while the step was logged or validated."""
-        if logs and "loss" in logs:
-            self.on_step_end(args, state, control)
-
-
-def progress_of(stage: "Stage") -> Watcher:
-    """Return a watcher that shows how far along the training is."""
-
-    def show(update: Update) -> None:
-        line, note = update.line, ""
-        if "eval/accuracy" in line:
-            note = f"validated: accuracy {line['eval/accuracy']:.1%}"
-        elif line.get("reward") is not None:
-            note = f"reward {line['reward']:.2f}"
-        stage.progress(line["step"], update.total_steps, note)
-
-    return show
 
 
 def attach(
@@ -476,25 +376,19 @@ def attach(
         policy: The policy, as `models.policy_of` or `models.load_policy` returned it.
 
     Raises:
-        ValueError: An argument has a value that no training run can use, the trainer has other
-            rewards than the run, or settings have changed since training was interrupted, and
-            `train.resume` is "auto".
-        RuntimeError: Unsloth replaced TRL's trainer after this one's class was imported.
+        ValueError: The trainer has other rewards than the run.
     """
-    import trl
-
-    if not isinstance(trainer, trl.GRPOTrainer):
-        raise RuntimeError(
-            "GRPOTrainer was imported before Unsloth, so it is TRL's class and not Unsloth's: "
-            "restart the kernel, and import unsloth before trl"
-        )
     policy = policy or models.policy_of(trainer.model, trainer.processing_class)
-    refuse_unusable(trainer.args, stage, policy, rewards)
+    if [*map(id, trainer.reward_funcs)] != [*map(id, rewards.reward_funcs)]:
+        raise ValueError(
+            f"the trainer has the rewards {', '.join(trainer.reward_func_names)}, and the run "
+            f"{', '.join(rewards.names)}: write yours in notebook 2, below %%rewards, which tests "
+            "them; or train without stages.attach"
+        )
     if isinstance(trainer, RunTrainer):  # the cell is run again
         for callback in (trainer.steps, trainer.monitor):
             trainer.remove_callback(callback)
     else:
-        _refuse_other_rewards(trainer, rewards)
         # On a GPU, Unsloth gives the instance a `train` that sets the model's modes around its own.
         trainer.unsloths_train = vars(trainer).pop("train", None)
         trainer.__class__ = type("RunTrainer", (RunTrainer, type(trainer)), {})
@@ -503,25 +397,12 @@ def attach(
         difficulty(trainer, rewards.correct_func.__name__)
 
 
-def _refuse_other_rewards(trainer: "trl.GRPOTrainer", rewards: RewardSet) -> None:
-    """Raise ValueError if the trainer was built with other rewards than those that were tested."""
-    pairs = zip(trainer.reward_funcs, rewards.reward_funcs, strict=False)
-    same = all(one is other for one, other in pairs)
-    if not same or len(trainer.reward_funcs) != len(rewards.reward_funcs):
-        raise ValueError(
-            f"the trainer has the rewards {', '.join(trainer.reward_func_names)}, and the run "
-            f"{', '.join(rewards.names)}: write yours in notebook 2, below %%rewards, which tests "
-            "them; or train without stages.attach"
-        )
-
-
 def build_trainer(
     policy: Policy,
     rewards: RewardSet,
     rows: Sequence[Row],
     stage: "Stage",
     args: "trl.GRPOConfig | None" = None,
-    callbacks: Sequence[TrainerCallback] = (),
 ) -> "RunTrainer":
     """Build a run's trainer in one call, as the cells of notebook 3 do one by one.
 
@@ -531,27 +412,18 @@ def build_trainer(
         rows: The training rows; `train.eval_prompts` of them become the validation split.
         stage: Stage 03, which has been started.
         args: The run's GRPOConfig; by default as its settings say.
-        callbacks: Further TrainerCallbacks of transformers.
-
-    Raises:
-        ValueError: `args` has a value that no training run can use; or as `attach`.
-        RuntimeError: As `attach`.
     """
     import trl
 
-    args = args or trl.GRPOConfig(**grpo_arguments(stage, policy, rewards))
     dataset, validation_rows = datasets(rows, policy.tokenizer, stage.config)
-    environment = environment_factory(stage.config, policy.tokenizer, rows)
-    refuse_unusable(args, stage, policy, rewards)
     with adapter_in_fp32(policy.model):
         trainer = trl.GRPOTrainer(
             model=policy.model,
             processing_class=policy.processing_class,
             reward_funcs=list(rewards.reward_funcs),
-            args=args,
+            args=args or trl.GRPOConfig(**grpo_arguments(stage, policy, rewards)),
             train_dataset=dataset,
-            callbacks=list(callbacks),
-            environment_factory=environment,
+            environment_factory=environment_factory(stage.config, policy.tokenizer, rows),
         )
     attach(trainer, stage, rewards, validation_rows, policy)
     return trainer
@@ -617,23 +489,3 @@ def _bitmap(image: Any) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "BMP")
     return buffer.getvalue()
-
-
-@contextmanager
-def unsharded_root(model: Any) -> Iterator[None]:
-    """Gather FSDP2's weights outside the layers (embeddings, head) while the block runs.
-
-    peft's `generate` calls the wrapped model directly, and bypasses the hook that would gather
-    these weights.
-    """
-    from torch.distributed.fsdp import FSDPModule
-
-    if not isinstance(model, FSDPModule):
-        yield
-        return
-    model._get_fsdp_state()._lazy_init()  # else the first layer to run would become the root
-    model.unshard()
-    try:
-        yield
-    finally:
-        model.reshard()

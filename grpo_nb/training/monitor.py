@@ -139,9 +139,8 @@ class Monitor(TrainerCallback):
         validation = validation if callable(validation) else list(validation)
         self.validation = validation or (before.validation if before else [])
         self.eval_steps = eval_steps or (before.eval_steps if before else None)
-        # A run's trainer saves the adapter alone, on one process after `gather_weights` on all.
+        # A run's trainer saves the adapter alone, on one process.
         self.save = getattr(trainer, "save_adapter", lambda folder: trainer.save_model(str(folder)))
-        self.gather = getattr(trainer, "gather_weights", lambda: None)
         self.alerts: list[Check] = []
         self.failure = self.ended = ""
         self._exits: list[ExitStack] = []
@@ -273,9 +272,8 @@ class Monitor(TrainerCallback):
             self.skipped = 0
             return
         model.zero_grad(set_to_none=True)
-        loss_failed = ranks.anywhere(getattr(self.trainer, "_loss_failed", False))
         scaler = getattr(self.trainer.accelerator, "scaler", None)
-        if not (unscored or loss_failed) and scaler and scaler.get_scale() > 1:
+        if not unscored and scaler and scaler.get_scale() > 1:
             # torch's GradScaler begins at 65,536, and halves its scale after each such step.
             scale = f"{scaler.get_scale():g}"
             print(f"step {step}: fp16 overflows at a loss scale of {scale}; no update is made")
@@ -488,7 +486,6 @@ class Monitor(TrainerCallback):
             return
         if (best / "eval.json").is_file() and read_json(best / "eval.json")["score"] > score:
             return
-        self.gather()
         # TRL's trainer saves on all processes, because sharded weights are gathered there.
         if ranks.is_main() or not self.is_of_run:
             with atomic_path(best) as temporary:

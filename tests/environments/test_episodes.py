@@ -123,7 +123,6 @@ def test_a_training_plays_logs_and_validates_episodes(trainer):
     steps = [line for line in lines if "reward" in line]
     assert len(steps) == 2 and all(0 < line["episodes/turns"] <= 4 for line in steps)
     assert {"eval/accuracy", "eval/reward"} <= {key for line in lines for key in line}
-    chosen, tokenizer = trainer.rewards, trainer.policy.tokenizer
-    table = stages.read_completions(trainer.stage.run, chosen, tokenizer, CAP)
+    table = stages.read_completions(trainer.stage.run, trainer.rewards)
     assert table["completion"].str.contains(r"guess\(n=\d+\)\n→ (?:higher|lower|right)").any()
     assert (table["environment_reward"] > 0).any()

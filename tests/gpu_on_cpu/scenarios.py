@@ -31,6 +31,7 @@ from trainings import (  # noqa: E402
     make_run,
     scale_loss,
     steps_that_move,
+    stop_at,
     trainer_of,
 )
 from unsloth import FastLanguageModel  # noqa: E402
@@ -48,7 +49,6 @@ SETTINGS = {
     "train.eval_steps": 0,
     "grpo.gradient_accumulation_steps": 1,
     "grpo.max_steps": 4,
-    "train.resume": "never",
     "grpo.save_steps": 2,
     "grpo.warmup_steps": 0,
     "grpo.bf16": False,
@@ -132,11 +132,11 @@ def a_training():
 
 def cut_off():
     """Stopped after two steps and gone on with, it ends as the undisturbed one did."""
-    first = start("cut", **VALIDATED, **{"train.resume": "auto"})
-    first.watch(lambda update: update.line["step"] == 2 and first.buttons.stop.set())
+    first = start("cut", **VALIDATED)
+    stop_at(first, 2)
     with contextlib.suppress(KeyboardInterrupt):
         first.train()
-    again = start("cut", **VALIDATED, **{"train.resume": "auto"})
+    again = start("cut", **VALIDATED)
     again.train()
     runs = Run("whole"), Run("cut")
     same = {"note": again.plan, "metrics": [comparable(run) for run in runs]}
@@ -182,10 +182,12 @@ def arguments():
         for extra in ({}, {"grpo.epsilon_high": 0.3, "grpo.mask_truncated_completions": False}):
             settings = SETTINGS | {"grpo.loss_type": loss} | extra
             stage = Stage(run, "03", resolve("tiny-cpu", settings))
-            args = trl.GRPOConfig(**stages.grpo_arguments(stage, policy, MATH))
-            table = stages.effective(args, stage, policy, MATH).set_index("argument")
-            found[loss + " set" * bool(extra)] = dict(table["changed"])
-            stages.arguments.refuse_unusable(args, stage, policy, MATH)
+            given = stages.grpo_arguments(stage, policy, MATH)
+            args = trl.GRPOConfig(**given)
+            table = stages.effective(args, given, stage.config).set_index("argument")
+            table = table[table["from"].str.startswith("changed")]
+            changes = table["from"] + " to " + table["value"].astype(str)
+            found[loss + " set" * bool(extra)] = changes.to_dict()
     return found
 
 

@@ -45,14 +45,17 @@ def test_what_unsloth_changes_of_the_arguments_is_named(report):
     papers = {"epsilon_high", "mask_truncated_completions", "scale_rewards", "beta"}
     kept = {n: {k: v for k, v in was.items() if v and k in papers} for n, was in found.items()}
     assert kept == {key: {} for key in found} | {
-        "dapo": {"epsilon_high": "None → 0.28", "mask_truncated_completions": "False → True"},
-        "cispo": {"epsilon_high": "None → 5.0"},
-        "dr_grpo": {"scale_rewards": "group → none"},
-        "dr_grpo set": {"scale_rewards": "group → none"},
+        "dapo": {
+            "epsilon_high": "changed from None to 0.28",
+            "mask_truncated_completions": "changed from False to True",
+        },
+        "cispo": {"epsilon_high": "changed from None to 5.0"},
+        "dr_grpo": {"scale_rewards": "changed from group to none"},
+        "dr_grpo set": {"scale_rewards": "changed from group to none"},
     }
     for was in found.values():
-        assert was["vllm_importance_sampling_correction"] == "True → False"
-        assert was["weight_decay"] == "0.0 → 0.001"
+        assert was["vllm_importance_sampling_correction"] == "changed from True to False"
+        assert was["weight_decay"] == "changed from 0.0 to 0.001"
 
 
 def test_arguments_that_unsloths_trainer_wrote_to_serve_a_second_one(report):

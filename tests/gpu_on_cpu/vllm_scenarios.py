@@ -37,6 +37,7 @@ from grpo_nb.models.policy import UNSLOTHS_VLLM  # noqa: E402
 from grpo_nb.rewards.prompts import build_prompt  # noqa: E402
 from grpo_nb.runs import Run, Stage  # noqa: E402
 from grpo_nb.runs.config import flatten, resolve  # noqa: E402
+from grpo_nb.stages.checkpoints import save_trained  # noqa: E402
 from grpo_nb.training.rules import DIFFERENCE  # noqa: E402
 
 SETTINGS = {
@@ -49,7 +50,6 @@ SETTINGS = {
     "grpo.max_steps": 2,
     "grpo.num_generations": 4,
     "grpo.per_device_train_batch_size": 8,
-    "train.resume": "never",
     "grpo.save_steps": 2,
     "grpo.warmup_steps": 0,
     "grpo.bf16": False,
@@ -132,7 +132,7 @@ def loading(tiny):
     base = [w for name, w in model.named_parameters() if "lora" not in name]
     shared = [weight.untyped_storage().data_ptr() in of_vllm for weight in base]
     adapter = FOLDER / "adapter"
-    stages.checkpoints.save_trained(model, adapter)
+    save_trained(model, adapter)
     untouched = texts(policy.engine)
     move(policy)
     before = [weight.detach().clone() for weight in tiny.trained().values()]

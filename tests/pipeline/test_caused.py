@@ -4,7 +4,6 @@ import re
 import shutil
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from answered import MATH, answers
@@ -41,7 +40,7 @@ def test_a_training_is_paid_shuffled_rewards_and_validated_by_true_ones(start):
     lines = training.read_lines(one.folder / "metrics.jsonl")
     assert [line["step"] for line in lines if "eval/accuracy" in line] == [0, 1]
     one.stage.run.write_config(one.stage.config)  # as stage 03 does
-    sampled = stages.read_completions(one.stage.run, MATH, one.policy.tokenizer, 32)
+    sampled = stages.read_completions(one.stage.run, MATH)
     assert "a placebo: these scores are shuffled" in completions(sampled.query("step > 0").tail(2))
 
 
@@ -85,20 +84,6 @@ def test_what_pays_for_the_form_is_seen_in_what_it_pays_and_not_in_its_name():
     assert reward_set(others).format_name == "reward_1"
     own = reward_set([(_right_format_reward, 1.0), (_sized_format_reward, 1.0), (_marked, 0.5)])
     assert paid_weights(own, "format-only") == [0, 0, 0.5] and own.format_name == "_marked"
-
-
-@pytest.mark.parametrize(
-    ("preset", "why"),
-    [
-        (load_preset("summarization"), "which none of"),
-        (load_preset("math", "1, 0, 0, 0.5"), "which none of"),
-        (load_preset("math", "0, 0.5, 0, 0"), "which all of"),
-        (reward_set([(GATED, 1.0)]), "which none of"),
-    ],
-)
-def test_a_set_of_which_no_such_placebo_can_be_made_is_refused(preset, why):
-    with pytest.raises(ValueError, match=f"{why}.*set train.placebo = 'shuffled'"):
-        paid_weights(preset, "format-only")
 
 
 def made(name, base, trained, kind="none", **settings):
@@ -164,15 +149,6 @@ def test_a_reward_that_did_not_rise_is_not_the_cause(runs_dir):
     assert "did not rise during training" in caused.compare(run, placebo).sentence
 
 
-def test_without_a_score_there_is_no_verdict(runs_dir, monkeypatch):
-    run, other = made("mine", "12" * 5, "1" * 10), made("other", "12" * 5, "12" * 5, "shuffled")
-    read = pd.read_parquet
-    monkeypatch.setattr(
-        pd, "read_parquet", lambda path: read(path).assign(**{MATH.names[0]: np.nan})
-    )
-    assert caused.compare(run, other).sentence == "cannot say: no completion could be scored"
-
-
 def test_a_run_says_which_placebos_it_has_and_how_one_is_made(runs_dir):
     run = made("mine", right(10), right(38))
     (check,) = caused.caused(run)
@@ -216,17 +192,6 @@ def test_a_placebo_that_proves_nothing_is_refused(runs_dir, spoil, why):
     assert check.state == "warning" and "--placebo shuffled" in check.fix
 
 
-def test_what_is_no_placebo_is_refused(runs_dir):
-    run, other = made("mine", "12", "11"), made("other", "12", "11")
-    placebo = made("placebo", "12", "12", "shuffled", **{"model.model_name": "data/task_base"})
-    for pair, why in [
-        ((run, other), "'other' is not a placebo: it was trained with real rewards"),
-        ((run, placebo), "differ in model.model_name"),
-    ]:
-        with pytest.raises(ValueError, match=why):
-            caused.compare(*pair)
-
-
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
     """A folder of runs of which no placebo can be made, and one of which it can."""
@@ -248,11 +213,8 @@ def several(tmp_path_factory):
     [
         ("--name no", "needs a run that is trained and evaluated, but 01_prepare_data of 'no'"),
         ("--name half", "04_merge_and_infer of 'half' is failed"),
-        ("--name mine-placebo", "'mine-placebo' is itself a placebo, shuffled"),
-        (
-            "--name taken",
-            "taken-shuffled exists and is not a 'shuffled' placebo: rename or move it",
-        ),
+        ("--name mine-placebo", "'mine-placebo' is itself a placebo, or"),
+        ("--name taken", "taken-shuffled is none of kind 'shuffled': give another run"),
         ("--name brief --placebo format-only", "which none of"),
         ("--name mine --placebo shufled", "'shufled': did you mean 'shuffled'?"),
         (

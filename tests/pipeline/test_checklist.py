@@ -6,7 +6,7 @@ from filelock import FileLock
 from grpo_nb.__main__ import main
 from grpo_nb.checks import Check
 from grpo_nb.files import sha256, write_json
-from grpo_nb.pipeline import checklist, notebooks
+from grpo_nb.pipeline import checklist
 from grpo_nb.runs import NOTEBOOKS, Run, config
 
 WRITTEN = {"01": ["dataset"], "02": ["rewards"], "03": ["alerts"], "04": ["merge", "better"]}
@@ -91,18 +91,3 @@ def test_a_file_that_changed_is_named(run):
     assert "02.json changed after 02_test_rewards wrote it" in line["evidence"]
     (run / "02.json").unlink()
     assert "02.json was removed" in lines_of(run)["unchanged"]["evidence"]
-
-
-def test_config_yaml_is_a_run_file_that_makes_the_run_again(run):
-    name, *again = notebooks.planned_run(str(run / "config.yaml"), "again", None, [])
-    made, _ = notebooks.resolve_run(Run(name), *again)
-    differ = config.flatten(made).items() ^ config.flatten(run.config()).items()
-    assert {name for name, _ in differ} <= {"model.model_name"}, "by its whole path"
-
-
-@pytest.mark.parametrize("relative", ["manifest.json", "config.yaml"])
-def test_a_damaged_file_is_named_without_a_traceback(run, capsys, relative):
-    (run / relative).write_text("{")
-    assert main(["checklist", "demo"]) in (1, 2)
-    said = capsys.readouterr()
-    assert relative in said.out + said.err

@@ -24,7 +24,8 @@ from grpo_nb.pipeline.notebooks import planned_run, resolve_run
 from grpo_nb.pipeline.sweep import read_sweep
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, config
-from grpo_nb.stages.arguments import TRL_NAMES, refuse_unknown_trl
+from grpo_nb.runs.settings import GrpoConfig
+from grpo_nb.stages import refuse_arguments
 
 PAGES = [PROJECT_ROOT / "README.md", *sorted((PROJECT_ROOT / "docs").glob("*.md"))]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -103,7 +104,7 @@ def check_setting(name: str, value: str | None = None) -> None:
     config.refuse_unknown_setting(name)
     section, _, key = name.rpartition(".")
     if section == "grpo" and value is not None:
-        refuse_unknown_trl(config.RunConfig(grpo={key: value}))
+        refuse_arguments(config.RunConfig(grpo={key: value}).grpo.model_extra)
     elif section and value is not None:
         type(getattr(config.RunConfig(), section))(**{key: value})
 
@@ -203,5 +204,5 @@ def test_the_configurations_for_gpus_are_taken_by_the_installed_trl(name, place)
     resolved, typed = resolve_run(Run(run_name), *planned)
     built = GRPOConfig(**arguments_of(resolved, vllm=True))
     assert built.generation_batch_size == resolved.step_completions
-    for setting in typed.keys() & {f"grpo.{key}" for key in TRL_NAMES}:
+    for setting in typed.keys() & {f"grpo.{key}" for key in GrpoConfig.model_fields}:
         assert getattr(built, setting.removeprefix("grpo.")) == typed[setting], setting

@@ -10,12 +10,10 @@ from grpo_nb import models
 from grpo_nb.machine import PROJECT_ROOT
 
 FOLDER = PROJECT_ROOT / "docs/launch"
-# distributed type, environment of the processes, whether their weights are sharded
+# distributed type, environment of the processes
 ACCELERATE = {
-    "ddp": ("MULTI_GPU", {}, False),
-    "fsdp": ("FSDP", {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, True),
-    "zero2": ("DEEPSPEED", {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}, False),
-    "zero3": ("DEEPSPEED", {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, True),
+    "ddp": ("MULTI_GPU", {}),
+    "zero2": ("DEEPSPEED", {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}),
 }
 
 
@@ -25,7 +23,7 @@ def test_accelerate_reads_its_configurations(name, monkeypatch):
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
-    kind, expected, sharded = ACCELERATE[name]
+    kind, expected = ACCELERATE[name]
     path = str(FOLDER / f"{name}.yaml")
     config = load_config_from_file(path)
     assert config.distributed_type == kind
@@ -41,7 +39,7 @@ def test_accelerate_reads_its_configurations(name, monkeypatch):
     assert expected.items() <= environment.items()
     for variable in environment.keys() - os.environ.keys():
         monkeypatch.setenv(variable, environment[variable])
-    assert models.sharded() is sharded
+    assert not models.sharded()
 
 
 def commands():

@@ -18,7 +18,6 @@ import papermill
 import pytest
 import refresh
 from conftest import TINY_SETTINGS
-from nbclient import NotebookClient
 
 from grpo_nb import data, export, runs
 from grpo_nb.colab import RUNS_ON_DRIVE, wanted
@@ -297,34 +296,6 @@ def uncommented(stage, *names):
 WEIGHTS = {"correct": 1, "soft_format_reward": 0.25}
 
 
-LOADING = """
-from datasets import are_progress_bars_disabled
-from grpo_nb import models, runs
-from grpo_nb.rewards.prompts import build_prompt
-from grpo_nb.runs.config import resolve
-config = resolve("tiny-cpu", {"train.sft_steps": 1, "data.sft_rows": 16})
-policy = models.load_policy(config)
-policy.engine
-from grpo_nb.stages import sft
-row = {"prompt": build_prompt("2 + 2"), "completion": [{"role": "assistant", "content": "4"}]}
-sft.train_on(policy, runs.Stage(runs.Run("a"), "03", config), [row] * 16)
-models.load_checkpoint("data/tiny_base", adapter=None, quantization="16bit")
-assert not are_progress_bars_disabled()
-"""
-
-
-def test_no_bars_of_libraries_stand_in_a_notebook(runs_dir, monkeypatch):
-    """As in JupyterLab, whose kernels have none of `QUIET`, and are no forks."""
-    for name in (*QUIET, "JUPYTER_PATH"):  # a run in this process leaves them; that of the forks
-        monkeypatch.delenv(name, raising=False)
-    cell = nbformat.v4.new_code_cell(LOADING)
-    notebook = nbformat.v4.new_notebook(cells=[cell])
-    resources = {"metadata": {"path": str(PROJECT_ROOT)}}
-    NotebookClient(notebook, kernel_name="python3", resources=resources).execute()
-    shown = str(notebook.cells[0].outputs)
-    assert "SFT warm-up, loss" in shown and "widget-view" not in shown and "/s]" not in shown
-
-
 def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     """With the rewards of its cell, settings of every stage, and 80 rows beside the notebook.
 
@@ -370,7 +341,7 @@ def test_a_model_an_argument_and_a_callback_of_the_readers_own_are_trained(kerne
     adapter = read_json(run / "train/adapter/adapter_config.json")
     assert sorted(adapter["target_modules"]) == ["q_proj", "v_proj"]
     assert adapter["r"] == 8
-    assert read_json(run / "train/arguments.json")["epsilon_high"] == 0.28
+    assert read_json(run / "train/state.json")["settings"]["grpo.epsilon_high"] == "0.28"
     assert read_lines(run / "train/metrics.jsonl")[-1]["step"] == 1
 
 

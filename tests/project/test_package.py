@@ -9,8 +9,8 @@ from grpo_nb.machine import PROJECT_ROOT
 MODULES = sorted((PROJECT_ROOT / "grpo_nb").rglob("*.py"))
 HEAVY = {"torch", "unsloth", "trl", "vllm"}
 MAY_IMPORT_HEAVY = {"models", "training", "stages", "export", "ranks"}
-# By `stages.RunTrainer`, `train_and_save` and `engine_of`, once the model is loaded.
-IMPORTED_LATE = ("stages/trainer.py", "stages/sft.py", "models/dense.py")
+# By `stages.RunTrainer` and `engine_of`, once the model is loaded.
+IMPORTED_LATE = ("stages/trainer.py", "models/dense.py")
 FLOORS = [
     {"machine", "checks", "lazy", "refusals", "signals", "stats"},
     {"files"},

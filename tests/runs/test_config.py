@@ -1,6 +1,5 @@
 """Settings and their layers, profiles and tasks, batches that divide, the choice of a profile."""
 
-import importlib.util
 import os
 
 import pytest
@@ -48,17 +47,26 @@ REFUSED = [  # settings; what the refusal says
     ({"seed": 2**32}, "seed = 4294967296: input should be"),
     ({"grpo.per_device_train_batch_size": 1}, "accumulation_steps 1 = 1; take a batch of 8"),
     ({"model.max_seq_length": 64}, "max_completion_length = 304; raise it to 304"),
-    (WHOLE, "with model.load_in_4bit = True: .*; set model.load_in_4bit = False"),
-    ({"train.sft_steps": 12}, "= 12 has no rows to learn from: .* set data.sft_rows = 64 in stage"),
-    ({"data.max_pass_rate": 0.9}, "rate = 0.9: no difficulty .* set data.difficulty_prompts = 200"),
-    (VLLM | {"policy.backend": "transformers"}, "backend = 'transformers' .*; set model.fast_inf"),
+    (WHOLE, "trains no 4-bit weights: set model.load_in_4bit = False"),
+    (
+        {"train.sft_steps": 12},
+        "sft_steps has no rows to learn from: set data.sft_rows = 64",
+    ),
+    (
+        {"data.max_pass_rate": 0.9},
+        "is set, but no .*: data.difficulty_prompts = 200",
+    ),
+    (
+        VLLM | {"policy.backend": "transformers"},
+        "needs policy.backend = 'unsloth' .*: set model.f",
+    ),
     (
         VLLM | WHOLE | {"model.load_in_4bit": False},
-        "full_finetuning = True: .*; set model.fast_inf",
+        "and LoRA on .*: set model.fast_inf",
     ),
     (
         {"grpo.vllm_mode": "server", "policy.backend": "transformers"},
-        "vllm_mode with policy.backend = .* and 16 bit; set both, or leave grpo.vllm_mode out",
+        "vllm_mode needs policy.backend = .*: set both, or leave grpo.vllm_mode out",
     ),
 ]
 
@@ -75,18 +83,11 @@ def test_a_prepared_run_whose_rows_do_not_do_is_refused_as_a_stage_starts(runs_d
     write_json(run / "data/report.json", {"train_rows": 7})
     with pytest.raises(ValueError, match=r"7 rows to train on .* fewer than the 8 prompts"):
         runs.start("03", "x", force=True)
-    with pytest.raises(ValueError, match=r"train\.sft_steps = 3 has no rows"):
+    with pytest.raises(ValueError, match=r"train\.sft_steps has no rows"):
         runs.start("02", "x", {"train.sft_steps": 3}, force=True)
     assert run.manifest() == {}
     for fewer in ({"grpo.per_device_train_batch_size": 8}, {"grpo.steps_per_generation": 1}):
         runs.start("03", "x", fewer, force=True)
-
-
-@pytest.mark.parametrize("value", ["inf", "-inf", "nan", float("inf"), float("nan")])
-def test_no_setting_takes_what_is_not_finite(value):
-    for name in [name for name, v in flatten(resolve("tiny-cpu")).items() if isinstance(v, float)]:
-        with pytest.raises(ValueError, match=name):
-            resolve("tiny-cpu", {name: value})
 
 
 def test_each_value_has_its_source_and_meaning():
@@ -259,19 +260,3 @@ def test_what_cuda_13_cannot_use_is_said_and_gets_the_cpus_profile(
     assert profiles.detect_profile() == ("tiny-cpu" if fault else "t4-16gb")
     main(["doctor"])
     assert (fault or "Tesla T4, 15360 MiB") in capsys.readouterr().out
-
-
-def test_the_doctor_names_the_plugin_for_4_bit_and_the_way_to_one_gpu(
-    tmp_path, monkeypatch, capsys
-):
-    """Two GPUs are claimed; which packages are there is this machine's own."""
-    answer_as_nvidia_smi("*) echo NVIDIA L4; echo NVIDIA L4;;", tmp_path, monkeypatch)
-    main(["doctor"])
-    said = capsys.readouterr().out
-    assert "2 GPUs are visible: for Unsloth export CUDA_VISIBLE_DEVICES=0" in said
-    assert "vllm_bnb_plugin" in said
-    if not importlib.util.find_spec("vllm_bnb_plugin"):
-        assert "make install GPU=1" in said
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    main(["doctor"])
-    assert "visible" not in capsys.readouterr().out

@@ -62,12 +62,12 @@ def test_a_name_cannot_leave_the_runs_folder():
             Run(name)
 
 
-def test_a_run_is_found_by_its_name_its_folder_and_its_file(runs_dir, monkeypatch):
+def test_a_run_is_found_by_its_name_and_its_folder(runs_dir, monkeypatch):
     run = finish("01")
     monkeypatch.setenv("GRPO_NB_RUNS", ".")
     monkeypatch.chdir(runs_dir)
     assert Run("r").path == runs_dir / "r", "also for kernels, which work elsewhere"
-    for given in ("r", str(run.path), str(run / "config.yaml")):
+    for given in ("r", str(run.path)):
         assert find_run(given).path == run.path
     with pytest.raises(FileNotFoundError, match=r"x is not a run: neither it nor .*/x holds a m"):
         find_run("x")
@@ -100,16 +100,6 @@ def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_folder_is_replaced_whole(tmp_path):
-    target = tmp_path / "adapter"
-    target.mkdir()
-    (target / "stale").touch()
-    with atomic_path(target) as temporary:
-        temporary.mkdir()
-        (temporary / "fresh").touch()
-    assert [path.name for path in target.iterdir()] == ["fresh"]
-
-
 def test_no_half_written_manifest_survives_a_kill(runs_dir):
     assert python(KILLED_WHILE_WRITING).returncode == -signal.SIGKILL
     assert json.loads((runs_dir / "k/manifest.json").read_text()) == {"01": {"status": "done"}}
@@ -121,20 +111,6 @@ def test_a_run_in_use_is_refused_and_freed_when_its_process_is_killed(runs_dir):
             Run("held").lock()
         holder.send_signal(signal.SIGKILL)
     assert Run("held").lock().is_locked
-
-
-def test_a_stage_that_is_interrupted_in_a_living_kernel_is_cut_off_until_it_goes_on(runs_dir):
-    stage = start("01")
-    with pytest.raises(KeyboardInterrupt), stage.under_way():
-        raise KeyboardInterrupt("stopped after step 3")
-    assert stage.run.state("01").status == "cut off"
-    with stage.under_way():
-        assert stage.run.state("01").status == "running"
-    assert stage.run.state("01").status == "running"
-    finish("01")
-    with pytest.raises(ValueError), stage.under_way():
-        raise ValueError("refused")
-    assert stage.run.state("01").status == "done"
 
 
 def test_a_stage_needs_those_before_it(runs_dir):
@@ -193,21 +169,6 @@ def test_a_stage_that_runs_again_with_another_result_makes_the_later_ones_stale(
     assert run.outdated("04") == ""
 
 
-def test_a_merge_is_stale_from_the_start_of_a_training_until_another_one_has_ended(runs_dir):
-    run = finish_all()
-    start("03")
-    run.lock().release()
-    assert (run.state("03").status, run.state("04").status) == ("cut off", "stale")
-    assert run.outdated("04").startswith("03_train_grpo was run again")
-    finish("03", "trained otherwise")
-    for _ in range(2):
-        start("04")
-        run.lock().release()
-        assert run.outdated("04").startswith("03_train_grpo was run again after 04_merge")
-    finish("04", "other")
-    assert run.outdated("04") == ""
-
-
 def test_settings_reach_later_stages_and_stay_with_what_they_made(runs_dir):
     finish("01", settings={"data.eval_rows": 9, "seed": 4})
     config = start("02", {"rewards.baseline_prompts": 3}).config
@@ -220,13 +181,6 @@ def test_settings_reach_later_stages_and_stay_with_what_they_made(runs_dir):
     assert finish("02").config().grpo.max_completion_length == 200
     fresh = start("03").config
     assert (fresh.grpo.max_completion_length, fresh.grpo.model_extra) == (48, {})
-
-
-def test_another_profile_makes_stale_what_its_settings_change_and_sets_nothing(runs_dir):
-    finish_all()
-    run = runs.start("01", "r", {"seed": 4}, profile="t4-16gb").run
-    assert run.config().profile == "t4-16gb"
-    assert run.settings() == {"seed": 4} and run.state("03").status == "stale"
 
 
 def test_later_settings_that_no_longer_fit_are_left(runs_dir):
@@ -285,7 +239,6 @@ def test_what_a_stage_changes_is_no_edit_and_is_kept(runs_dir):
     ("text", "said"),
     [
         ("seed: 1\ngrpo.max_steps: {", "config.yaml cannot be read: "),
-        ("profile: tiny-cpu\nseed: 1", "config.yaml was written by another version of grpo_nb: ch"),
         ("settings: {seed: [1, set]}", "config.yaml: unknown profile None"),
         ("profile: tiny-cpu\nsettings: {seed: [many, set]}", "seed = 'many'"),
         ("profile: tiny-cpu\nsettings: {train.gone: 1}", "unknown setting 'train.gone'.*another"),

@@ -1,14 +1,12 @@
 """A judge over HTTP while the tiny model trains: what its failures cost, and what is noticed."""
 
-import numpy as np
 import pandas as pd
 import pytest
 import scripted_judges as scripts
 from judge_server import serving
 from trainings import MATH, comparable, make_run, trainer_of
 
-from grpo_nb import reward_lab
-from grpo_nb.rewards import GroupJudge, LLMJudge, reward_set
+from grpo_nb.rewards import GroupJudge, reward_set
 
 SHORT = {"grpo.max_steps": 4, "train.eval_steps": 0, "grpo.save_steps": 100}
 
@@ -42,7 +40,7 @@ def falls_silent_after(server, steps, trainer):
         if update.line["step"] == steps:
             server.script = [500]
 
-    trainer.watch(watch)
+    trainer.monitor.watchers.append(watch)
 
 
 def test_a_judge_that_is_down_costs_no_step_and_no_data(server):
@@ -71,11 +69,3 @@ def test_up_to_the_set_rate_a_failure_is_none_and_the_training_goes_on(server):
     trainer_with(judge_of(server, max_none_share=0.5), run).train()
     failures = [line["group_judge/failures"] for line in comparable(run)]
     assert failures == [8.0, 0.0, 0.0, 0.0]
-
-
-def test_outside_of_a_training_a_judge_that_is_down_raises_nothing(server):
-    server.script = [500]
-    judge = LLMJudge("m", server.url, retries=0)
-    bench = reward_lab.Bench(reward_set([*MATH.pairs, (judge, 0.5)], MATH))
-    rows = [{"prompt": "1 + 1?", "answer": "2"}] * 30
-    assert np.isnan(bench.score(rows, [f"It is {n}" for n in range(30)])[:, -1]).all()

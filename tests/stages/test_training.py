@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -14,9 +15,8 @@ from hypothesis import strategies as st
 from trainings import MATH, lines_of, make_run, trainer_of
 
 import grpo_nb
-from grpo_nb import models, rewards, runs, stages, training
+from grpo_nb import models, rewards, stages, training
 from grpo_nb.data import load
-from grpo_nb.models import hub
 from grpo_nb.reward_lab.advantages import advantages
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import flatten, resolve
@@ -41,8 +41,7 @@ def test_our_rewards_and_advantages_are_those_trl_trained_on(demo_run):
 
 
 def test_the_completions_of_training_can_be_read_back(demo_run):
-    tokenizer = hub.load_tokenizer("data/tiny_base")
-    frame = stages.read_completions(demo_run, MATH, tokenizer, cap_tokens=48)
+    frame = stages.read_completions(demo_run, MATH)
     assert frame["step"].tolist() == sorted(frame["step"])
     assert len(frame) == STEPS * TINY_SETTINGS["grpo.per_device_train_batch_size"]
     assert frame["correct"].equals(frame["numeric_correctness_reward"] == 1)
@@ -60,11 +59,6 @@ def test_the_adapter_is_safetensors_alone_and_has_moved(demo_run):
     assert any(np.abs(w).max() > 0 for name, w in weights.items() if "lora_B" in name)
 
 
-def test_a_nan_metric_is_stored_as_null(tmp_path):
-    training.append_line(tmp_path / "m.jsonl", {"step": 1, "kl": float("nan")})
-    assert training.read_lines(tmp_path / "m.jsonl") == [{"step": 1, "kl": None}]
-
-
 @given(st.integers(0, 300), st.integers(0, 80))
 def test_rows_held_out_are_few_and_never_trained_on(rows, count):
     train, held_out = validation.hold_out([{"n": n} for n in range(rows)], count)
@@ -76,7 +70,7 @@ def test_steps_that_sample_nothing_have_a_line_and_a_validation_too(start):
     fast = {"grpo.learning_rate": 1e-2, "grpo.warmup_steps": 0}
     one = start(**{"grpo.num_iterations": 2, "grpo.max_steps": 4, "train.eval_steps": 2, **fast})
     updates = []
-    one.watch(updates.append)
+    one.monitor.watchers.append(updates.append)
     one.train()
     lines = training.read_lines(one.folder / "metrics.jsonl")
     steps = [line for line in lines if "loss" in line]
@@ -90,7 +84,7 @@ def test_steps_that_sample_nothing_have_a_line_and_a_validation_too(start):
 def test_an_update_tells_of_each_completion_with_its_total(start):
     updates = []
     one = start(**{"grpo.max_steps": 2, "train.eval_steps": 2})
-    one.watch(updates.append)
+    one.monitor.watchers.append(updates.append)
     one.train()
     known = one.monitor.watch.expected
     assert known.rewards["soft_format_reward"] == (0.25, 0.0, 1.0)
@@ -134,12 +128,14 @@ def test_the_best_adapter_is_handed_on(start, monkeypatch):
 
 def test_validation_leaves_the_training_as_it_would_be(start):
     def steps(**settings):
-        one = start(**{"grpo.max_steps": 3, "train.resume": "never"} | settings)
+        one = start(**{"grpo.max_steps": 3} | settings)
         one.train()
         lines = lines_of(one.stage.run)
         return [(line["reward"], line["loss"], line["grad_norm"]) for line in lines]
 
-    assert steps(**{"train.eval_steps": 1}) == steps(**{"train.eval_steps": 3})
+    often = steps(**{"train.eval_steps": 1})
+    shutil.rmtree(Run("here") / "train")
+    assert often == steps(**{"train.eval_steps": 3})
 
 
 def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_dir):
@@ -177,14 +173,6 @@ def test_a_run_starts_from_the_adapter_of_another(start):
     second.train()
     kl = lines_of(Run("second"))[0]["kl"]
     assert kl == pytest.approx(0, abs=1e-3), "the reference is what it starts from"
-    first.stage.finish("train/adapter")
-    damaged = first.folder / "adapter/adapter_model.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-8] + bytes(8))
-    for stage in ("01", "02"):
-        Run("second").record(stage, {"status": "done", "outputs": {}})
-    Run("second").write_config(resolve("tiny-cpu", {"policy.adapter": "here"}))
-    with pytest.raises(ValueError, match=r"here/train/adapter/.* changed after 03_train_grpo"):
-        runs.start("03", "second")
 
 
 def test_an_ended_training_says_in_the_manifest_what_it_looks_like(start):
@@ -215,6 +203,3 @@ def test_a_trainer_is_attached_again_and_only_with_the_rewards_that_were_tested(
     )
     with pytest.raises(ValueError, match="and the run soft_format_reward: write yours in noteb"):
         stages.attach(stock, one.stage, other)
-    one.args.learning_rat = 1
-    with pytest.raises(ValueError, match=r"did you mean 'grpo\.learning_rate'"):
-        stages.attach(one, one.stage, one.rewards)

@@ -3,6 +3,7 @@
 Each fault is put into the path by which a real trainer of the tiny base samples.
 """
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -171,13 +172,14 @@ def test_an_adapter_that_changes_nothing_stops_it(one, monkeypatch):
 
 
 def test_a_training_with_the_guard_is_the_one_without(start, monkeypatch):
-    settings = {"grpo.max_steps": 3, "train.eval_steps": 0, "train.resume": "never"}
+    settings = {"grpo.max_steps": 3, "train.eval_steps": 0}
     found = []
     for every in (0, 2):
         trainer = start(**settings, **{"train.guard_steps": every})
         trainer.train()
         weights = [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
         found.append((comparable(trainer.stage.run), weights, torch.get_rng_state()))
+        shutil.rmtree(trainer.folder)
         looks = trainer.guard.looks if every else []
         assert len(looks) == (3 if every else 0), "steps 1 and 3, and the end"
     (lines, weights, state), (guarded_lines, guarded, guarded_state) = found
@@ -203,7 +205,7 @@ def test_a_fault_that_comes_later_stops_it_then_and_a_resumed_one_at_once(
         if update.line["step"] == last_sound:
             leaves_the_adapter_out(first, monkeypatch)
 
-    first.watch(spoil)
+    first.monitor.watchers.append(spoil)
     with pytest.raises(RuntimeError, match=said) as caught:
         first.train()
     if every == 2:

@@ -25,7 +25,6 @@ SETTINGS = {
     "grpo.max_steps": 2,
     "grpo.per_device_train_batch_size": 16,
     "train.eval_steps": 0,
-    "train.resume": "never",
 }
 CONFIG = resolve("tiny-cpu", SETTINGS)
 ASKED = {a: build_prompt(f"What is {a} + {a + 3}?", MATH.form.system_prompt) for a in range(3, 60)}

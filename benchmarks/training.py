@@ -50,7 +50,7 @@ def ours(stage, policy, rewards, rows) -> float:
     from grpo_nb import stages, views
 
     trainer = stages.build_trainer(policy, rewards, rows, stage)
-    trainer.watch(views.TrainingDashboard(trainer.buttons))
+    trainer.watch(views.TrainingDashboard())
     started = time.process_time()
     trainer.train()
     return (time.process_time() - started) / trainer.args.max_steps

@@ -164,8 +164,8 @@ class RunTrainer:
         the model's modes before and after training.
 
         Raises:
-            KeyboardInterrupt: An interrupt, a signal or the dashboard's button ended training; a
-                checkpoint is kept, and the adapter that was trained so far.
+            KeyboardInterrupt: An interrupt or a signal ended training; a checkpoint and the adapter
+                are kept.
             RuntimeError, MemoryError, …: An error ended training; a checkpoint is kept.
         """
         with self.stage.under_way() if ranks.is_main() else nullcontext():
@@ -235,7 +235,7 @@ class RunTrainer:
 
     @property
     def buttons(self) -> Buttons:
-        """Return the requests that the dashboard's buttons, and signals, set."""
+        """Return the request to stop that the interrupt button or a signal sets."""
         return self.monitor.buttons
 
     def validate(self) -> dict[str, float]:

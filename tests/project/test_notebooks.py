@@ -328,10 +328,10 @@ def test_no_bars_of_libraries_stand_in_a_notebook(runs_dir, monkeypatch):
 def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     """With the rewards of its cell, settings of every stage, and 80 rows beside the notebook.
 
-    They are as a spreadsheet saves them, with semicolons and a byte-order mark.
+    They are as a spreadsheet saves them, with a byte-order mark.
     """
-    rows = [f"{i};What is {i} + {i + 3}?;{2 * i + 3}" for i in range(10, 90)]
-    text = "\n".join(["Nr;Problem;Solution", *rows])
+    rows = [f"{i},What is {i} + {i + 3}?,{2 * i + 3}" for i in range(10, 90)]
+    text = "\n".join(["Nr,Problem,Solution", *rows])
     (kernels / "mine.csv").write_text(text, encoding="utf-8-sig")
     own = uncommented("00", "your-rewards")
     settings = TINY_SETTINGS | {"data.source": "mine.csv", "evaluate.samples": 2}

@@ -6,65 +6,78 @@ from contextlib import closing
 import pytest
 
 from grpo_nb import models, reward_lab
+from grpo_nb.answers import TAGS
+from grpo_nb.data.rows import write_rows
 from grpo_nb.runs import Run, config
 from grpo_nb.views import Chat
 
 SUM = "What is 47 + 38?"
 SAMPLED = {"temperature": 1.0, "seed": 3}
+SYSTEM = {"role": "system", "content": TAGS.system_prompt}
+ROW = {
+    "prompt": [SYSTEM, {"role": "user", "content": "What is 9 + 6?"}],
+    "question": "What is 9 + 6?",
+    "answer": "15",
+}
 
 
 @pytest.fixture(scope="module")
-def chat(moved_run):
-    return Chat(moved_run)
+def run(moved_run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_RUNS", str(folder))
+        run = Run(shutil.copytree(moved_run.path, folder / "quick").name)
+    write_rows(run / "data/eval.parquet", [ROW])
+    return run
+
+
+@pytest.fixture(scope="module")
+def chat(run):
+    return Chat(run)
+
+
+def said(chat, question, model, **how):
+    """What is known of one model's answer."""
+    return chat.ask(question, model, **how).set_index("")[model].to_dict()
 
 
 @pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
-def test_base_and_tuned_say_what_they_say_loaded_alone_and_differ(moved_run, chat, how):
-    said = {}
-    for model, adapter in (("tuned", moved_run / "train/adapter"), ("base", None)):
+def test_base_and_tuned_say_what_they_say_loaded_alone_and_differ(run, chat, how):
+    answers = {}
+    for model, adapter in (("tuned", run / "train/adapter"), ("base", None)):
         alone = models.open_engine("data/tiny_base", adapter=adapter, quantization="4bit")
-        prompts = [chat.row(SUM)["prompt"]]
+        prompts = [[SYSTEM, {"role": "user", "content": SUM}]]
         [[expected]] = alone.generate(prompts, max_completion_length=48, **how)
-        said[model] = chat.answer(SUM, model, **how)["completion"]
-        assert said[model] == expected.text
-    assert said["base"] != said["tuned"]
+        answers[model] = said(chat, SUM, model, **how)["completion"]
+        assert answers[model] == expected.text
+    assert answers["base"] != answers["tuned"]
 
 
 def test_an_interrupt_while_the_base_answers_leaves_the_adapter_on(chat, monkeypatch):
-    before = chat.answer(SUM, "tuned")
+    before = said(chat, SUM, "tuned")
 
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("torch.nn.functional.embedding", interrupt)
-        chat.answer(SUM, "base")
-    assert chat.answer(SUM, "tuned") == before
+        chat.ask(SUM, "base")
+    assert said(chat, SUM, "tuned") == before
 
 
-def test_a_gold_brings_the_scores_of_the_bench(chat):
-    said = chat.answer(chat.row(SUM, "85"), "base")
-    tokenizer = models.load_tokenizer("data/tiny_base")
-    judge = reward_lab.Bench(chat.preset, chat.config.grpo, tokenizer)
-    table = judge.table([chat.row(SUM, "85")], [[said["completion"]] * 2])
-    assert said.items() <= table.iloc[0].to_dict().items() and {"total", "answer"} <= said.keys()
-    assert chat.answer(SUM, "base").keys() == {"question", "completion", "answer"}
-
-
-def test_a_cell_shows_both_answers_or_that_of_the_model_that_is_named(chat):
-    page, shown = chat.ask(SUM, "base"), "<div class='text'>"  # question and completion
-    assert page.count(shown) == 2 and "</mark>" in page
-    assert "base\n" in repr(page) and SUM in repr(page) and "<reasoning>" in repr(page)
-    assert chat.ask(SUM).count(shown) == 4
+def test_the_answers_to_a_row_are_scored_side_by_side(chat):
+    both = chat.ask(ROW)
+    assert list(both) == ["", "base", "tuned"]
+    answer = both.set_index("")["base"]
+    judge = reward_lab.Bench(chat.preset, chat.config.grpo, models.load_tokenizer("data/tiny_base"))
+    [expected, _] = judge.table([ROW], [[answer["completion"]] * 2])["total"]
+    assert answer["total"] == expected and answer["reference"] == "15"
+    assert said(chat, SUM, "base").keys() == {"question", "completion"}
     with pytest.raises(ValueError, match="tunned"):
         chat.ask(SUM, "tunned")
 
 
-def test_models_are_asked_with_the_template_that_they_were_trained_with(
-    moved_run, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path))
-    run = Run(shutil.copytree(moved_run.path, tmp_path / "quick").name)
+def test_models_are_asked_with_the_template_that_they_were_trained_with(run):
     settings = {"grpo.chat_template_kwargs": {"enable_thinking": False}}
     run.write_config(config.resolve("tiny-cpu", settings))
     with closing(Chat(run)) as chat:
@@ -76,4 +89,4 @@ def test_a_run_that_was_not_trained_says_so(runs_dir):
     untrained = Run("new")
     untrained.write_config(config.resolve("tiny-cpu", {}))
     with pytest.raises(FileNotFoundError, match="holds no train/adapter: run 03_train_grpo first"):
-        Chat(untrained).answer(SUM)
+        Chat(untrained).ask(ROW)

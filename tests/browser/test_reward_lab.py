@@ -57,14 +57,9 @@ completions = [said(a, b) for a, b in sums]"""
 OPEN = """from grpo_nb import RewardLab
 
 RewardLab([match_format, check_answer, shows_work], dataset, completions)"""
-BROKEN = """def careless(completions, answer, **kwargs):
-    texts = [one[0]["content"] for one in completions]
-    return [float(a in t) / len(t.split()) for a, t in zip(answer, texts)]
-
-RewardLab([careless], dataset, completions)"""
 MANY = """rows = [dict(row, answer=str(n)) for row in dataset for n in range(32)]
 RewardLab([match_format, check_answer], rows, [said(n, 1) + ["", "?"] for n in range(256)])"""
-CELLS = (REWARDS, DATA, OPEN, BROKEN, MANY)
+CELLS = (REWARDS, DATA, OPEN, MANY)
 STATES = ("stop", "warning", "note")
 COLOR = "node => getComputedStyle(node).backgroundColor"
 MODULE = """async ([source, name, ...values]) => {
@@ -120,7 +115,7 @@ def page(browser, forks, tmp_path_factory):
     with jupyterlab(browser, folder / "mine.ipynb", settings) as page:
         page.set_viewport_size({"width": 1440, "height": 900})
         run_all_cells(page)
-        expect(page.get_by_role("status")).to_have_count(3, timeout=SLOW)
+        expect(page.get_by_role("status")).to_have_count(2, timeout=SLOW)
         page.set_default_timeout(10_000)
         yield page
 
@@ -219,7 +214,6 @@ def test_verdict_and_first_completions_are_in_the_first_sight(page, lab, width):
         tab.click()
         expect(lab.locator("[data-n]").first).to_be_hidden()
     expect(lab.get_by_role("article").first).to_be_visible()
-    expect(lab.locator("ins").first).to_be_visible()
     pills = [lab.locator("article .pill").get_by_text(state).first for state in STATES]
     assert len({pill.evaluate(COLOR) for pill in pills}) == len(STATES)
     if width == 900:
@@ -278,8 +272,6 @@ def test_totals_follow_a_weight_and_groups_that_lose_their_signal_are_named(page
     expect(lab.get_by_role("status")).to_have_text("out of date")
     assert {total for total, *_ in rows(lab)} <= {"4", "3", "1", "0"}
     expect(lab.get_by_role("button", name="reward_weights = [1, 1, 0]")).to_be_visible()
-    lab.get_by_role("button", name="Ask again").click()
-    expect(lab.get_by_role("status")).to_have_text("stop")
     press(lab, "group 6")
     expect(lab.locator("[data-n]", has_text="sampled")).to_have_count(2)
     expect(lab).to_contain_text("6. What is 14 + 14? → 28")
@@ -301,17 +293,8 @@ def test_what_was_set_survives_a_reload(page, lab):
     expect(header).to_have_attribute("aria-sort", "descending")
 
 
-def test_a_reward_that_raises_shows_its_line_and_the_completion(page):
-    lab = page.locator(".lab").nth(1)
-    card = lab.get_by_role("article").filter(has_text="careless: raises")
-    expect(card).to_contain_text("ZeroDivisionError: float division by zero")
-    expect(card).to_contain_text("line 3: return [float(a in t) / len(t.split())")
-    press(lab, "no score")
-    expect(lab.locator("[data-n]").first).to_contain_text("raises")
-
-
 def test_thousands_of_completions_are_a_few_rows_of_the_page(page):
-    lab = page.locator(".lab").nth(2)
+    lab = page.locator(".lab").nth(1)
     grid = lab.get_by_role("grid")
     count = int(grid.get_attribute("aria-rowcount"))
     assert count > 2000 and lab.locator("[data-n]").count() < 40

@@ -238,7 +238,6 @@ def answer_as_nvidia_smi(answers, folder, monkeypatch):
     (folder / "nvidia-smi").write_text(f"#!/bin/sh\ncase $1 in {answers} esac\n")
     (folder / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -261,17 +260,11 @@ def test_what_cuda_13_cannot_use_is_said_and_gets_the_cpus_profile(
     assert (fault or "Tesla T4, 15360 MiB") in capsys.readouterr().out
 
 
-def test_the_doctor_names_the_plugin_for_4_bit_and_the_way_to_one_gpu(
-    tmp_path, monkeypatch, capsys
-):
-    """Two GPUs are claimed; which packages are there is this machine's own."""
-    answer_as_nvidia_smi("*) echo NVIDIA L4; echo NVIDIA L4;;", tmp_path, monkeypatch)
+def test_the_doctor_names_the_plugin_for_4_bit(tmp_path, monkeypatch, capsys):
+    """A GPU is claimed; which packages are there is this machine's own."""
+    answer_as_nvidia_smi("*) echo NVIDIA L4;;", tmp_path, monkeypatch)
     main(["doctor"])
     said = capsys.readouterr().out
-    assert "2 GPUs are visible: for Unsloth export CUDA_VISIBLE_DEVICES=0" in said
     assert "vllm_bnb_plugin" in said
     if not importlib.util.find_spec("vllm_bnb_plugin"):
         assert "make install GPU=1" in said
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    main(["doctor"])
-    assert "visible" not in capsys.readouterr().out

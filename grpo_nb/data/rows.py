@@ -45,6 +45,7 @@ AS_THEY_ARE = ("prompt", "question", "answer", "prompt_tokens", "images")  # all
 SHAPE_COLUMNS = ("tests", "entry", "level")  # passed on
 TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked", "self", *TRLS_OWN}
 TAKEN |= {"completion", "environments", "image", "images"}  # names that TRL uses
+PARTS = {"role", "content"}  # of a turn
 MISSING, TYPE, EMPTY = "column missing", "wrong type", "empty"
 KIND, LONG = "answer not of its kind", "prompt too long"
 TEMPLATE = "unfit for the chat template"
@@ -182,14 +183,11 @@ def _prompt(row: Row, column: str, system_prompt: str) -> list[Message]:
         raise Fault(EMPTY, column, repr(question))
     if isinstance(question, str):
         return build_prompt(question, system_prompt)
-    try:
-        turns = [{"role": turn["role"], "content": turn["content"]} for turn in question]
-        more = [turn[key] for turn in question for key in turn if key not in turns[0]]
-        texts = [text for turn in turns for text in turn.values()]
-        fits = turns[-1]["role"] == "user" and all(isinstance(text, str) for text in texts)
-    except (TypeError, KeyError, IndexError):
-        fits, more = False, []
-    if not fits or any(more):
+    is_chat = isinstance(question, list) and all(isinstance(turn, dict) for turn in question)
+    turns = question if is_chat else []
+    turns = [{k: v for k, v in turn.items() if v or k in PARTS} for turn in turns]
+    fits = all(turn.keys() == PARTS and set(map(type, turn.values())) == {str} for turn in turns)
+    if not turns or not fits or turns[-1]["role"] != "user":
         raise Fault(TYPE, column, f"{question!r:.80}")
     if system_prompt and turns[0]["role"] != "system":
         turns.insert(0, {"role": "system", "content": system_prompt})

@@ -222,7 +222,7 @@ class Board {
     this.interrupt = add(root, "div");
     this.alerts = add(root, "ul", "alerts");
     this.error = add(root, "details", "error");
-    const spec = model.get("spec"), count = model.get("large");
+    const spec = model.get("spec"), count = 4; // the others are folded
     const rewards = { title: "rewards", metrics: [], form: ".3g", always: [0, 1], band: [] };
     const draw = (charts, parent, isLarge) => charts.map(one => new Chart(parent, one, this, isLarge));
     this.large = draw([...spec.slice(0, count), rewards], add(root, "div", "charts large"), true);

@@ -1,7 +1,6 @@
 """Show training as it runs: the numbers go to the browser at each step, and are drawn there."""
 
 import json
-import re
 import sys
 import time
 import traceback
@@ -18,8 +17,6 @@ from grpo_nb.views import charts, progress
 
 EVERY = 1.0  # seconds between what is sent where steps are faster
 MOST = {"rows": 1000, "groups": 48}  # of more, every second one is dropped
-LARGE = 4  # charts; the others are folded under Diagnostics
-KEYS = {key for chart in (charts.TOTAL, *charts.OTHERS) for key in (*chart.metrics, *chart.band)}
 
 
 def _source(suffix: str) -> str:
@@ -37,7 +34,6 @@ class TrainingDashboard(anywidget.AnyWidget):
 
     _esm, _css = _source("js"), _source("css")
     spec = t.List([chart._asdict() for chart in (charts.TOTAL, *charts.OTHERS)]).tag(sync=True)
-    large = t.Int(LARGE).tag(sync=True)
     interrupt = t.Unicode().tag(sync=True)
     now = t.Dict().tag(sync=True)  # sentence, phase, step, and so on
     alerts = t.List().tag(sync=True)
@@ -133,8 +129,7 @@ class TrainingDashboard(anywidget.AnyWidget):
 
     def _row(self, line: Mapping[str, float]) -> str:
         """Return a line's values in the places of `names` as JSON, with new keys at the end."""
-        keys = [k for k in line if k in KEYS or k == "step" or re.fullmatch("rewards/.*/mean", k)]
-        if new := [key for key in keys if key not in self.names]:
+        if new := [key for key in line if key not in self.names]:
             self.names = [*self.names, *new]
         values = [line.get(key) for key in self.names]
         return json.dumps([v if v is None else float(f"{v:.5g}") for v in values])

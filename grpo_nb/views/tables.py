@@ -29,11 +29,7 @@ def show_tables() -> None:
     from IPython import get_ipython
 
     if shell := get_ipython():
-        formatters = shell.display_formatter.formatters
-        formatters["text/html"].for_type(pd.DataFrame, table)
-        formatters["text/plain"].for_type(
-            pd.DataFrame, lambda frame, printer, _: printer.text(frame.to_string(index=False))
-        )
+        shell.display_formatter.formatters["text/html"].for_type(pd.DataFrame, table)
 
 
 def table(frame: pd.DataFrame) -> str:

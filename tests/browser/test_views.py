@@ -70,30 +70,21 @@ except KeyboardInterrupt:
 MADE = """import pandas as pd
 from IPython.display import HTML
 from PIL import Image
-from grpo_nb import models, reward_lab, rewards, runs, views
-from grpo_nb.runs import config
-from grpo_nb.reward_lab import baseline
-from grpo_nb.rewards import prompts
+from grpo_nb import views
 text = r"It costs $5 or $6, $x^2$, \\(y\\), $$\\href{http://127.0.0.1/}{z}$$"
-row = {"prompt": prompts.build_prompt(text), "question": text, "answer": text}
-preset = rewards.load_preset("qa")
-table = reward_lab.Bench(preset).table([row], [[text, "48 + 24 = 72"]])
+lines = [dict(question=text, reference=text, completion=text, answer=text, total=0.5)]
+lines += [dict(lines[0], completion="48 + 24 = 72")]
+table = pd.DataFrame(lines, ["base", "tuned"])
 image = Image.new("RGB", (900, 600), "teal")
-with_image = row | {"prompt": prompts.with_images(row["prompt"], [image]), "images": [image]}
-samples = [[models.Sample(text, 9, False)] * 2]
-stage = runs.Stage(runs.Run("with_image"), "02", config.resolve("tiny-cpu", {}))
-rollouts = baseline.Baseline([with_image], samples)
-test = reward_lab.RewardTest(stage, [with_image], rollouts, reward_lab.Bench(preset))
 figures = {"model": "adapter", "95 %": "0.923 … 0.974", "share": "95 %"}
 figures |= {f"some_well_named_format_{number}_reward": 0.5 for number in range(12)}
 views.show_tables()"""
 VIEWS = {
     "typeset": "HTML(f'<p>{text}</p>')",  # that there is something to keep out
-    "table": "table[['question', 'reference', 'completion', 'answer']]",
-    "side": "views.completions(table.set_axis(['base', 'tuned']))",
+    "table": "table",
+    "side": "views.completions(table)",
     "wide": "pd.DataFrame([figures])",
-    "image": "views.completions(test.table().assign(images=[[image]] * 2))",
-    "lab": "views.lab(test)",
+    "image": "views.completions(table.assign(images=[[image]] * 2))",
     "end": "HTML(f'<p>{text}</p>')",
 }
 
@@ -142,9 +133,8 @@ LAID = """node => {
   return [node.innerText, getComputedStyle(node).textAlign, new Set(tops).size]; }"""
 
 
-@pytest.mark.parametrize("view", ["image", "lab"])
-def test_the_image_of_a_prompt_is_shown_small(shown, view):
-    image = shown[view].get_by_role("img", name="image").first
+def test_the_image_of_a_prompt_is_shown_small(shown):
+    image = shown["image"].get_by_role("img", name="image").first
     expect(image).to_be_visible()
     assert image.evaluate("node => [node.naturalWidth, node.naturalHeight]") == [128, 85]
 

@@ -97,8 +97,6 @@ def test_a_completion_on_which_a_reward_raises_is_marked():
     assert empty["failed"] and empty["scores"] == [None]
 
 
-
-
 def test_an_edited_completion_is_scored():
     lab = open_lab()
     lab._score(lab, {"group": 0, "text": RIGHT.format("12 or 13")}, [])

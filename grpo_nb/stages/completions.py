@@ -32,8 +32,7 @@ def read_completions(
 
     Returns:
         The columns step, question, reference, completion, each reward, advantage, tokens, correct
-        and truncated. If a placebo shuffled the rewards, `attrs["note"]` is a sentence about this,
-        which `views.completions` shows.
+        and truncated. If a placebo shuffled the rewards, a sentence about this is printed.
     """
     files = sorted((run / "train/completions").glob("*.parquet"))
     raw = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
@@ -50,7 +49,7 @@ def read_completions(
     frame["correct"] = passed(frame, preset)
     frame["truncated"] = frame["tokens"] >= cap_tokens
     if run.config().train.placebo == "shuffled":
-        frame.attrs["note"] = SHUFFLED
+        print(SHUFFLED)
     return frame
 
 

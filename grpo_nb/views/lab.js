@@ -55,8 +55,7 @@ function levelOf({ kind, knows }, total, share, { right, wrong, honest, empty })
   const counts = share >= 0.99;
   if (total > right - margin / 2 || (counts && total > right - gap / 4)) return "stop";
   const isForm = kind === "form" && wrong > empty + margin && total > wrong - margin;
-  const most = honest + margin + (kind === "sampled" ? gap / 4 : 0);
-  return counts || isForm || (!knows && total > most) ? "warning" : "";
+  return counts || isForm || (!knows && total > honest + margin) ? "warning" : "";
 }
 
 // Returns what a table of completions comes to with these weights. attacks: by row, if it is one.

@@ -63,12 +63,11 @@ def contents(check: RewardCheck, conditions: Mapping[str, Any]) -> dict[str, Any
 
 def _texts(check: RewardCheck) -> list[Text]:
     """Return the completions that are shown, in the order of their rows."""
-    scorer, style, same = check.scorer, check.written, _sampled_attacks(check)
+    scorer, style = check.scorer, check.written
     texts, sizes = [], Counter()
     for row, text in check.sampled:
         sizes[row] += 1
-        attack = same.get((row, text))
-        texts.append(Text(row, "sampled", f"sampled {sizes[row]}", text, attack=attack))
+        texts.append(Text(row, "sampled", f"sampled {sizes[row]}", text))
     attacked = check.paid.rows if check.paid else []
     rows = {*attacked, *(each.row for each in texts)} or range(min(FEW, len(scorer.rows)))
     for row in rows:
@@ -79,19 +78,11 @@ def _texts(check: RewardCheck) -> list[Text]:
                 texts.append(Text(row, "other", "another row's answer, reasoned", longer, True))
         texts.append(Text(row, "empty", "an empty completion", "", True))
     for row, attack, text in ((each.row, each.attack, each.completion) for each in check.results):
-        if attack not in same.values():
+        if attack.family != SAMPLED:  # these are listed above
             texts.append(Text(row, "attack", attack.name, text, attack.kind in HACKS, attack))
     if check.unusable or scorer.any_slow:
         texts = [each for each in texts if scorer.has((each.row, each.text))]
     return sorted(texts, key=lambda each: each.row)
-
-
-def _sampled_attacks(check: RewardCheck) -> dict[tuple[int, str], Attack]:
-    """Return the attacks that were sampled, {(row, text): attack}."""
-    texts = {
-        each.completion: each.attack for each in check.results if each.attack.family == SAMPLED
-    }
-    return {pair: texts[pair[1]] for pair in check.sampled if pair[1] in texts}
 
 
 def completions(
@@ -113,18 +104,17 @@ def completions(
     for number, (each, own) in enumerate(zip(texts, scores, strict=True)):
         answer = _answer(check, each.text)
         wrong = _is_wrong(check, each, own, answer) if each.wrong is None else each.wrong
-        is_attack = each.attack and (wrong or each.attack.kind not in HACKS)
         line = {"group": places[each.row], "kind": each.kind, "name": each.name, "text": each.text}
         line |= {"scores": [None if np.isnan(score) else float(score) for score in own]}
         line |= {"why": [reason[number][:REASON] for reason in reasons], "answer": answer}
-        line |= {"wrong": wrong, "attack": rules(each.attack) if is_attack else None}
+        line |= {"wrong": wrong, "attack": rules(each.attack) if each.attack else None}
         lines.append(line | {"failed": pairs[number] in check.scorer.failed})
     return lines
 
 
 def rules(attack: Attack) -> dict[str, Any]:
     """Return what the browser has to know of an attack to say whether it wins."""
-    kind = {"empty form": "form", SAMPLED: "sampled"}.get(attack.family, attack.kind)
+    kind = "form" if attack.family == "empty form" else attack.kind
     return {"name": attack.name, "kind": kind, "knows": amounts.may_earn(attack)}
 
 

@@ -15,10 +15,10 @@ STEPS, CHARACTERS = 2000, 1500
 CELL = f"""
 import json, time
 from pathlib import Path
-from grpo_nb.updates import Buttons, Update
+from grpo_nb.updates import Update
 from grpo_nb.views import dashboard as module
-module.FREE = 1e9  # each step is sent, however fast they come
-board = module.TrainingDashboard(Buttons())
+module.EVERY = 0  # each step is sent, however fast they come
+board = module.TrainingDashboard()
 texts = Path("tests/healthy_metrics.jsonl").read_text(encoding="utf-8").splitlines()
 lines = [json.loads(text) for text in texts]
 sent, send = [], board._send

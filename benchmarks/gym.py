@@ -135,7 +135,8 @@ def measured(folder: str, names: list[str]) -> Iterator[str]:
             ]
         ).reshape(len(rows), -1)
         figures = (right.mean(), pass_at_k(right, 8).mean())
-        share = made.report["generated"]["constant_share"]
+        answers = [row["answer"] for row in rows]
+        share = max(map(answers.count, answers)) / len(answers)
         yield f"| {task} | {figures[0]:.2f} | {figures[1]:.2f} | constant {share:.2f} |"
 
 

@@ -81,7 +81,7 @@ def of_a_completion(names: list[str]) -> None:
 
     import numpy as np
 
-    from grpo_nb import Monitor, updates
+    from grpo_nb import Monitor
     from grpo_nb.views import TrainingDashboard
 
     args = SimpleNamespace(output_dir=tempfile.mkdtemp(), num_generations=2)
@@ -97,7 +97,7 @@ def of_a_completion(names: list[str]) -> None:
         _logs={**logs, "rewards": {"r": [1.0, 0.0]}},
     )
     monitor = Monitor(trainer, show=False)
-    monitor.watchers.append(TrainingDashboard(updates.Buttons()))
+    monitor.watchers.append(TrainingDashboard())
     monitor.begin(0, 2)
     control = SimpleNamespace()
     step = {"loss": 0.0, "reward": 0.5, "completions/mean_length": 3.0}

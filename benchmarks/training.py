@@ -49,7 +49,7 @@ def ours(stage, policy, rewards, rows) -> float:
     from grpo_nb import stages, views
 
     trainer = stages.build_trainer(policy, rewards, rows, stage)
-    trainer.monitor.watchers.append(views.TrainingDashboard(trainer.monitor.buttons))
+    trainer.monitor.watchers.append(views.TrainingDashboard())
     started = time.process_time()
     trainer.train()
     return (time.process_time() - started) / trainer.args.max_steps

@@ -50,13 +50,6 @@ def gpu_fault() -> str:
     return ""
 
 
-def several_gpus() -> str:
-    """Return advice if this process sees several GPUs (Unsloth trains on one); "" otherwise."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = len(_ask_nvidia("name") if visible is None else visible.split(","))
-    return f"{count} GPUs are visible: for Unsloth export CUDA_VISIBLE_DEVICES=0" * (count > 1)
-
-
 def limit_spinning() -> None:
     """Let waiting threads of torch sleep after about 10 µs, here and in child processes.
 

@@ -1,4 +1,4 @@
-"""Describe a step of a training to whoever watches it, and hold a user's requests to a trainer."""
+"""Describe a step of a training to whoever watches it, and hold a request to stop it."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -8,10 +8,10 @@ from grpo_nb.checks import Check
 
 
 class Buttons:
-    """Hold a user's requests to stop, save or evaluate, which are read after each step."""
+    """Hold the request to stop that an interrupt button or a signal makes; each step reads it."""
 
     def __init__(self) -> None:
-        self.stop, self.save, self.evaluate = (threading.Event() for _ in range(3))
+        self.stop = threading.Event()
 
 
 class Update(NamedTuple):

@@ -13,7 +13,6 @@ from grpo_nb.data.preparation import (
     checks,
     prepare,
     prepare_run,
-    refuse_unusable_rows,
     worked_rows,
 )
 from grpo_nb.data.rows import answer_finder, load, plain_answer, replace_train

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 SHOWN_ROWS = 20  # row numbers listed per reason
 TABLE = ["number", "packed", "question", "answer", "sequences", "images"]
 Drop = tuple[str, int, str]  # reason, number of the row, example
-FIRST_ROWS = 10  # rows that are tried before anything starts
 
 
 @dataclass(repr=False)
@@ -128,7 +127,7 @@ def prepare(
         image_pixels: Larger images are scaled down to this many pixels.
         extra_columns: Further columns for the rewards: "a, b" or "all".
         answer_format: Where an answer stands in its cell: auto, as_is, ####, boxed, tag, regex:….
-        answer_kind: number, math, choice, json, code or text.
+        answer_kind: number, math, json, code or text.
         system_prompt: Asks for the format; "preset" is that of `form`.
         max_rows: The number of rows to read; 0 reads all, or generates 1,000.
         options: Sizes of the tasks of reasoning-gym, by their own names.
@@ -183,8 +182,6 @@ def prepare(
     report = {"source": source, "rows_read": total, "columns": columns}
     report |= {f"{name}_rows": len(splits[name]) for name in splits}
     report |= {"dropped": _dropped(drops), "prompt_tokens": lengths}
-    if gym.is_gym(source):
-        report["generated"] = gym.figures(splits, config)
     return Prepared(splits, report, checks(report, config))
 
 
@@ -211,23 +208,6 @@ def prepare_run(
     arguments = {k: v for k, v in vars(config).items() if k in signature(prepare).parameters}
     prepared = prepare(**arguments, form=preset.form, seed=seed, count_tokens=count_tokens)
     return prepared.save(run / "data")
-
-
-def refuse_unusable_rows(config: "DataConfig") -> None:
-    """Refuse a local file before anything starts if most of its first rows cannot be used.
-
-    Tasks of reasoning-gym are refused if they make no row.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: The file or its columns cannot be read, or most of its first rows are faulty.
-    """
-    if gym.is_gym(config.source):
-        gym.refuse_unusable(config)
-    elif sources.is_local(config.source):
-        limits = {"max_rows": FIRST_ROWS, "max_dropped_share": 0.5, "count_tokens": None}
-        limits["shots"] = 0
-        _read(sources.changed(config, **limits))
 
 
 def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
@@ -272,7 +252,7 @@ def _read(config: Options) -> tuple[pd.DataFrame, list[Drop], list[int], dict[st
     Raises:
         ValueError: The source cannot be read, or too many of its rows are faulty.
     """
-    config, names, numbered = sources.read_columns(config)
+    names, numbered = sources.read_columns(config)
     lines, drops, tokens, turns = [], [], [], defaultdict(list)
     for number, raw in tqdm(numbered, unit=" rows", unit_scale=True, delay=2):
         try:
@@ -358,8 +338,6 @@ def checks(report: Mapping[str, Any], config: Options) -> Checks:
         Check("no leakage", "ok", split),
         Check("prompt length", state, length, fix),
     ]
-    if about := report.get("generated"):
-        lines.append(gym.check(about))
     if rates := report.get("difficulty"):
         evidence = "{judged} prompts tried; left out: {too_hard} too hard, {too_easy} too easy"
         lines.append(Check("difficulty", "ok", evidence.format_map(rates)))

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -19,9 +18,6 @@ import pyarrow.parquet as pq
 from grpo_nb.data import gym
 from grpo_nb.files import project_path, read_yaml
 from grpo_nb.names import refuse_unknown
-
-if TYPE_CHECKING:
-    from grpo_nb.runs.config import DataConfig
 
 FIRST_ROWS = 500  # whose columns are looked at
 FILES = sorted(project_path("data/tasks").glob("*.jsonl"))
@@ -41,11 +37,6 @@ class Fault(Exception):
         self.reason = reason
 
 
-def changed(config: "Options | DataConfig", **changes: Any) -> Options:
-    """Return the options with these changes."""
-    return SimpleNamespace(**vars(config) | changes)
-
-
 def read(config: Options) -> Iterator[tuple[int, Row]]:
     """Return the rows with their numbers, from 1.
 
@@ -59,12 +50,11 @@ def read(config: Options) -> Iterator[tuple[int, Row]]:
     return islice(enumerate(_open(config), start=1), config.max_rows or None)
 
 
-def read_columns(config: Options) -> tuple[Options, list[str], Iterator[tuple[int, Row]]]:
-    """Find the columns of questions, answers and images.
+def read_columns(config: Options) -> tuple[list[str], Iterator[tuple[int, Row]]]:
+    """Find the columns of questions, answers and images; set `image_column` to that of images.
 
     Returns:
-        The options, in which `image_column` is "" if there are no images; the names of all columns;
-        and the rows.
+        The names of all columns, and the rows.
 
     Raises:
         ValueError: There are no rows, or a column is missing.
@@ -74,16 +64,11 @@ def read_columns(config: Options) -> tuple[Options, list[str], Iterator[tuple[in
         raise ValueError(f"{config.source} holds no rows: give a data.source that does")
     names = list(dict.fromkeys(name for _, row in first for name in row))
     if config.image_column == "images" and "images" not in names:
-        config = changed(config, image_column="image" if "image" in names else "")
+        config.image_column = "image" if "image" in names else ""
     for setting in ("question_column", "answer_column", "image_column"):
         if column := getattr(config, setting):
             refuse_unknown(f"column of {config.source} (data.{setting})", column, names)
-    return config, names, chain(first, rows)
-
-
-def is_local(source: str) -> bool:
-    """Return whether a source is a file of rows, not a built-in set, a folder or a hub dataset."""
-    return source not in BUILT_IN and Path(source).suffix.lower() in READERS
+    return names, chain(first, rows)
 
 
 def folder_of(config: Options) -> Path | None:
@@ -109,7 +94,7 @@ def _open(config: Options) -> Iterable[Row]:
         return _read_file(path)
     if path.is_dir():
         return _read_hub(str(path), config)
-    if is_local(config.source):
+    if config.source not in BUILT_IN and path.suffix.lower() in READERS:
         places = ", nor ".join(map(str, [path, *others]))
         raise FileNotFoundError(
             f"data.source = {config.source!r}: there is no {places}; name a file that is there"
@@ -136,13 +121,6 @@ def _read_file(path: Path) -> list[Row]:
             f"{path} cannot be read ({str(error).strip()}): correct that line, its quotation marks "
             "or its separators, save it as UTF-8, or copy the file again"
         ) from None
-
-
-def _read_csv(path: Path) -> list[Row]:
-    """Return the rows of a table with commas, or with semicolons, as some spreadsheets save it."""
-    with path.open(encoding="utf-8") as file:
-        header = file.readline()
-    return _read_table(path, ";" if header.count(";") > header.count(",") else ",")
 
 
 def _read_table(path: Path, separator: str) -> list[Row]:
@@ -181,7 +159,7 @@ def _read_hub(name: str, config: Options) -> Iterator[Row]:
 READERS = {
     ".jsonl": _read_json,
     ".json": _read_json,
-    ".csv": _read_csv,
+    ".csv": partial(_read_table, separator=","),
     ".tsv": partial(_read_table, separator="\t"),
     ".parquet": lambda path: pq.read_table(path).to_pylist(),
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_nb.files import project_path, runs_root
-from grpo_nb.machine import bound_kernels, several_gpus
+from grpo_nb.machine import bound_kernels
 from grpo_nb.models import hub, lm_head
 from grpo_nb.models.adapter import adapter_config, leaf, name_layers, trained_base
 from grpo_nb.models.engine import Engine, Sample, TransformersEngine, free_memory
@@ -197,8 +197,6 @@ def set_environment(config: "RunConfig") -> None:
     if config.policy.backend == "unsloth":
         folder = str(runs_root() / ".unsloth_compiled_cache")  # else the working directory
         os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", folder)
-        if note := several_gpus():
-            print(note)
     if wants_vllm(config):
         for name, value in UNSLOTHS_VLLM.items():
             os.environ.setdefault(name, value)

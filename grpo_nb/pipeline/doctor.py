@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import psutil
 
 from grpo_nb.checks import Check, shown
-from grpo_nb.machine import PROJECT_ROOT, gpu_fault, gpu_name, installed_versions, several_gpus
+from grpo_nb.machine import PROJECT_ROOT, gpu_fault, gpu_name, installed_versions
 from grpo_nb.models import cuda_available
 from grpo_nb.runs import runs_root
 from grpo_nb.runs.profiles import detect_profile
@@ -25,7 +25,7 @@ def examine() -> list[Check]:
     gpu, fault, python = gpu_name(), gpu_fault(), f"Python {platform.python_version()}"
     root = runs_root() if runs_root().exists() else PROJECT_ROOT
     disk, memory = shutil.disk_usage(root).free / 2**30, psutil.virtual_memory().available / 2**30
-    device = "; ".join(filter(None, [gpu or NO_GPU, fault or several_gpus()]))
+    device = "; ".join(filter(None, [gpu or NO_GPU, fault]))
     lines = [  # name, whether it passes, evidence, fix
         ("gpu", not fault, device, DRIVER),
         ("cpu", True, f"{os.cpu_count()} cores, {platform.machine()}, {python}", ""),

@@ -128,21 +128,18 @@ def resolve_run(
     return config, {name: v for name, v in values.items() if configs.stage_of(name) >= first}
 
 
-def refuse_unusable_inputs(config: configs.RunConfig, first: str) -> None:
-    """Refuse files and folders that are missing, and a file whose first rows cannot be used.
+def refuse_unusable_inputs(config: configs.RunConfig) -> None:
+    """Refuse a model or a file of attacks that does not exist.
 
     Raises:
-        FileNotFoundError: The model, the data or the file of attacks does not exist.
-        ValueError: The first rows cannot be used.
+        FileNotFoundError: It does not exist.
     """
-    from grpo_nb import data, reward_lab
+    from grpo_nb import reward_lab
     from grpo_nb.models import hub
 
     hub.find_model(config.model.model_name)
     if config.rewards.cases:
         reward_lab.read_attacks(project_path(config.rewards.cases))
-    if first == "01":
-        data.refuse_unusable_rows(config.data)
 
 
 def assigned(assignments: Sequence[str]) -> dict[str, Any]:
@@ -219,7 +216,7 @@ def run_pipeline(
     """
     run = Run(name)
     config, converted_settings = resolve_run(run, profile, settings, first, last, force)
-    refuse_unusable_inputs(config, first)
+    refuse_unusable_inputs(config)
     if dry_run:
         print(plan(run, config, first, last))
         return run

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from grpo_nb import refusals
 from grpo_nb.checks import Check, Checks
 from grpo_nb.reward_lab import amounts, columns, linter, literals, programs, scoring, written
 from grpo_nb.reward_lab.amounts import FIXES
@@ -160,9 +159,7 @@ def check_rewards(
     >>> [check.name for check in check_rewards(right, rows).findings if check.state == "stop"][:1]
     ['mentioned']
     """
-    arguments = locals()
-    refusals.in_one_line()
-    return RewardCheck(**arguments).run()
+    return RewardCheck(**locals()).run()
 
 
 def right_reward(

@@ -24,8 +24,7 @@ def read_completions(run: "Run", preset: RewardSet) -> pd.DataFrame:
 
     Returns:
         The columns step, question, reference, completion, each reward, advantage and correct. If a
-        placebo shuffled the rewards, `attrs["note"]` is a sentence about this, which
-        `views.completions` shows.
+        placebo shuffled the rewards, a sentence about this is printed.
     """
     table = logs.read_completions(run / "train")
     table["question"] = [message_text(prompt[-1]) for prompt in table["prompt"]]
@@ -34,5 +33,5 @@ def read_completions(run: "Run", preset: RewardSet) -> pd.DataFrame:
     table = table.reindex(columns=[*texts, *preset.names, "advantage"])
     table["correct"] = passed(table, preset)
     if run.config().train.placebo == "shuffled":
-        table.attrs["note"] = SHUFFLED
+        print(SHUFFLED)
     return table

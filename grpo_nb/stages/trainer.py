@@ -156,8 +156,8 @@ class RunTrainer:
         the model's modes before and after training.
 
         Raises:
-            KeyboardInterrupt: An interrupt, a signal or the dashboard's button ended training; a
-                checkpoint is kept, and the adapter that was trained so far.
+            KeyboardInterrupt: An interrupt or a signal ended training; a checkpoint and the adapter
+                are kept.
             RuntimeError, MemoryError, …: An error ended training; a checkpoint is kept.
         """
         checkpoint = ranks.from_main(self._begin)

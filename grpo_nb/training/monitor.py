@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from transformers import TrainerCallback
 
-from grpo_nb import ranks, refusals
+from grpo_nb import ranks
 from grpo_nb.checks import Check
 from grpo_nb.files import append_line, atomic_path, read_json, read_lines, write_json
 from grpo_nb.models import cuda_available, lm_head
@@ -78,8 +78,8 @@ class Monitor(TrainerCallback):
     """Raise alerts beside a trainer, show its progress, and skip updates that ruin the weights.
 
     An update is skipped if its gradient is NaN or infinite, or if no completion has a score; after
-    three in a row, training ends. In a notebook the dashboard is shown, whose buttons stop the
-    training, save a checkpoint, or validate; in a terminal each step is a line.
+    three in a row, training ends. In a notebook the dashboard is shown; in a terminal each
+    step is a line.
 
     Args:
         trainer: The trainer, before `train()`. A monitor that it already has is replaced, and what
@@ -119,7 +119,6 @@ class Monitor(TrainerCallback):
         ignore: Collection[str] = (),
         show: bool = True,
     ) -> None:
-        refusals.in_one_line()
         lm_head.install_where_needed()
         self.trainer, self.halt = trainer, halt
         self.names = list(trainer.reward_func_names)
@@ -233,9 +232,8 @@ class Monitor(TrainerCallback):
             updates.append(Update(line, max_steps, [], self._raised(line)))
         self.alerts += [alert for update in updates for alert in update.alerts]
         if self.dashboard is not None:
-            self.dashboard.correct, self.dashboard.goes_on = self.watch.correct, self._goes_on
+            self.dashboard.correct = self.watch.correct
             self.dashboard.begin(updates, max_steps, self.watch.expected.eval_rows)
-            self._tell_ranges()
 
     def _expected(self, max_steps: int) -> health.Expected:
         facts = of_arguments(self.trainer.args) | of_trainer(self.trainer)
@@ -323,33 +321,27 @@ class Monitor(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show that training has ended; the next one does not begin with a request to stop."""
         if self.dashboard is not None:
-            grave = [alert.name for alert in self.alerts if alert.state == "stop"]
-            is_halt = self.halt == "grave" and grave
-            reason = f"ended by the alert {grave[-1]}," if is_halt else ""
-            self.dashboard.rest(reason="ended by the monitor" if self.ended else reason)
+            self.dashboard.rest()
         self.stopped = self.buttons.stop.is_set()
         self.buttons.stop.clear()
 
     @_aside
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record every step, and do what the buttons ask for."""
+        """Record every step, and stop if that is asked for."""
         control.should_log = True
         self._obey(args, state, control)
 
     def _obey(self, args: Any, state: Any, control: Any) -> None:
-        """Stop or save if a button asks for it and the completions of a generation are used up."""
+        """Stop if that is asked for and the completions of a generation are used up."""
         if not stock.generation_is_used_up(args, state.global_step):
             return
         if self.ended:
             control.should_training_stop = True
         if ranks.anywhere(self.buttons.stop.is_set()):
             control.should_training_stop = control.should_save = True
-        if ranks.anywhere(self.buttons.save.is_set()):
-            self.buttons.save.clear()
-            control.should_save = True
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Pass a step to the alerts, and show it; validate if that is due or asked for."""
+        """Pass a step to the alerts, and show it; validate if that is due."""
         logs = kwargs.get("logs") or {}
         line = {"step": state.global_step, **renamed(logs)}
         is_step = "loss" in logs  # and not the summary at the end
@@ -415,15 +407,10 @@ class Monitor(TrainerCallback):
         """Show a step on the dashboard, or as a line."""
         line = update.line
         if self.dashboard is not None:
-            self._tell_ranges()
             self.dashboard(update)
         elif self.prints and "reward" in line:
             parts = [f"{k} {line[k]:{form}}" for k, form in SHOWN if isinstance(line.get(k), float)]
             print(f"step {line['step']}/{update.total_steps}: {', '.join(parts)}")
-
-    def _tell_ranges(self) -> None:
-        ranges = self.watch.expected.rewards.items()
-        self.dashboard.ranges = {name: [low, high] for name, (_, low, high) in ranges}
 
     @_aside
     def completions(self) -> list[dict[str, Any]]:
@@ -444,13 +431,11 @@ class Monitor(TrainerCallback):
         return table.to_dict("records")
 
     def _is_due(self, state: Any) -> bool:
-        """Return whether a validation is due, or asked for by the button."""
+        """Return whether a validation is due."""
         if not self.validation:
             return False
         every = self.eval_steps or max(1, state.max_steps // 10)
-        request = ranks.anywhere(self.buttons.evaluate.is_set())
-        self.buttons.evaluate.clear()
-        return request or state.global_step % every == 0 or state.global_step == state.max_steps
+        return state.global_step % every == 0 or state.global_step == state.max_steps
 
     def _validate(self, args: Any, state: Any, control: Any) -> dict[str, float]:
         """Validate; pass the figures to the trackers and to this monitor, and return them."""
@@ -506,8 +491,6 @@ def _dashboard(monitor: Monitor) -> Any:
 
     from grpo_nb.views.dashboard import TrainingDashboard
 
-    # A run's trainer saves the adapter alone, and stops as its buttons do.
-    interrupt = INTERRUPT.format(SAVES if monitor.is_of_run else STOPS)
-    dashboard = TrainingDashboard(monitor.buttons, bool(monitor.validation), interrupt)
+    dashboard = TrainingDashboard(INTERRUPT.format(SAVES if monitor.is_of_run else STOPS))
     display(dashboard)
     return dashboard

@@ -1,9 +1,9 @@
 """Show tables and charts, and give the notebooks their widgets.
 
-`show_tables` makes a notebook display DataFrames in full; `score_sheet` and `completions` render
-tables; `charts` draws a run's training, many runs, and an evaluation. `TrainingDashboard` shows
-training as it runs, `Chat` asks a run's models, and `RewardLab` shows what rewards pay. The
-widgets are optional: a notebook that is run from top to bottom gives the same results without them.
+`show_tables` makes a notebook display DataFrames in full, and `completions` puts some side by side;
+`charts` draws a run's training and an evaluation. `TrainingDashboard` shows training as it runs,
+and `RewardLab` shows what rewards pay. The widgets are optional: a notebook that is run from top to
+bottom gives the same results without them.
 """
 
 from grpo_nb.lazy import exports
@@ -11,10 +11,9 @@ from grpo_nb.lazy import exports
 __getattr__ = exports(
     __name__,
     {
-        "grpo_nb.views.charts": "before_after learning_curves training_charts",
-        "grpo_nb.views.chat": "Chat",
+        "grpo_nb.views.charts": "before_after training_charts",
         "grpo_nb.views.dashboard": "TrainingDashboard",
         "grpo_nb.views.reward_lab": "RewardLab lab",
-        "grpo_nb.views.tables": "completions score_sheet show_tables",
+        "grpo_nb.views.tables": "completions show_tables",
     },
 )

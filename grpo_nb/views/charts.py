@@ -1,4 +1,4 @@
-"""Draw charts of a run's training, of many runs, and of an evaluation.
+"""Draw charts of a run's training, and of an evaluation.
 
 docs/reading-a-run.md explains how to read them. A run's charts are saved in its folder figures/.
 """
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from grpo_nb.runs import Run
 
-COLORS = BLUE, ORANGE, GREEN, GREY = "#3b78c4", "#c96f0a", "#3a9a5b", "#8a8a8a"
-DISTINCT = 8  # runs that are drawn: more have no color of their own
+COLORS = "#3b78c4", "#c96f0a", "#3a9a5b", "#8a8a8a"
 COLUMNS, WIDTH, ROW = 4, 10.5, 1.7  # charts side by side; figure width and row height [inches]
 
 
@@ -36,7 +35,7 @@ class Chart(NamedTuple):
     metrics: The metrics.
     form: The format of the latest value.
     always: Values that the axis always includes.
-    band: Metrics of a band around the first curve: its two ends, or its distance from the curve.
+    band: Metrics of the two ends of a band around the first curve.
     """
 
     title: str
@@ -62,10 +61,7 @@ def charts(keys: Iterable[str]) -> list[Chart]:
     """Return the charts that have metrics; individual rewards come after the total."""
     keys = dict.fromkeys(keys)
     names = [match[1] for key in keys if (match := re.fullmatch("rewards/(.*)/mean", key))]
-    rewards = [
-        Chart(short(name), [f"rewards/{name}/mean"], ".3g", (0, 1), [f"rewards/{name}/group_std"])
-        for name in names
-    ]
+    rewards = [Chart(short(name), [f"rewards/{name}/mean"], always=(0, 1)) for name in names]
     every = [TOTAL, *rewards, *OTHERS]
     return [chart for chart in every if any(key in keys for key in chart.metrics)]
 
@@ -90,7 +86,7 @@ def draw(lines: Sequence[Mapping[str, Any]], keys: Sequence[str] = ()) -> "Figur
         raise ValueError("no metrics to draw: train first, then read train/metrics.jsonl")
     table = pd.DataFrame([finite(line) for line in lines])
     validation = table.filter(like="eval/").notna().any(axis=1)
-    parts = charts(keys or table.columns)
+    parts = charts(key for key in keys or table.columns if key in table)
     rows = max(1, -(-len(parts) // COLUMNS))
     figure, axes = _subplots(rows, COLUMNS, (WIDTH, ROW * rows))
     for axis, chart in zip(axes, parts, strict=False):
@@ -102,31 +98,24 @@ def draw(lines: Sequence[Mapping[str, Any]], keys: Sequence[str] = ()) -> "Figur
 
 def _draw_chart(axis: "Axes", chart: Chart, lines: pd.DataFrame) -> None:
     curves = [key for key in chart.metrics if key in lines]
-    for key, color, marker in zip(curves, COLORS, "os^d", strict=False):
+    style = {"marker": "o", "markerfacecolor": "none", "linestyle": ""} if chart.validation else {}
+    for key, color in zip(curves, COLORS, strict=False):
         label = key.rpartition("/")[2].replace("_", " ")
-        label += f" {number(lines[key].iloc[-1], chart.form)}"
-        style = {"color": color, "label": label, "clip_on": False}
-        if chart.validation:  # hollow markers, because points may coincide
-            style |= {"marker": marker, "markerfacecolor": "none", "linestyle": ""}
-        axis.plot(lines["step"], lines[key], **style)
+        label += f" {lines[key].iloc[-1]:{chart.form}}"
+        axis.plot(lines["step"], lines[key], color=color, label=label, clip_on=False, **style)
     if chart.band and set(chart.band) <= set(lines.columns):
-        mean, ends = lines[curves[0]], [lines[key] for key in chart.band]
-        low, high = ends if len(ends) == 2 else (mean - ends[0], mean + ends[0])
+        low, high = (lines[key] for key in chart.band)
         axis.fill_between(lines["step"], low, high, color=COLORS[0], alpha=0.25, linewidth=0)
     low, high = axis.get_ylim()
-    # Room for the legend: two curves a row, each a fifth of the axis.
-    room = (high - low) * 0.2 * -(-len(curves) // 2) if len(curves) > 1 else 0
-    axis.set_ylim(min(low, *chart.always), max(high + room, *chart.always))
+    axis.set_ylim(min(low, *chart.always), max(high, *chart.always))
     axis.tick_params(labelsize=7)
     axis.locator_params(nbins=4)
-    axis.yaxis.set_major_formatter("{x:g}")  # 0.0001 and not 0.00010, which the margin would cut
-    if room:
-        close = {"handlelength": 1, "columnspacing": 0.8, "labelspacing": 0.2}
-        axis.legend(loc="upper left", ncols=2, frameon=False, fontsize=7, **close)
     # Without `y`, matplotlib would measure all labels, which takes a third of the drawing time.
     axis.set_title(chart.title, fontsize=9, loc="left", y=1.0)
-    if not chart.validation:  # the legend of a validation chart has the latest values
-        latest = number(lines[curves[-1]].iloc[-1], chart.form)
+    if len(curves) > 1:
+        axis.legend(frameon=False, fontsize=7)
+    else:
+        latest = f"{lines[curves[0]].iloc[-1]:{chart.form}}"
         axis.set_title(latest, fontsize=9, loc="right", y=1.0, fontweight="bold")
 
 
@@ -140,11 +129,6 @@ def image(lines: Sequence[Mapping[str, Any]]) -> str:
     data = base64.b64encode(buffer.getvalue()).decode()
     label = "charts of the training"
     return f'<img alt="{label}" style="max-width: 100%" src="data:image/png;base64,{data}">'
-
-
-def number(value: float | None, form: str) -> str:
-    """Format a number; a missing or infinite number becomes a dash."""
-    return "–" if value is None or not math.isfinite(value) else format(value, form)
 
 
 def _subplots(rows: int, columns: int, size: tuple[float, float]) -> "tuple[Figure, list[Axes]]":
@@ -166,28 +150,6 @@ def _save(figure: "Figure", run: "Run", name: str) -> "Figure":
 def training_charts(run: "Run", metrics: Sequence[dict], keys: Sequence[str] = ()) -> "Figure":
     """Draw the dashboard's charts of a finished training run, and save figures/training.png."""
     return _save(draw(metrics, keys), run, "training")
-
-
-def learning_curves(curves: Mapping[str, pd.DataFrame], order: Sequence[str]) -> "Figure":
-    """Draw the weighted reward and the validation accuracy of the best runs.
-
-    Args:
-        curves: Metrics of each run, one line per step or validation.
-        order: The names of the runs, best first; DISTINCT of them are drawn.
-    """
-    figure, axes = _subplots(1, 2, (11, 3.2))
-    parts = (
-        ("reward", 10, "weighted reward, mean over 10 steps"),
-        ("eval/accuracy", 1, "validation"),
-    )
-    for axis, (key, window, title) in zip(axes, parts, strict=True):
-        for name in order[:DISTINCT]:
-            lines = curves[name].set_index("step").reindex(columns=[key])[key].dropna()
-            mean = lines.rolling(window, min_periods=1, center=True).mean()
-            axis.plot(mean.index, mean, label=name, marker="o" * (window == 1), markersize=3)
-        axis.set(title=title, xlabel="step")
-    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="outside right")
-    return figure
 
 
 def before_after(run: "Run", report: Mapping[str, Any]) -> "Figure":

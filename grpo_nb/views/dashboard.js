@@ -41,14 +41,10 @@ class Chart {
 
   // Steps that have any of the curves, with the band's two ends first.
   data() {
-    const { rows, keys, ranges } = this.board;
+    const { rows, keys } = this.board;
     const places = this.metrics.map(key => keys.indexOf(key));
     const own = rows.filter(row => places.some(place => row[place] != null));
-    const scaled = (value, key) => {
-      const [low, high] = this.spec.scaled ? ranges[key.split("/")[1]] ?? [0, 1] : [0, 1];
-      return value == null ? null : (value - low) / ((high - low) || 1);
-    };
-    const columns = this.metrics.map((key, n) => own.map(row => scaled(row[places[n]], key)));
+    const columns = places.map(place => own.map(row => row[place] ?? null));
     const step = keys.indexOf("step");
     return [own.map(row => row[step]), ...columns];
   }
@@ -223,28 +219,24 @@ class Board {
     this.progress = add(bar, "progress");
     this.phase = add(bar, "span", "phase");
     this.figures = add(bar, "span");
-    this.controls = add(root, "div", "bar controls");
+    this.interrupt = add(root, "div");
     this.alerts = add(root, "ul", "alerts");
     this.error = add(root, "details", "error");
-    const spec = model.get("spec"), large = add(root, "div", "charts large");
-    const rewards = { title: "rewards, share of the range of each", metrics: [], form: ".0%",
-      always: [0, 1], band: [], scaled: true };
-    this.large = [...spec.large, rewards].map(one => new Chart(large, one, this, true));
+    const spec = model.get("spec"), count = 4; // the others are folded
+    const rewards = { title: "rewards", metrics: [], form: ".3g", always: [0, 1], band: [] };
+    const draw = (charts, parent, isLarge) => charts.map(one => new Chart(parent, one, this, isLarge));
+    this.large = draw([...spec.slice(0, count), rewards], add(root, "div", "charts large"), true);
     this.details = add(root, "details");
     add(this.details, "summary", "", "Diagnostics");
     this.details.ontoggle = () => this.draw();
     const small = add(this.details, "div", "charts");
-    this.small = spec.diagnostics.map(one => new Chart(small, one, this, false));
+    this.small = draw(spec.slice(count), small, false);
     this.group = new Group(root);
     this.began = Date.now();
-    this.alertsSeen = this.asked = 0;
+    this.alertsSeen = 0;
   }
 
   color() { return getComputedStyle(this.root).color; }
-
-  read(name) {
-    return JSON.parse(`[${[this.model.get(name), this.model.get(`new_${name}`)].filter(Boolean)}]`);
-  }
 
   update() {
     const { model } = this, now = model.get("now");
@@ -254,9 +246,9 @@ class Board {
     this.count.textContent = `step ${now.step} of ${now.total}`;
     Object.assign(this.progress, { value: now.step, max: now.total || 1,
       ariaLabel: this.count.textContent });
-    this.figures.textContent = now.figures;
+    this.figures.textContent = now.pace;
     this.tick();
-    this.showControls(now);
+    this.interrupt.textContent = now.over ? "" : model.get("interrupt");
     this.showAlerts(model.get("alerts"));
     const [error, ...trace] = model.get("error").split("\n");
     this.error.hidden = !error;
@@ -264,11 +256,10 @@ class Board {
     add(this.error, "summary", "", error).setAttribute("role", "alert");
     add(this.error, "pre", "", trace.join("\n"));
     this.keys = model.get("names");
-    this.rows = this.read("rows");
-    this.ranges = model.get("ranges");
+    this.rows = JSON.parse(model.get("rows") || "[]");
     this.large.at(-1).spec.metrics = this.keys.filter(key => /^rewards\/.*\/mean$/.test(key));
     this.draw();
-    this.group.update(this.read("groups"));
+    this.group.update(JSON.parse(model.get("groups") || "[]"));
   }
 
   tick() {
@@ -276,25 +267,6 @@ class Board {
     const seconds = Math.round((Date.now() - this.began) / 1000);
     this.phase.textContent = phase + (over || !/^step|^valid/.test(phase) || seconds < 2
       ? "" : `, ${seconds} s`);
-    // A click is worth offering once a message is answered; early ones may wait for the cell.
-    if (!this.model.get("clicks") && this.asked++ < 5) this.model.send({ ready: true });
-  }
-
-  showControls(now) {
-    const wishes = Object.entries(this.model.get("wishes"));
-    const names = { stop: "Stop after this step", save: "Save now", evaluate: "Evaluate now" };
-    this.controls.replaceChildren();
-    this.controls.hidden = now.over;
-    if (!this.model.get("clicks")) {
-      add(this.controls, "span", "", this.model.get("interrupt"));
-      return;
-    }
-    for (const [name] of wishes) {
-      const press = { disabled: now.requests.includes(name), onclick: () => this.model.send({ press: name }) };
-      Object.assign(add(this.controls, "button", "", names[name]), press);
-    }
-    add(this.controls, "span", "", wishes.filter(([name]) => now.requests.includes(name))
-      .map(([, text]) => text).join("; "));
   }
 
   // The sentence on top shows one alert in full; the others, the gravest and newest first.

@@ -1,6 +1,6 @@
 // Draws the Reward Lab. `data` comes once from the kernel: completions with their scores. Totals,
 // advantages, which attacks win, order, filters and search are computed here; `state` is what the
-// person has set. Only "score again" and "ask again" go to the kernel.
+// person has set. Only "score again" goes to the kernel.
 
 const EPSILON = 1e-4; // added to standard deviations, as in TRL
 const TIE = 1e-6; // totals that are this close differ only by rounding
@@ -55,8 +55,7 @@ function levelOf({ kind, knows }, total, share, { right, wrong, honest, empty })
   const counts = share >= 0.99;
   if (total > right - margin / 2 || (counts && total > right - gap / 4)) return "stop";
   const isForm = kind === "form" && wrong > empty + margin && total > wrong - margin;
-  const most = honest + margin + (kind === "sampled" ? gap / 4 : 0);
-  return counts || isForm || (!knows && total > most) ? "warning" : "";
+  return counts || isForm || (!knows && total > honest + margin) ? "warning" : "";
 }
 
 // Returns what a table of completions comes to with these weights. attacks: by row, if it is one.
@@ -157,10 +156,8 @@ class Lab {
     this.build();
     el.classList.add("grpo-lab");
     el.append(this.root);
-    model.on("change:report", () => this.update());
     const last = () => data.completions.length + model.get("added").length - 1;
     model.on("change:added", () => this.open(last()));
-    model.on("msg:custom", (reply) => this.say(reply.note, reply.failed));
     // JupyterLab listens first: plain keys are the Lab's, and Ctrl-S its own.
     const allow = ({ ctrlKey, metaKey }) => this.root.toggleAttribute(
       "data-lm-suppress-shortcuts", !ctrlKey && !metaKey);
@@ -169,15 +166,10 @@ class Lab {
     this.update();
   }
 
-  say(note, failed = false) {
-    this.note = note;
-    this.root.classList.toggle("failed", failed);
-    this.draw();
-  }
-
   ask(content) {
     this.model.send(content);
-    this.say("the kernel is asked, and answers when no cell runs…");
+    this.note = "the kernel is asked, and answers when no cell runs…";
+    this.draw();
   }
 
   // -- what is computed
@@ -197,10 +189,9 @@ class Lab {
     const at = (weights) => measure(data, rows, this.attacks, weights);
     const now = (this.now = at(state.weights));
     this.before = at(data.weights);
-    const report = model.get("report");
-    const verdict = at(report.weights).level;
+    const { won } = model.get("report");
     this.level = now.level.map((level, n) => // the verdict's, until the weights turn it
-      (level === verdict[n] ? report.won[this.attacks[n]?.name] ?? level : level));
+      (level === this.before.level[n] ? won[this.attacks[n]?.name] ?? level : level));
     this.sets = Object.fromEntries(Object.entries(CHIPS).map(([chip, [, is]]) =>
       [chip, new Set(all.filter((n) => is(this, n, rows[n], now.groups[rows[n].group])))]));
     const isChosen = (chip, n) => state.chips.includes(chip) && this.sets[chip].has(n);
@@ -325,11 +316,10 @@ class Lab {
   drawBar() {
     const { state, data } = this;
     const report = this.model.get("report");
-    const differs = (weights) => String(state.weights) !== String(weights);
-    const isMoved = differs(report.weights);
+    const isMoved = String(state.weights) !== String(data.weights);
     const word = isMoved ? "out of date" : report.state;
     this.root.dataset.verdict = word;
-    const line = report.line.replace("{}", state.weights.map(number).join(", "));
+    const line = `reward_weights = [${state.weights.map(number).join(", ")}]`;
     const reset = () => {
       this.weights.forEach((field, n) => (field.value = data.weights[n]));
       this.weigh();
@@ -337,10 +327,8 @@ class Lab {
     fill(this.bar,
       h("b", { class: `pill ${word}`, role: "status" }, word),
       h("span", { class: "sentence" },
-        isMoved ? "ask again: a weight was moved" : report.sentence),
-      isMoved && button("Ask again",
-        () => this.ask({ do: "judge", weights: state.weights }), { class: "main" }),
-      differs(data.weights) && [button("Reset", reset), button(`copy: ${line}`,
+        isMoved ? "a weight was moved: run the cell again with these" : report.sentence),
+      isMoved && [button("Reset", reset), button(`copy: ${line}`,
         () => navigator.clipboard?.writeText(line), { title: "write it where the rewards are" })],
       h("span", { class: "note", "aria-live": "polite" }, this.note));
   }
@@ -429,20 +417,16 @@ class Lab {
     const key = JSON.stringify([isOpen && place, weights, report]);
     if (key === this.drawn) return; // a text that is being edited stays
     this.drawn = key;
-    fill(this.side, isOpen ? this.drawer(place) : [
-      this.data.origin && h("small", {}, this.data.origin),
-      report.cards.length ? report.cards.map((card) => this.card(card)) : "no finding"]);
+    fill(this.side, isOpen ? this.drawer(place)
+      : report.cards.length ? report.cards.map((card) => this.card(card)) : "no finding");
     this.side.scrollTop = 0;
   }
 
-  card({ state, name, attack, difference, evidence, code, line, completion, fix }) {
+  card({ state, name, attack, text, evidence, fix }) {
     const place = this.attacks.findIndex((each) => each && each.name === attack);
     return h("article", { class: state }, h("h4", {}, h("b", { class: "pill" }, state), ` ${name}`),
-      attack && h("pre", { title: "marked: where it differs from the right answer" },
-        difference.map(([mark, text]) => (mark ? h(mark, {}, text) : text))),
+      attack && h("pre", {}, text),
       h("p", {}, evidence),
-      code && [h("pre", {}, `line ${line}: ${code}`),
-        h("p", {}, "on the completion ", h("q", {}, completion))],
       fix && h("p", { class: "fix" }, `→ ${fix}`),
       place >= 0 && button("Open", () => this.open(place)));
   }
@@ -452,7 +436,7 @@ class Lab {
     const group = this.data.groups[row.group];
     const box = h("textarea",
       { "aria-label": "completion", rows: 8, spellcheck: false, value: row.text });
-    const score = () => this.ask({ do: "score", group: row.group, text: box.value });
+    const score = () => this.ask({ group: row.group, text: box.value });
     const at = row.answer ? row.text.lastIndexOf(row.answer) : row.text.length;
     const shut = { class: "close", "aria-label": "close" };
     return [
@@ -462,7 +446,6 @@ class Lab {
         against(this.now.advantage[n])),
       h("pre", {}, row.text.slice(0, at), row.answer && h("mark", {}, row.answer),
         row.text.slice(at + row.answer.length)),
-      row.kind === "reference" && h("p", {}, this.data.origin),
       this.data.rewards.map((reward, r) => this.payment(row, reward, r)),
       h("details", { class: "edit" }, h("summary", {}, "edit"), box,
         button("Score again", score, { class: "main" })),
@@ -474,10 +457,9 @@ class Lab {
     const weight = this.state.weights[r];
     const amount = score === null ? missing(row)
       : `${number(score)} × ${number(weight)} = ${number(score * weight)}`;
-    return h("details", { class: "payment" },
-      h("summary", { style: heat(score, this.ranges[r]) }, h("b", {}, short(reward.name)),
-        ` ${reward.role && `(${reward.role}) `}${amount}`,
-        h("small", {}, row.why[r] || reward.doc)), h("pre", {}, reward.source));
+    return h("div", { class: "payment", style: heat(score, this.ranges[r]) },
+      h("b", {}, short(reward.name)), ` ${reward.role && `(${reward.role}) `}${amount}`,
+      h("small", {}, row.why[r]));
   }
 }
 

@@ -8,23 +8,19 @@ lab.js draws the Lab; scores travel to it once, and it computes totals and advan
 """
 
 import inspect
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
 
-from grpo_nb import environments, refusals, reward_lab
+from grpo_nb import environments, reward_lab
 from grpo_nb.checks import Checks
 from grpo_nb.reward_lab import RewardTest
 from grpo_nb.reward_lab.check import RewardCheck, check_rewards
 from grpo_nb.views import lab_data
-from grpo_nb.views.widgets import in_order
 
 HERE = Path(__file__).parent
-CELL = "reward_weights = [{}]"  # how weights are written beside the rewards
-SETTING = 'settings = {"rewards.reward_weights": "{}"}'
 
 
 class RewardLab(anywidget.AnyWidget):
@@ -37,7 +33,6 @@ class RewardLab(anywidget.AnyWidget):
     Args:
         completions: What the model sampled, completions[i][j]: one list of texts or chats for each
             row, in the order of the rows, as `sample` returns them.
-        weights_line: How weights are written where the rewards read them, with {} for the numbers.
 
     Attributes:
         verdict: What `check_rewards` returns.
@@ -49,60 +44,30 @@ class RewardLab(anywidget.AnyWidget):
     data, report, state = (traitlets.Dict().tag(sync=True) for _ in range(3))
     added = traitlets.List().tag(sync=True)
 
-    def __init__(
-        self,
-        reward_funcs: Any,
-        dataset: Any,
-        completions: Sequence[Any] | None = None,
-        *,
-        weights_line: str = CELL,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__()
-        refusals.in_one_line()
-        self.reward_funcs, self.completions, self.options = reward_funcs, completions, options
-        self.line = weights_line
-        self.judge(dataset, options.get("reward_weights"))
-        self.on_msg(self._reply)
-        in_order(self)
+        self.check = RewardCheck(*arguments, **options)
+        self.verdict = self.check.run()
+        self.data = lab_data.contents(self.check, _conditions(options.get("args")))
+        self.report = lab_data.report(self.check, self.verdict)
+        self.on_msg(self._score)
 
     def __repr__(self) -> str:
         return "RewardLab: run this notebook to use it"
 
-    def judge(self, dataset: Any, weights: Sequence[float] | None) -> None:
-        """Judge the rewards with these weights."""
-        options = self.options | {"reward_weights": weights}
-        self.check = RewardCheck(self.reward_funcs, dataset, self.completions, **options)
-        self.verdict = self.check.run()
-        self.data = self.data or lab_data.contents(self.check, _conditions(options.get("args")))
-        self.report = lab_data.report(self.check, self.verdict, self.data) | {"line": self.line}
-
-    def _reply(self, _: Any, message: dict[str, Any], __: Any) -> None:
-        """Do what the browser asks, and reply when it is done, or why it failed."""
-        try:
-            if message["do"] == "judge":
-                self.judge(self.check.scorer.rows, message["weights"])
-            else:
-                self.score(message["group"], message["text"])
-            self.send({"note": ""})
-        except Exception as error:  # a user's reward may raise anything; the Lab says so
-            self.send({"note": f"{type(error).__name__}: {error}", "failed": True})
-
-    def score(self, group: int, text: str) -> None:
-        """Score a completion of a group, and add it to the table."""
+    def _score(self, _: Any, message: dict[str, Any], __: Any) -> None:
+        """Score a completion that was edited in the browser, and add it to the table."""
+        group = message["group"]
         row = self.data["groups"][group]["row"]
-        edited = [lab_data.Text(row, "edited", f"edited {len(self.added) + 1}", text)]
-        self.added = self.added + lab_data.completions(self.check, edited, {row: group})
+        edited = lab_data.Text(row, "edited", f"edited {len(self.added) + 1}", message["text"])
+        self.added = self.added + lab_data.completions(self.check, [edited], {row: group})
 
 
 def lab(test: RewardTest) -> RewardLab | Checks:
     """Return the Reward Lab of a run; if the task has an environment, read and check it instead."""
-    config = test.stage.config
-    if environment := environments.of(config):
+    if environment := environments.of(test.stage.config):
         return environments.check_environment(environment, test.rows)
-    is_own = config.rewards.preset.endswith(".py")
-    line = CELL if is_own else SETTING
-    return RewardLab(**reward_lab.arguments(test), weights_line=line)
+    return RewardLab(**reward_lab.arguments(test))
 
 
 def _conditions(args: Any) -> dict[str, str]:

@@ -24,7 +24,7 @@ import pandas as pd
 from grpo_nb import training, views
 from grpo_nb.checks import Check
 lines = training.read_lines(Path("{METRICS}"))
-dashboard = views.TrainingDashboard(training.Buttons(), True, "To stop: interrupt")
+dashboard = views.TrainingDashboard("To stop: interrupt")
 dashboard"""
 SAMPLE = """alerts = [Check("spike", "warning", "step 9: 2.1, 0.3 before", "lower it")]
 alerts += [Check("not a number", "stop", "step 9: reward is nan", "lower the rate")]
@@ -51,56 +51,40 @@ ALERTS = [  # the sentence on top, and the list
     "warning · spike, step 9: 2.1, 0.3 before → lower it",
 ]
 # A resumed training: the first steps are there at once, the others come while the cell runs.
-TRAIN = """buttons, last = dashboard.buttons, len(lines) * 7 // 10
+TRAIN = """import time
+last = len(lines) * 7 // 10
 total = max(line["step"] for line in lines)
 updates = [
     training.Update(line, total, sample(line["step"]), alerts if line["step"] == 9 else [])
     for line in lines[:last]
 ]
 dashboard.begin(updates[: last // 2], total, eval_rows=64)
-for update in updates[last // 2 : -1]:
+for update in updates[last // 2 :]:
     dashboard(update)
-    assert not buttons.stop.wait(0.001)
 dashboard.say(f"step {dashboard.step + 1}: generating")
-print("asked for a checkpoint:", buttons.save.wait(100))
-buttons.save.clear()
-# Training resumes, and no file has the completions.
-dashboard.begin([update._replace(completions=()) for update in updates[:-3]], total, 64)
-dashboard(updates[-1])
-print("goes on after step", dashboard.step)
-dashboard.say(f"step {dashboard.step + 1}: generating")
-print("asked to stop:", buttons.stop.wait(100))
-dashboard(training.Update(lines[last], total, sample(last + 1), []))"""
+try:
+    time.sleep(100)
+except KeyboardInterrupt:
+    dashboard(training.Update(lines[last], total, sample(last + 1), []))
+    raise"""
 MADE = """import pandas as pd
 from IPython.display import HTML
 from PIL import Image
-from grpo_nb import models, reward_lab, rewards, runs, views
-from grpo_nb.runs import config
-from grpo_nb.answers import forms
-from grpo_nb.reward_lab import baseline
-from grpo_nb.rewards import prompts
+from grpo_nb import views
 text = r"It costs $5 or $6, $x^2$, \\(y\\), $$\\href{http://127.0.0.1/}{z}$$"
-row = {"prompt": prompts.build_prompt(text), "question": text, "answer": text}
-preset = rewards.load_preset("qa")
-added = forms.TAGS.write("48 + 24 = 72", "72")
-table = reward_lab.Bench(preset).table([row], [[text, forms.TAGS.write(text, text), added]])
+lines = [dict(question=text, reference=text, completion=text, answer=text, total=0.5)]
+lines += [dict(lines[0], completion="48 + 24 = 72")]
+table = pd.DataFrame(lines, ["base", "tuned"])
 image = Image.new("RGB", (900, 600), "teal")
-with_image = row | {"prompt": prompts.with_images(row["prompt"], [image]), "images": [image]}
-samples = [[models.Sample(text, 9, False)] * 2]
-stage = runs.Stage(runs.Run("with_image"), "02", config.resolve("tiny-cpu", {}))
-rollouts = baseline.Baseline([with_image], samples)
-test = reward_lab.RewardTest(stage, [with_image], rollouts, reward_lab.Bench(preset))
 figures = {"model": "adapter", "95 %": "0.923 … 0.974", "share": "95 %"}
 figures |= {f"some_well_named_format_{number}_reward": 0.5 for number in range(12)}
 views.show_tables()"""
 VIEWS = {
     "typeset": "HTML(f'<p>{text}</p>')",  # that there is something to keep out
-    "sheet": "views.score_sheet(table, preset)",
-    "table": "table[['question', 'reference', 'completion', 'answer']]",
-    "side": "views.completions(table.iloc[[0, 2]].set_axis(['base', 'tuned']))",
+    "table": "table",
+    "side": "views.completions(table)",
     "wide": "pd.DataFrame([figures])",
-    "image": "views.score_sheet(test.table(), preset)",
-    "lab": "views.lab(test)",
+    "image": "views.completions(table.assign(images=[[image]] * 2))",
     "end": "HTML(f'<p>{text}</p>')",
 }
 
@@ -149,9 +133,8 @@ LAID = """node => {
   return [node.innerText, getComputedStyle(node).textAlign, new Set(tops).size]; }"""
 
 
-@pytest.mark.parametrize("view", ["image", "lab"])
-def test_the_image_of_a_prompt_is_shown_small(shown, view):
-    image = shown[view].get_by_role("img", name="image").first
+def test_the_image_of_a_prompt_is_shown_small(shown):
+    image = shown["image"].get_by_role("img", name="image").first
     expect(image).to_be_visible()
     assert image.evaluate("node => [node.naturalWidth, node.naturalHeight]") == [128, 85]
 
@@ -159,8 +142,8 @@ def test_the_image_of_a_prompt_is_shown_small(shown, view):
 def test_tables_keep_to_the_left_and_what_is_short_stays_on_one_line(shown):
     expected = {"side": {"tuned"}, "wide": {"95 %", "0.923 … 0.974", "adapter"}}
     short = {*expected["wide"], "tuned", "reference"}
-    for view in ("sheet", "table", "side", "wide"):
-        cells = shown[view].locator(".sheet :is(th, td, caption, .text)").all()
+    for view in ("table", "side", "wide"):
+        cells = shown[view].locator(".sheet :is(th, td, .text)").all()
         laid = [cell.evaluate(LAID) for cell in cells]
         assert {side for _, side, _ in laid} == {"left"}
         whole = {text: lines for text, _, lines in laid if text in short or "48 + 24 = 72" in text}
@@ -230,24 +213,15 @@ def test_it_reads_in_either_theme(page, dashboard):
         dashboard.screenshot(path=PROJECT_ROOT / "docs/dashboard.png")
 
 
-def test_the_buttons_reach_the_running_cell(page, dashboard):
-    output = page.locator(".jp-OutputArea-output", has_text="asked for a checkpoint: True")
-    save = dashboard.get_by_role("button", name="Save now")
-    save.click()
-    expect(output).to_be_visible()
-    expect(save).to_be_enabled()
-    goes_on = page.locator(".jp-OutputArea-output", has_text="goes on after step")
-    step = re.search(r"after step (\d+)", goes_on.inner_text())[1]
-    expect(dashboard.locator("h4")).to_contain_text(f"One prompt at step {step}:")
+def test_an_interrupted_cell_is_over_and_the_slider_stays_where_it_was(page, dashboard):
+    expect(dashboard.get_by_text("To stop: interrupt")).to_be_visible()
     slider = dashboard.get_by_role("slider", name="step")
     newest = slider.get_attribute("max")
-    assert int(newest) > 20, "those before the resume are there"
-    expect(slider).to_have_value(newest)
-    slider.fill("0")  # and there it stays when the next step comes
-    dashboard.get_by_role("button", name="Stop after this step").click()
-    expect(page.get_by_text("asked to stop: True")).to_be_visible()
+    slider.fill("0")
+    page.get_by_role("menuitem", name="Kernel", exact=True).click()
+    page.get_by_role("menuitem", name="Interrupt Kernel").click()
     expect(page.locator(".jp-InputPrompt").last).not_to_have_text("[*]:")
-    expect(dashboard.get_by_text("stopped by you after step")).to_be_visible()
+    expect(dashboard.get_by_text("ended after step")).to_be_visible()
     expect(slider).to_have_attribute("max", str(int(newest) + 1))
     expect(slider).to_have_value("0")
-    expect(dashboard.get_by_role("button")).to_have_count(0)
+    expect(dashboard.get_by_text("To stop: interrupt")).to_have_count(0)

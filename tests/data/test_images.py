@@ -117,17 +117,6 @@ def test_a_processor_counts_the_tokens_of_images():
     assert not hasattr(processor.tokenizer, "processor")
 
 
-def test_the_report_says_what_images_cost(dots):
-    folder, rows = dots
-    dot("red", (100, 80)).save(folder / "pictures/red.png")
-    train, _, report = prepare(folder, rows)
-    text = count([prompts.as_text(train[0]["prompt"])])[0]
-    assert report["prompt_tokens"]["p50"] == text + 12, "the images are counted"
-    assert report["prompt_tokens"]["max"] == text + 80
-    checks = {check.name: check for check in data.checks(report, DataConfig(max_rows=1))}
-    assert "images in 'image'" in checks["columns"].evidence
-
-
 def test_a_column_of_images_can_be_named_or_left_alone(dots):
     folder, rows = dots
     rows = [row | {"question": f"Is it {row['answer']}?"} for row in rows]
@@ -226,21 +215,6 @@ def test_an_image_that_cannot_be_used_is_a_fault_with_its_reason(tmp_path, cell,
     assert raised.value.reason == reason
 
 
-def test_faulty_rows_are_reported_with_their_numbers(dots):
-    folder, rows = dots
-    rows[2]["image"], rows[5]["image"] = "none.png", "../rows.png"
-    del rows[7]["image"]
-    train, held_out, report = prepare(folder, rows, max_dropped_share=0.5)
-    assert len(train) + len(held_out) == 7
-    drops = {entry["reason"]: entry for entry in report["dropped"]}
-    assert {reason: entry["rows"] for reason, entry in drops.items()} == {
-        **{images.NO_IMAGE: [3], images.OUTSIDE: [6], "column missing": [8]}
-    }
-    assert drops[images.NO_IMAGE]["example"].startswith("column 'image': 'no")
-    with pytest.raises(ValueError, match="copy the file into the folder of"):
-        prepare(folder, rows)
-
-
 # The split
 
 
@@ -318,7 +292,3 @@ def test_train_rows_are_replaced_without_loss(dots):
     assert [row["answer"] for row in again] == [row["answer"] for row in train[::-2]]
     pairs = zip(again, train[::-2], strict=True)
     assert all(same(a["images"][0], b["images"][0]) for a, b in pairs)
-    assert len(data.load(Run("r"), "train", max_rows=1)) == 1
-    assert sorted(path.name for path in (Run("r") / "data").iterdir()) == [
-        *("eval.parquet", "report.json", "train.parquet")
-    ]

@@ -16,7 +16,6 @@ from grpo_nb.pipeline import caused, checklist, notebooks
 from grpo_nb.rewards import Adaptive, gated, load_preset, reward_set, soft_format_reward
 from grpo_nb.runs import NOTEBOOKS, Run, config
 from grpo_nb.training.placebo import paid_weights
-from grpo_nb.views import completions
 
 
 def rows_of(rewards, group):
@@ -24,7 +23,7 @@ def rows_of(rewards, group):
     return [sorted(map(str, part.tolist())) for part in rewards.split(group)]
 
 
-def test_a_training_is_paid_shuffled_rewards_and_validated_by_true_ones(start):
+def test_a_training_is_paid_shuffled_rewards_and_validated_by_true_ones(start, capsys):
     one, scored, calculate = start(**{"train.placebo": "shuffled", "grpo.max_steps": 1}), [], None
     calculate = one.reward_funcs[0]
 
@@ -40,8 +39,8 @@ def test_a_training_is_paid_shuffled_rewards_and_validated_by_true_ones(start):
     lines = training.read_lines(one.folder / "metrics.jsonl")
     assert [line["step"] for line in lines if "eval/accuracy" in line] == [0, 1]
     one.stage.run.write_config(one.stage.config)  # as stage 03 does
-    sampled = stages.read_completions(one.stage.run, MATH)
-    assert "a placebo: these scores are shuffled" in completions(sampled.query("step > 0").tail(2))
+    stages.read_completions(one.stage.run, MATH)
+    assert "a placebo: these scores are shuffled" in capsys.readouterr().out
 
 
 FORMATS = [(soft_format_reward, 0.5)]

@@ -299,10 +299,10 @@ WEIGHTS = {"correct": 1, "soft_format_reward": 0.25}
 def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     """With the rewards of its cell, settings of every stage, and 80 rows beside the notebook.
 
-    They are as a spreadsheet saves them, with semicolons and a byte-order mark.
+    They are as a spreadsheet saves them, with a byte-order mark.
     """
-    rows = [f"{i};What is {i} + {i + 3}?;{2 * i + 3}" for i in range(10, 90)]
-    text = "\n".join(["Nr;Problem;Solution", *rows])
+    rows = [f"{i},What is {i} + {i + 3}?,{2 * i + 3}" for i in range(10, 90)]
+    text = "\n".join(["Nr,Problem,Solution", *rows])
     (kernels / "mine.csv").write_text(text, encoding="utf-8-sig")
     own = uncommented("00", "your-rewards")
     settings = TINY_SETTINGS | {"data.source": "mine.csv", "evaluate.samples": 2}
@@ -395,9 +395,10 @@ def test_what_was_trained_is_taken_elsewhere(demo_run, kernels, monkeypatch):
         exec(source, names)
     files = {path.name for path in (run / "model/merged/gguf").iterdir()}
     assert files == {"Modelfile", "merged-q8_0.gguf"}
+    names["question"] = data.load(run, "eval")[0]["prompt"]
     *imports, asked = uncommented("04", "ask-later")["ask-later"].strip().splitlines()
     exec("\n".join(imports), names)
-    assert re.search(r"base +tuned\nquestion", repr(eval(asked, names)))
+    assert "<answer>" in eval(asked, names)["content"]
     assert (kernels / "my-adapter/adapter_model.safetensors").is_file()
     assert (kernels / "my-model/model.safetensors").is_file()
     score, lines = scorer(run / "eval_task"), read_lines(run / "eval_task/rows.jsonl")

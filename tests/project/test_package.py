@@ -12,7 +12,7 @@ MAY_IMPORT_HEAVY = {"models", "training", "stages", "export", "ranks"}
 # By `stages.RunTrainer` and `engine_of`, once the model is loaded.
 IMPORTED_LATE = ("stages/trainer.py", "models/dense.py")
 FLOORS = [
-    {"machine", "checks", "lazy", "refusals", "signals", "stats"},
+    {"machine", "checks", "lazy", "signals", "stats"},
     {"files"},
     {"names", "ranks"},
     {"runs", "colab", "sandbox", "updates"},

@@ -16,7 +16,6 @@ from grpo_nb.reward_lab.baseline import Baseline
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
-from grpo_nb.views import lab_data
 
 HEDGE = RIGHT.format("84 or 85")
 
@@ -52,7 +51,6 @@ def test_it_takes_what_check_rewards_takes_and_shows_the_same_verdict():
 
 def test_the_table_has_what_was_sampled_what_is_right_and_each_attack_once():
     lab = open_lab()
-    assert "column answer" in lab.data["origin"] and "'1+1=2', is invented" in lab.data["origin"]
     [first, second] = lines(lab, kind="sampled")
     assert first["text"] == RIGHT.format("85") and first["scores"] == [1.0, 1.0, 1.0, 1.0]
     assert first["why"][0] == "85, read as a number, is 85" and first["answer"] == "85"
@@ -60,7 +58,6 @@ def test_the_table_has_what_was_sampled_what_is_right_and_each_attack_once():
     assert len(lines(lab, kind="reference")) == len(lab.data["groups"]) == len(ROWS)
     attacks = lines(lab, kind="attack")
     assert len({each["name"] for each in attacks}) == len(attacks) > 40
-    assert len({each["group"] for each in attacks}) == len(ROWS)
     assert [r["role"] for r in lab.data["rewards"]][:2] == ["right", "form"]
     assert lab.data["weights"] == MATH.reward_weights
     assert set(lab.report["won"].values()) == {""} and lab.report["state"] == "passed"
@@ -71,11 +68,9 @@ def test_a_sampled_completion_that_is_tried_as_an_attack_is_listed_once():
         return [text.count("=") / 4 for text in completions]
 
     spam = RIGHT.format("7").replace("1+1=2", "so = = = = =")
-    sampled = [["a"], [spam, "b"], [RIGHT.format("15"), spam]]
-    lab = RewardLab([mentions, counts], TEXTS, sampled, form="tags")
-    [name] = [name for name, level in lab.report["won"].items() if level and "sampled" in name]
-    again = lines(lab, text=spam)
-    assert [(line["kind"], line["attack"]["name"]) for line in again] == [("sampled", name)] * 2
+    lab = RewardLab([mentions, counts], TEXTS, [["a"], [spam, "b"]], form="tags")
+    assert any(level and "sampled" in name for name, level in lab.report["won"].items())
+    assert [line["kind"] for line in lines(lab, text=spam)] == ["sampled"]
 
 
 def test_a_wrong_answer_that_a_reward_takes_for_right_is_called_wrong():
@@ -84,55 +79,27 @@ def test_a_wrong_answer_that_a_reward_takes_for_right_is_called_wrong():
     assert [line["scores"] for line in lines(lab, kind="sampled")] == [[1.0], [1.0]]
 
 
-def test_the_card_of_an_attack_marks_what_the_right_answer_lacks():
+def test_the_card_of_an_attack_has_the_completion_that_earns_most():
     lab = open_lab([mentions], TEXTS, form="tags")
-    for card in [card for card in lab.report["cards"] if "difference" in card]:
+    for card in [card for card in lab.report["cards"] if "attack" in card]:
         [attack] = lines(lab, kind="attack", name=card["attack"])
-        [right] = lines(lab, kind="reference", group=attack["group"])
-        assert "".join(text for _, text in card["difference"]) == attack["text"][:600]
-        assert all(text in right["text"] for mark, text in card["difference"] if not mark)
+        assert card["text"] == attack["text"][:600]
     card = lab.report["cards"][0]
-    assert "<reasoning>" in [text for mark, text in card["difference"] if not mark]
     assert card["state"] == "stop" and "`mentions` pays 1" in card["evidence"] and card["fix"]
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a:\n1", [("", "a:"), ("ins", "↵\n"), ("", "1")]),
-        ("a:\t1", [("", "a:"), ("ins", "⇥"), ("", "1")]),
-        ("a: 1 ", [("", "a: 1"), ("ins", "·")]),
-        ("a:1", [("", "a:"), ("del", "·"), ("", "1")]),
-        ("b: 1", [("ins", "b"), ("", ": 1")]),
-    ],
-)
-def test_a_difference_that_is_only_space_is_shown(text, shown):
-    assert lab_data._difference("a: 1", text) == shown
-
-
-def test_the_card_of_a_reward_that_raises_has_its_line_and_the_completion():
-    def one(completions, **_):
-        return [1.0] * len(completions)
-
-    lab = open_lab([careless, one])
-    [card] = [card for card in lab.report["cards"] if card["name"] == "careless: raises"]
-    assert card["evidence"] == "ZeroDivisionError: float division by zero"
-    assert card["code"].startswith("return [float(want in text) / len") and card["completion"] == ""
+def test_a_completion_on_which_a_reward_raises_is_marked():
+    lab = open_lab(careless)
+    assert "careless: raises" in [card["name"] for card in lab.report["cards"]]
     [empty] = lines(lab, kind="empty", group=0)
-    assert empty["failed"] and empty["scores"] == [None, 1.0] and "raises" in empty["why"][0]
+    assert empty["failed"] and empty["scores"] == [None]
 
 
 def test_an_edited_completion_is_scored():
     lab = open_lab()
-    lab._reply(lab, {"do": "score", "group": 0, "text": RIGHT.format("12 or 13")}, [])
+    lab._score(lab, {"group": 0, "text": RIGHT.format("12 or 13")}, [])
     [edited] = lines(lab, kind="edited")
     assert edited["scores"][0] == 0 and edited["answer"] == "12 or 13" and edited["wrong"]
-
-
-def test_weights_that_were_moved_are_judged_when_asked():
-    lab = open_lab([mentions, careless], TEXTS)
-    lab._reply(lab, {"do": "judge", "weights": [1.0, -1.0]}, [])
-    assert lab.report["weights"] == [1.0, -1.0] and lab.data["weights"] == [1.0, 1.0]
 
 
 def test_advantages_are_those_of_the_run():
@@ -155,7 +122,7 @@ def run_test(runs_dir):
 
 def test_notebook_2_shows_the_rewards_of_the_run(run_test):
     lab = views.lab(run_test)
-    assert len(lines(lab, kind="sampled")) == 6 and "rewards.reward_weights" in lab.report["line"]
+    assert len(lines(lab, kind="sampled")) == 6
     findings = [check for check in judge(run_test).checks if check in lab.verdict.findings]
     assert findings == list(lab.verdict.findings)
 

@@ -239,7 +239,6 @@ def answer_as_nvidia_smi(answers, folder, monkeypatch):
     (folder / "nvidia-smi").write_text(f"#!/bin/sh\ncase $1 in {answers} esac\n")
     (folder / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.mark.parametrize(

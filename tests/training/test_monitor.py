@@ -87,10 +87,8 @@ monitor = Monitor(trainer, correct="says")
 trainer.train()
 assert not monitor.failure, monitor.failure
 board = monitor.dashboard
-assert board.now["phase"] == "finished after step 4" and board.ranges["says"] == [0, 1]
-assert board.ranges["short"][1] > 2
-assert board.correct == "says"
-assert not board.error and "completions" in board.new_groups
+assert board.now["phase"] == "finished after step 4" and board.correct == "says"
+assert not board.error and "completions" in board.groups
 """
 
 
@@ -104,11 +102,8 @@ with Monitor(trainer) as monitor:
     trainer.train()
 """
 PHASE = """
-from grpo_nb.training import newest_checkpoint
-again = f"trainer.train(resume_from_checkpoint={newest_checkpoint(FOLDER)!r})"
-again = f"the training is kept up to step 2; the same `with` goes on with {again}"
 phase = monitor.dashboard.now["phase"]
-assert phase == f"ended by an error after step 2: KeyError: 'no such column'; {again}", phase
+assert phase == "ended after step 2", phase
 """
 
 
@@ -231,7 +226,7 @@ def test_a_monitor_that_fails_says_so_once_and_stands_aside(tmp_path, capsys):
     assert "TypeError" in monitor.failure
 
 
-def test_the_buttons_stop_and_save(tmp_path):
+def test_a_request_to_stop_saves_first(tmp_path):
     trainer = stock(tmp_path, max_steps=9)
     monitor = Monitor(trainer, show=False)
     monitor.buttons.stop.set()

@@ -20,8 +20,8 @@ COMMON = """the most common settings; docs/settings.md explains them all:
 CHECK = """exit code: 0 if nothing says stop, 1 if something does, 2 if the file cannot be used.
 docs/check-rewards.md says what else the file may define."""
 
-AUTOPSY = """WHAT: TRL's output_dir, a trainer_state.json, JSON lines, CSV, or an executed notebook.
-exit code: 0 if nothing is as grave as --fail-on, 1 if something is, 2 if WHAT cannot be read."""
+AUTOPSY = """WHAT: TRL's output_dir, a trainer_state.json, JSON lines, or an executed notebook.
+exit code: 0 if nothing says stop, 1 if something does, 2 if WHAT cannot be read."""
 
 SERVED = """llama.cpp's server, vLLM, or transformers serve; on export.parity_prompts prompts.
 exit code: 0 if the answers are the model's, 1 if they are not."""
@@ -79,15 +79,14 @@ def judge_file(rewards: Path, data: Path, as_json: bool) -> int:
     return 0 if verdict.passed else 1
 
 
-def diagnose(what: Path, correct: str, html: Path | None, fail_on: str) -> int:
+def diagnose(what: Path, correct: str, html: Path | None) -> int:
     from grpo_nb.diagnosis import autopsy
 
     result = autopsy(what, correct=correct)
     print(result)
     if html:
         print(f"{result.save(html)} is written")
-    states = ("stop", "warning", "note", "ok")
-    return int(states.index(result.worst()) <= states.index(fail_on))
+    return 0 if result.passed else 1
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -141,7 +140,6 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add("what", type=Path, metavar="WHAT", help="an output folder, a log, an executed notebook")
     add("--correct", default="", metavar="REWARD", help="the reward that says what is right")
     add("--html", type=Path, metavar="FILE", help="write the diagnosis with its curves")
-    add("--fail-on", default="stop", choices=("stop", "warning"), help="default: stop")
     what = "say what this machine has, and how to get the rest"
     _command(commands, "doctor", "grpo_nb.pipeline.doctor:report", what)
 

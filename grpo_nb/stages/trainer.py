@@ -13,7 +13,6 @@ Unsloth replaces it on a GPU. The parts of one step, in order, with the methods 
  0. Every few steps, and at the end, `guard.Guard` tests whether the samples come from the policy.
  1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. If the task has an
     environment, TRL runs the tool calls and masks their results from the loss (its `tool_mask`).
-    vLLM's log-probabilities are compared with the policy's: `_generate_and_score_completions`.
  2. The rewards score the completions: `_timed`, `_calculate_rewards`. TRL computes the advantages.
  3. The forward and backward pass of each micro-batch: `training_step`,
     `_get_per_token_logps_and_entropies`.
@@ -50,7 +49,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback, Trai
 from transformers.trainer_utils import TrainOutput
 
 from grpo_nb import environments, models, ranks
-from grpo_nb.files import atomic_path, read_lines
+from grpo_nb.files import atomic_path
 from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head, sharded
 from grpo_nb.models.hub import image_tokens
 from grpo_nb.models.template import fold_system, with_tools
@@ -63,7 +62,7 @@ from grpo_nb.stages import checkpoints
 from grpo_nb.stages.arguments import grpo_arguments, refuse_unusable
 from grpo_nb.stages.checkpoints import remove_old, save_trained
 from grpo_nb.stages.validation import Validation, hold_out, prompts_to_hold_out
-from grpo_nb.training import fast_cpu, guard, health, metrics, rules, stock
+from grpo_nb.training import fast_cpu, health, metrics, stock
 from grpo_nb.training.difficulty import difficulty
 from grpo_nb.training.interruptions import step_of
 from grpo_nb.training.monitor import Monitor
@@ -225,8 +224,7 @@ class RunTrainer:
             else:
                 self.save_adapter(temporary)
         self.resumption.end(finished=not self.monitor.stopped)
-        lines = read_lines(self.folder / "metrics.jsonl")
-        self.stage.record_checks(health.checks(self.monitor.watch, lines, self.monitor.alerts))
+        self.stage.record_checks(health.checks(self.monitor.watch, self.monitor.alerts))
 
     @property
     def monitor(self) -> Monitor:
@@ -330,19 +328,6 @@ class RunTrainer:
         if self.share_prompts:
             return fast_cpu.log_probabilities(self, plain, *args, **kwargs)
         return plain(*args, **kwargs)
-
-    def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
-        """Compare vLLM's log-probabilities with the policy's if TRL does not log the difference.
-
-        TRL logs the difference only with its importance sampling correction, which Unsloth turns
-        off. Batches with images are not compared, because their rows share one tensor.
-        Unsloth's trainer has the same method, so this override applies there too.
-        """
-        batch = super()._generate_and_score_completions(*args, **kwargs)
-        by_engine = batch.get("sampling_per_token_logps") is not None and "num_images" not in batch
-        if by_engine and not self.vllm_importance_sampling_correction:
-            self._record(rules.DIFFERENCE, guard.engine_difference(self, batch))
-        return batch
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Record that a loss is not finite: transformers logs the mean of earlier losses instead.

@@ -24,18 +24,17 @@ from transformers import TrainerCallback
 from grpo_nb import ranks, refusals
 from grpo_nb.checks import Check
 from grpo_nb.files import append_line, atomic_path, read_json, read_lines, write_json
-from grpo_nb.models import cuda_available, lm_head
+from grpo_nb.models import lm_head
 from grpo_nb.rewards import declared_range
 from grpo_nb.rewards.prompts import message_text, transcript
 from grpo_nb.training import health, metrics, preflight, stock
 from grpo_nb.training.interruptions import (
-    SAVES,
     keep_last_step,
     newest_checkpoint,
     step_of,
     stop_on_signals,
 )
-from grpo_nb.training.logs import of_arguments, of_trainer, renamed
+from grpo_nb.training.logs import of_trainer, renamed
 from grpo_nb.updates import Buttons, Update, Watcher
 
 BAD_STEPS = 3  # updates that are skipped in a row before training ends
@@ -44,8 +43,7 @@ REMEDY = (
     "learning_rate, or load the model in 16 bits"
 )
 METRICS = "metrics.jsonl"
-INTERRUPT = "To stop: the notebook's interrupt button, which {}"
-STOPS = "ends training at once; what is kept are the checkpoints so far"
+INTERRUPT = "To stop: the notebook's interrupt button, which saves and stops after the step"
 AGAIN = "run this again to continue from there, or use what is trained so far"  # in a run
 Validate = Callable[[], Mapping[str, float]]
 SHOWN = (
@@ -163,7 +161,7 @@ class Monitor(TrainerCallback):
         self._exits.append(ExitStack())
         self.interrupts = self._exits[-1].enter_context(stop_on_signals(self.buttons))
         if self.dashboard is not None:
-            self.dashboard.interrupt = INTERRUPT.format(SAVES)
+            self.dashboard.interrupt = INTERRUPT
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -174,8 +172,7 @@ class Monitor(TrainerCallback):
             keep_last_step(trainer, error)
             error.add_note(self._goes_on() or "every step is trained")
             if preflight.is_out_of_memory(error):
-                rows = trainer.args.per_device_train_batch_size // 2
-                error.add_note(f"memory ran out: {preflight.smaller(trainer, rows)}")
+                error.add_note(f"memory ran out: {preflight.SMALLER}")
         early = self.stopped and step < trainer.state.max_steps
         if error is None and ranks.anywhere(bool(self.interrupts) or early):
             ending = filter(None, (f"stopped after step {step}", self._goes_on()))
@@ -186,8 +183,7 @@ class Monitor(TrainerCallback):
         state, newest = self.trainer.state, newest_checkpoint(self.trainer.args.output_dir)
         if 0 < state.max_steps <= state.global_step:
             best = self.folder / "best"
-            places = [f"the last checkpoint is {newest}"] if newest and not self.is_of_run else []
-            return ", ".join(places + [f"the best validation's model is {best}"] * best.is_dir())
+            return f"the best validation's model is {best}" if best.is_dir() else ""
         if not newest:
             return "no checkpoint is kept"
         again = f"the same `with` goes on with trainer.train(resume_from_checkpoint={newest!r})"
@@ -236,25 +232,21 @@ class Monitor(TrainerCallback):
         if self.dashboard is not None:
             self.dashboard.correct, self.dashboard.goes_on = self.watch.correct, self._goes_on
             self.dashboard.begin(updates, max_steps, self.watch.expected.eval_rows)
-            self._tell_ranges()
+        self._widen({})
 
     def _expected(self, max_steps: int) -> health.Expected:
-        facts = of_arguments(self.trainer.args) | of_trainer(self.trainer)
-        weights = facts.get("weights") or {}
-        ranges = {}
+        facts, ranges = of_trainer(self.trainer), {}
         for name, func in zip(self.names, self.trainer.reward_funcs, strict=True):
             func = getattr(func, "reward", func)  # the one whose weight is adapted
-            ranges[name] = (weights.get(name, 1.0), *declared_range(func))
+            ranges[name] = (facts["weights"][name], *declared_range(func))
         rows = getattr(self.trainer, "validation_rows", self.validation)  # the first: a run's
         return health.Expected(
             ranges,
-            completions=facts.get("completions", 8),
+            completions=facts["completions"],
             eval_rows=0 if callable(rows) else len(rows),
             max_steps=max_steps,
-            memory_gib=metrics.memory_now()[1] / 2**30 if cuda_available() else math.inf,
-            host_gib=metrics.host_memory()[1] / 2**30,
             correct=self.correct,
-            max_completion_length=facts.get("max_completion_length", 0),
+            max_completion_length=facts["max_completion_length"] or 0,
         )
 
     @_aside
@@ -315,20 +307,10 @@ class Monitor(TrainerCallback):
         elif self.prints and not is_short and ranks.is_main():
             print(f"{phase} …")
 
-    @_aside
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say what the step does."""
-        samples = stock.generation_is_used_up(args, state.global_step)
-        parts = "generating, scoring, updating" if samples else "updating"
-        self.say(f"step {state.global_step + 1}: {parts}", is_short=state.global_step > 0)
-
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show that training has ended; the next one does not begin with a request to stop."""
         if self.dashboard is not None:
-            grave = [alert.name for alert in self.alerts if alert.state == "stop"]
-            is_halt = self.halt == "grave" and grave
-            reason = f"ended by the alert {grave[-1]}," if is_halt else ""
-            self.dashboard.rest(reason="ended by the monitor" if self.ended else reason)
+            self.dashboard.rest(reason="ended by the monitor" if self.ended else "")
         self.stopped = self.buttons.stop.is_set()
         self.buttons.stop.clear()
 
@@ -358,34 +340,23 @@ class Monitor(TrainerCallback):
         if not is_step and not any(name.startswith("eval/") for name in line):
             return
         completions = (self.completions() or []) if is_step and "reward" in line else []
-        self._publish(line, completions, control)
+        if update := self._update(line, completions, control):
+            for watcher in self.watchers:  # their errors are the person's own
+                watcher(update)
         if is_step and self._is_due(state):
             self._keep_best(self._validate(args, state, control), state.global_step)
         if state.global_step:  # a request may have come in meanwhile
             self._obey(args, state, control)
 
-    def _publish(
-        self, line: dict[str, Any] | None, completions: list[dict[str, Any]], control: Any = None
-    ) -> None:
-        """Write a line and its alerts, show it, and pass it to the watchers."""
-        update = self._update(line, completions, control) if line else None
-        if update is not None:
-            for watcher in self.watchers:  # their errors are the person's own
-                watcher(update)
-
     @_aside
     def _update(
         self, line: dict[str, Any], completions: list[dict[str, Any]], control: Any
     ) -> Update | None:
-        key = f"eval/rewards/{self.correct}/mean"
-        if self.correct and key in line:
-            line["eval/accuracy"] = line[key]
-        if "loss" in line:
-            line["host_gib"] = metrics.host_memory()[0] / 2**30
+        """Write a line and its alerts, and show it."""
         self._widen(line)
         alerts = self._raised(line)
         self.alerts += alerts
-        if control and self.halt == "grave" and any(alert.state == "stop" for alert in alerts):
+        if self.halt == "grave" and any(alert.state == "stop" for alert in alerts):
             control.should_training_stop = True
         if not ranks.is_main():
             return None
@@ -412,20 +383,17 @@ class Monitor(TrainerCallback):
                 weight, low, high = ranges[name]
                 ranges[name] = (weight, min([low, *finite]), max([high, *finite]))
         self.watch.expected = self.watch.expected._replace(rewards=ranges)
+        if self.dashboard is not None:
+            self.dashboard.ranges = {name: [low, high] for name, (_, low, high) in ranges.items()}
 
     def _show(self, update: Update) -> None:
         """Show a step on the dashboard, or as a line."""
         line = update.line
         if self.dashboard is not None:
-            self._tell_ranges()
             self.dashboard(update)
         elif self.prints and "reward" in line:
             parts = [f"{k} {line[k]:{form}}" for k, form in SHOWN if isinstance(line.get(k), float)]
             print(f"step {line['step']}/{update.total_steps}: {', '.join(parts)}")
-
-    def _tell_ranges(self) -> None:
-        ranges = self.watch.expected.rewards.items()
-        self.dashboard.ranges = {name: [low, high] for name, (_, low, high) in ranges}
 
     @_aside
     def completions(self) -> list[dict[str, Any]]:
@@ -480,10 +448,10 @@ class Monitor(TrainerCallback):
     @_aside
     def _keep_best(self, figures: Mapping[str, float], step: int) -> None:
         """Keep the adapter if its validation is the best so far; in a tie, the later one."""
-        accuracy = figures.get(f"eval/rewards/{self.correct}/mean", figures.get("eval/reward"))
-        score = figures.get("eval/accuracy", accuracy)
+        keys = ("eval/accuracy", f"eval/rewards/{self.correct}/mean", "eval/reward")
+        score = next((figures[key] for key in keys if key in figures), math.nan)
         best = self.folder / "best"
-        if score is None or not math.isfinite(score + figures.get("eval/reward", 0)):
+        if not math.isfinite(score + figures.get("eval/reward", 0)):
             print(f"step {step}: this validation has no score, and does not count")
             return
         if (best / "eval.json").is_file() and read_json(best / "eval.json")["score"] > score:
@@ -509,8 +477,6 @@ def _dashboard(monitor: Monitor) -> Any:
 
     from grpo_nb.views.dashboard import TrainingDashboard
 
-    # A run's trainer saves the adapter alone, and stops as its buttons do.
-    interrupt = INTERRUPT.format(SAVES if monitor.is_of_run else STOPS)
-    dashboard = TrainingDashboard(monitor.buttons, bool(monitor.validation), interrupt)
+    dashboard = TrainingDashboard(monitor.buttons, bool(monitor.validation))
     display(dashboard)
     return dashboard

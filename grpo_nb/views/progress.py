@@ -15,7 +15,6 @@ SILENT = 0.9  # share of groups without a signal, mean over FEW steps, that is w
 FEW = 5  # steps of such a mean
 START = 10  # steps, at least, whose mean is the reward at first
 UNKNOWN = "whether answers are right is unknown: Monitor(trainer, correct=…)"
-RATES = r"; (recorded tiny runs|public runs|error rate)[^;)]*"  # in an alert's evidence
 SHOWN = 8  # completions of a group
 CHARACTERS = 1_500  # of a completion, or of a question
 TEXTS = {"question", "completion", "reward", "advantage", "images"}
@@ -94,12 +93,12 @@ def sentence(
 
 
 def alert_text(name: str, evidence: str, fix: str) -> str:
-    """Return an alert in one sentence, without how often others raised it.
+    """Return an alert in one sentence.
 
-    >>> alert_text("spike", "step 9: kl is high (5; public runs: 1 of 38 sound)", "wait")
+    >>> alert_text("spike", "step 9: kl is high (5)", "wait")
     'spike, step 9: kl is high (5) → wait'
     """
-    return f"{name}, {re.sub(RATES, '', evidence)} → {fix}"
+    return f"{name}, {evidence} → {fix}"
 
 
 def _validated(

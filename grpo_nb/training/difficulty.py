@@ -126,17 +126,17 @@ class Difficulty(TrainerCallback):
         """Return the weight of each row; 0 for the rows of a level that is not drawn yet."""
         variance = self._of_rows("variance")
         most = variance.max()
-        weights = (variance / most if most > 0 else 0 * variance) + RARELY
+        weights = variance / (most if most > 0 else 1.0) + RARELY
         neutral = weights.groupby([self.levels["task"], self.levels["number"]]).transform("mean")
-        drawn = self._drawn().reindex(pd.MultiIndex.from_frame(self.levels))
-        return weights.fillna(neutral).fillna(1.0).to_numpy() * drawn.to_numpy()
+        is_open = self._open().reindex(pd.MultiIndex.from_frame(self.levels))
+        return weights.fillna(neutral).fillna(1.0).to_numpy() * is_open.to_numpy()
 
     def _of_rows(self, what: str) -> pd.Series:
         """Return the mean or the variance of each row's last group; NaN without one."""
         table = pd.DataFrame.from_dict(self.groups, orient="index", columns=["mean", "variance"])
         return table[what].astype(float).reindex(self.levels.index)
 
-    def _drawn(self) -> pd.Series:
+    def _open(self) -> pd.Series:
         """Return whether the rows of each task and level are drawn: all levels below are learnt."""
         low, high = self.ends or (0.0, 1.0)
         rates = (self._of_rows("mean") - low) / (high - low or 1.0)
@@ -159,8 +159,9 @@ class Difficulty(TrainerCallback):
         self.groups |= {int(row): [*group] for row, *group in groups.itertuples()}
         self.place += 1
         if self.levels["number"].nunique() > 1:
-            levels = self._drawn().loc[lambda drawn: drawn].reset_index().groupby("task")["number"]
-            trainer._metrics["train"]["difficulty/level"].append(float(levels.max().mean()))
+            levels = self._open()[lambda is_open: is_open].reset_index().groupby("task")
+            level = float(levels["number"].max().mean())
+            trainer._metrics["train"]["difficulty/level"].append(level)
 
     @property
     def _per_epoch(self) -> int:

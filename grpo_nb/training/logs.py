@@ -166,9 +166,9 @@ def _text(text: str) -> tuple[list[Any], dict[str, Any]]:
 def _printed(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the lines that transformers printed, and the steps that its progress bar showed."""
     lines = []
-    for printed in PRINTED.findall(text):
+    for part in PRINTED.findall(text):
         with suppress(ValueError, SyntaxError):  # a line that transformers has not written
-            line = ast.literal_eval(re.sub(r"\b(nan|inf)\b", "None", printed))
+            line = ast.literal_eval(re.sub(r"\b(nan|inf)\b", "None", part))
             if isinstance(line, dict) and "reward" in renamed(line):
                 lines.append(line)
     bars = BAR.findall(text.rpartition("{'")[0]) or [(0, 0)]

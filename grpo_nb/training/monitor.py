@@ -307,6 +307,10 @@ class Monitor(TrainerCallback):
         elif self.prints and not is_short and ranks.is_main():
             print(f"{phase} …")
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say which step runs."""
+        self.say(f"training step {state.global_step + 1}", is_short=state.global_step > 0)
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show that training has ended; the next one does not begin with a request to stop."""
         if self.dashboard is not None:

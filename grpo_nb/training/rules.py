@@ -204,14 +204,6 @@ def constant(w: "Watch", least: int) -> Alarms:
         yield "constant reward", ", ".join(sorted(low)), f"{values} {count}"
 
 
-def episodes(w: "Watch") -> Alarms:
-    """Yield an alert on episodes; without an environment the metric is NaN, and none is raised."""
-    share = w.mean("episodes/call_share")
-    before = w.mean("episodes/call_share", len(w.lines) - w.window)
-    if share < w.limits.entropy * before:
-        yield "calls vanish", "", f"{before:.0%} → {share:.0%} of the episodes call a tool"
-
-
 def is_number(value: object) -> bool:
     """Return whether a value of a log is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
@@ -219,4 +211,4 @@ def is_number(value: object) -> bool:
 
 # Metrics without which some rules are silent.
 NEEDS = (LENGTH, CUT, SILENT, "grad_norm", "kl", "entropy", DIFFERENCE, "eval/accuracy")
-PARTS = (engine, steps, policy, signal, rewards, episodes)
+PARTS = (engine, steps, policy, signal, rewards)

@@ -73,7 +73,7 @@ NOISE = np.random.default_rng(1).normal(0, 1, 100)
 RAMP = np.linspace(0, 1, 100)
 ONCE, TWICE = (np.isin(np.arange(100), steps).astype(float) for steps in ([60], [60, 61]))
 RIGHT, SILENT, LENGTH = "rewards/right/mean", "frac_reward_zero_std", "completions/mean_length"
-CUT, CALLS = "completions/clipped_ratio", "episodes/call_share"
+CUT = "completions/clipped_ratio"
 OFF, OFF_NOISE = training.rules.DIFFERENCE, 0.01 * np.abs(NOISE)
 FLAT = {RIGHT: 0.3 + 0.03 * NOISE, "reward": 0.8 + 0.03 * NOISE}
 LEARNT = {f"rewards/{FORM}/mean": 0.97}
@@ -98,7 +98,6 @@ CASES = [
     ("format learnt, correctness flat", FLAT | LEARNT, f"{FORM} in reward_weights", LEARNT),
     ("reward stuck", FLAT | {f"rewards/{FORM}/mean": 0.5}, "learning_rate", {}),
     ("one reward dominates", {"rewards/right/std": 0.02, RIGHT: 0.1}, FORM, {RIGHT: 0.1}),
-    ("calls vanish", {CALLS: after(50, 0.02, 0.7)}, "learning_rate", {CALLS: RAMP / 2 + 0.4}),
     ("samples differ", {OFF: after(50, 0.2, 0.01)}, "without vLLM", {OFF: 0.02 + OFF_NOISE}),
     ("samples differ", {OFF: RAMP / 20 + 0.001}, "without vLLM", {OFF: 0.001 + RAMP / 999}),
     ("no score", {"right/skipped": after(40, 5.0)}, "fix right", {"right/skipped": 0.5}),

@@ -17,7 +17,7 @@ import pandas as pd
 
 from grpo_nb.checks import Check, Checks, shown
 from grpo_nb.rewards.prompts import transcript
-from grpo_nb.training.health import Expected, Watch, risen
+from grpo_nb.training.health import Expected, Watch, reward_rises
 from grpo_nb.training.logs import Log, read_log
 from grpo_nb.training.rules import NEEDS, constant, is_number
 
@@ -26,7 +26,7 @@ LINES = 12  # findings that are printed
 BEST = 10  # completions that are shown
 STATES = ("stop", "warning", "note")
 COMPLETIONS = 8  # completions in a step, where nothing says how many
-# Alerts beside which it need not be said that the reward has not risen yet.
+# Alerts beside which it need not be said that the reward has not reward_rises yet.
 NO_RISE = {"reward stuck", "nothing learnt", "collapse", "reward falls", "little signal"}
 
 
@@ -133,7 +133,7 @@ def autopsy(
                 findings.setdefault(check.name, check)
     for rule, about, evidence in constant(watch, watch.limits.enough // 10):
         findings[rule] = watch.alert(rule, about, evidence, watch.lines[0].get("step", 1))
-    checks, rise = list(findings.values()), risen(watch)
+    checks, rise = list(findings.values()), reward_rises(watch)
     is_solved = watch.success(watch.correct) >= watch.limits.solved
     if rise.state != "ok" and not is_solved and not findings.keys() & NO_RISE:
         checks.append(Check("no rise yet", "note", rise.evidence))

@@ -239,13 +239,13 @@ def checks(watch: Watch, alerts: Sequence[Check]) -> list[Check]:
     live = list({alert.fix: alert for alert in alerts if alert.name in rules}.values())
     count = f"{len(alerts)} during training, {len(live)} of them still active at the end"
     if not live:
-        return [risen(watch), Check("alerts", "ok", count)]
+        return [reward_rises(watch), Check("alerts", "ok", count)]
     state = "stop" if "stop" in {alert.state for alert in live} else "warning"
     fix = "follow the advice of the last one"
-    return [risen(watch), Check("alerts", state, f"{count}: {summary(live)}", fix)]
+    return [reward_rises(watch), Check("alerts", state, f"{count}: {summary(live)}", fix)]
 
 
-def risen(watch: Watch) -> Check:
+def reward_rises(watch: Watch) -> Check:
     """Check that the reward rises from the first half of the steps to the second half."""
     lines, half = len(watch.lines), len(watch.lines) // 2
     rise, error = watch.rise("reward", lines - half, half)

@@ -167,16 +167,14 @@ def _held_out_fall(w: "Watch", key: str) -> str:
 def rewards(w: "Watch") -> Alarms:
     """Yield alerts on rewards that do not rise, that dominate, or that give no score."""
     names, limits, start = w.expected.rewards, w.limits, len(w.lines) - w.window
-    low, full = w.ends()
-    total = (w.mean("reward") - low) / (full - low or 1)
-    is_learnt = max(w.success(w.correct), total) >= limits.solved
+    is_learnt = max(w.success(w.correct), w.success("")) >= limits.solved
     learnt = [n for n in names if w.correct != n and w.success(n) >= limits.solved]
     if not is_learnt and not w.is_scheduled():
         if w.correct and learnt:
             key, top = f"rewards/{w.correct}/mean", names[w.correct][2]
             if evidence := w.flat(key, top):
                 yield "format learnt, correctness flat", learnt[0], evidence
-        elif evidence := w.flat("reward", full):
+        elif evidence := w.flat("reward", w.ends()[1]):
             yield "reward stuck", "", evidence
     count = w.many()
     stds = {name: w.mean(f"rewards/{name}/std", 0, count) for name in names}

@@ -97,7 +97,7 @@ def test_every_format_of_a_log_gets_the_same_judgement(written, lines, grave, tm
 
 def test_older_names_are_read(tmp_path):
     old = {"completions/mean_length": "completion_length", RIGHT: "rewards/right"}
-    lines = [{old.get(k, k): v for k, v in line.items()} for line in SOUND]
+    lines = [{f"train/{old.get(k, k)}": v for k, v in line.items()} for line in SOUND]  # W&B's
     log = read_log(lines)
     assert RIGHT in log.lines[0] and "completions/mean_length" in log.lines[0]
     log = read_log(as_notebook(SOUND, tmp_path, **old))

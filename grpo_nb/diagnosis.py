@@ -26,7 +26,7 @@ LINES = 12  # findings that are printed
 BEST = 10  # completions that are shown
 STATES = ("stop", "warning", "note")
 COMPLETIONS = 8  # completions in a step, where nothing says how many
-# Alerts beside which it need not be said that the reward has not reward_rises yet.
+# Alerts beside which it need not be said that the reward has not risen yet.
 NO_RISE = {"reward stuck", "nothing learnt", "collapse", "reward falls", "little signal"}
 
 

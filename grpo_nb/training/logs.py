@@ -208,15 +208,12 @@ def _tables(html: str) -> Iterable[list[dict[str, Any]]]:
         names = [re.sub(r"\s*/\s*", "/", name) for name in rows[0]] if rows else []
         if "reward" not in names:
             continue
-        cells = [row for row in rows[1:] if len(row) == len(names)]
-        pairs = [pair for row in cells for pair in zip(names, row, strict=True)]
-        absent = {name for name, text in pairs if text == "No Log"}
-        lines = []
-        for row in cells:
-            values = {n: _value(text) for n, text in zip(names, row, strict=True)}
-            line = {name: value for name, value in values.items() if value is not None}
-            lines.append({k: v for k, v in line.items() if k not in absent or lines})
-        yield lines
+        lines = [dict(zip(names, row, strict=True)) for row in rows[1:] if len(row) == len(names)]
+        absent = {name for line in lines for name, text in line.items() if text == "No Log"}
+        yield [
+            {k: v for k, v in line.items() if v != "No Log" and (place or k not in absent)}
+            for place, line in enumerate(lines)
+        ]
 
 
 def _settings(code: str, printed: str) -> dict[str, Any]:

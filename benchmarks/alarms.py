@@ -2,7 +2,6 @@
 
     python benchmarks/alarms.py record --jobs 2   # about 40 minutes on 2 cores, goes on
     python benchmarks/alarms.py table             # false alarms, hacks caught, precision; seconds
-    python benchmarks/alarms.py rates             # writes grpo_nb/training/alert_rates.json
     python benchmarks/alarms.py pictures          # those of docs/reading-a-run.md
     python benchmarks/alarms.py peers --peers FOLDER --clones CLONES  # beside ours; 5 minutes
 
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple
 
 from hacks import FAMILIES, HELD_OUT, SEED_RATE, SEED_STEPS, Hack, shouted_reward
 
-from grpo_nb.files import sha256, write_json
+from grpo_nb.files import sha256
 
 CORPUS, SUMS = Path(__file__).parent / "corpus", "SHA256SUMS"
 TASKS = ("math", "qa", "json_extraction", "summarization", "calculator")
@@ -488,7 +487,7 @@ def peers(folder: Path, clones: Path | None) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("record", "table", "rates", "pictures", "peers"))
+    parser.add_argument("command", choices=("record", "table", "pictures", "peers"))
     parser.add_argument("--raw", type=Path, default=Path("runs/corpus"), help="records, one a run")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
     parser.add_argument("--only", default="", help="runs whose name holds this; none is packed")
@@ -499,10 +498,6 @@ def main() -> None:
         return print(*peers(options.peers, options.clones), sep="\n", flush=True)
     if options.command == "table":
         return print(*show(read()), sep="\n")
-    if options.command == "rates":
-        from grpo_nb.training import health
-
-        return write_json(Path(health.__file__).with_name("alert_rates.json"), rates(judge(read())))
     if options.command == "pictures":
         return print(*pictures(read(), CORPUS.parents[1] / "docs/images"), sep="\n")
     for told in record(options.raw.absolute(), options.jobs, options.only):

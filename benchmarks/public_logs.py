@@ -2,7 +2,7 @@
 
     python benchmarks/public_logs.py --list                       # what to clone, and where to
     python benchmarks/public_logs.py --clones ../public           # the table; minutes
-    python benchmarks/public_logs.py --clones ../public --write   # public_logs.md, and the rates
+    python benchmarks/public_logs.py --clones ../public --write   # public_logs.md
 
 benchmarks/public_logs.yaml names each log by repository, path and commit, and says what was
 judged of it, from its curves and completions, before any tool was run. No log is committed here:
@@ -22,11 +22,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from grpo_nb.diagnosis import autopsy
-from grpo_nb.files import write_json
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "public_logs.md"
-RATES = HERE.parent / "grpo_nb/training/public_rates.json"
 BEGIN, END = "<!-- table -->", "<!-- end of the table -->"
 # Which alerts name a fault as the judge called it.
 NAMES = {
@@ -35,7 +33,7 @@ NAMES = {
     "length hacking": {"length creep"},
     "collapse": {"collapse", "reward falls"},
     "nothing learnt": {"nothing learnt", "little signal", "reward stuck"},
-    "reward hacking": {"reward hacking", "held-out accuracy does not follow"},
+    "reward hacking": {"reward hacking"},
     "reward stuck": {"reward stuck", "nothing learnt"},
     "format learnt, correctness flat": {
         "format learnt, correctness flat",
@@ -104,16 +102,6 @@ def taken(entry: dict[str, Any], clones: Path, folder: Path) -> Path | None:
     return None if done.returncode else path
 
 
-def rates(logs: list[Judged]) -> dict[str, Any]:
-    """Count the sound and the faulty runs that raised each alert."""
-    readable = [log for log in logs if not log.error]
-    kinds = ("sound", "faulty")
-    of = {kind: [log for log in readable if log.entry["verdict"] == kind] for kind in kinds}
-    rules = sorted({rule for log in readable for rule in log.alerts})
-    counts = {r: {kind: sum(r in log.alerts for log in of[kind]) for kind in of} for r in rules}
-    return {"runs": {kind: len(each) for kind, each in of.items()}, "alerts": counts}
-
-
 def table(logs: list[Judged]) -> str:
     """Return the Markdown tables of the logs in view and of those left aside, with counts."""
     parts = []
@@ -155,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clones", type=Path)
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name} and {RATES.name}")
+    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
     options = parser.parse_args()
     entries = logs_named()
     if options.list or not options.clones:
@@ -170,7 +158,6 @@ def main() -> None:
         before, after = PAGE.read_text(encoding="utf-8").split(BEGIN)
         page = f"{before}{BEGIN}\n\n{text}\n\n{END}{after.partition(END)[2]}"
         PAGE.write_text(page, encoding="utf-8")
-        write_json(RATES, rates(logs))
 
 
 if __name__ == "__main__":

@@ -66,15 +66,14 @@ def judge_file(rewards: Path, data: Path, as_json: bool) -> int:
     return 0 if verdict.passed else 1
 
 
-def diagnose(what: Path, correct: str, html: Path | None, fail_on: str) -> int:
+def diagnose(what: Path, correct: str, html: Path | None) -> int:
     from grpo_nb.diagnosis import autopsy
 
     result = autopsy(what, correct=correct)
     print(result)
     if html:
         print(f"{result.save(html)} is written")
-    states = ("stop", "warning", "note", "ok")
-    return int(states.index(result.worst()) <= states.index(fail_on))
+    return 0 if result.passed else 1
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -123,11 +122,10 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add("--data", type=Path, required=True, metavar="ROWS.jsonl", help="JSON lines, or Parquet")
     add("--json", action="store_true", dest="as_json", help="print the verdict as JSON")
     add = _command(commands, "autopsy", diagnose, "find out what went wrong in any GRPO run")
-    what = "TRL's output_dir, a trainer_state.json, JSON lines, CSV, or an executed notebook"
+    what = "TRL's output_dir, a trainer_state.json, JSON lines, or an executed notebook"
     add("what", type=Path, metavar="WHAT", help=what)
     add("--correct", default="", metavar="REWARD", help="the reward that says what is right")
     add("--html", type=Path, metavar="FILE", help="write the diagnosis with its curves")
-    add("--fail-on", default="stop", choices=("stop", "warning"), help="exit code 1; default: stop")
     what = "say what this machine has, and how to get the rest"
     _command(commands, "doctor", "grpo_nb.pipeline.doctor:report", what)
 

@@ -20,7 +20,7 @@ class Update(NamedTuple):
     line: The line of metrics.jsonl. After a step, its keys are TRL's (reward,
         rewards/<name>/mean and /std, frac_reward_zero_std, completions/mean_length and
         /clipped_ratio, entropy, kl, clip_ratio/…, grad_norm, learning_rate, step_time), "step",
-        host_gib, and with our trainer seconds/generation, seconds/reward, seconds/update,
+        and with our trainer seconds/generation, seconds/reward, seconds/update,
         tokens_per_second, memory_gib, groups/reward_p10, _p50, _p90 (of the groups' mean rewards),
         groups/reward_std (mean spread within a group), rewards/<name>/group_std.
         After a validation, the keys are "step", eval/reward, eval/accuracy (if a reward is known to

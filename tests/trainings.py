@@ -20,7 +20,7 @@ SETTINGS = {
     "train.guard_steps": 0,  # test_guard.py's; it takes half a second
     "grpo.max_completion_length": 32,
 }
-OF_THE_MACHINE = ("seconds", "step_time", "memory_gib", "host_gib", "tokens_per_second")
+OF_THE_MACHINE = ("seconds", "step_time", "memory_gib", "tokens_per_second")
 MATH = rewards.load_preset("math")
 
 

@@ -13,7 +13,6 @@ Unsloth replaces it on a GPU. The parts of one step, in order, with the methods 
  0. Every few steps, and at the end, `guard.Guard` tests whether the samples come from the policy.
  1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. If the task has an
     environment, TRL runs the tool calls and masks their results from the loss (its `tool_mask`).
-    vLLM's log-probabilities are compared with the policy's: `_generate_and_score_completions`.
  2. The rewards score the completions: `_calculate_rewards`. TRL computes the advantages.
  3. The forward and backward pass of each micro-batch: `_get_per_token_logps_and_entropies`.
  4. An update that is not finite, or has no scores to learn from, is skipped:
@@ -48,7 +47,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback, Trai
 from transformers.trainer_utils import TrainOutput
 
 from grpo_nb import environments, models, ranks
-from grpo_nb.files import atomic_path, read_lines
+from grpo_nb.files import atomic_path
 from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head
 from grpo_nb.models.hub import image_tokens
 from grpo_nb.models.template import fold_system, with_tools
@@ -61,7 +60,7 @@ from grpo_nb.stages import checkpoints
 from grpo_nb.stages.arguments import grpo_arguments
 from grpo_nb.stages.checkpoints import save_trained
 from grpo_nb.stages.validation import Validation, hold_out, prompts_to_hold_out
-from grpo_nb.training import fast_cpu, guard, health, metrics, rules
+from grpo_nb.training import fast_cpu, health, metrics
 from grpo_nb.training.difficulty import difficulty
 from grpo_nb.training.interruptions import step_of
 from grpo_nb.training.monitor import Monitor
@@ -207,8 +206,7 @@ class RunTrainer:
                 shutil.copytree(best, temporary)
             else:
                 self.save_adapter(temporary)
-        lines = read_lines(self.folder / "metrics.jsonl")
-        self.stage.record_checks(health.checks(self.monitor.watch, lines, self.monitor.alerts))
+        self.stage.record_checks(health.checks(self.monitor.watch, self.monitor.alerts))
 
     @property
     def monitor(self) -> Monitor:
@@ -287,19 +285,6 @@ class RunTrainer:
         if self.share_prompts:
             return fast_cpu.log_probabilities(self, plain, *args, **kwargs)
         return plain(*args, **kwargs)
-
-    def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
-        """Compare vLLM's log-probabilities with the policy's if TRL does not log the difference.
-
-        TRL logs the difference only with its importance sampling correction, which Unsloth turns
-        off. Batches with images are not compared, because their rows share one tensor.
-        Unsloth's trainer has the same method, so this override applies there too.
-        """
-        batch = super()._generate_and_score_completions(*args, **kwargs)
-        by_engine = batch.get("sampling_per_token_logps") is not None and "num_images" not in batch
-        if by_engine and not self.vllm_importance_sampling_correction:
-            self._record(rules.DIFFERENCE, guard.engine_difference(self, batch))
-        return batch
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add a step's time, speed and memory to its log, with Unsloth's trainer too."""

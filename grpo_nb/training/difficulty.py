@@ -88,13 +88,13 @@ class Difficulty(TrainerCallback):
         self.form = trainer._get_train_sampler()  # TRL's
         self.form = getattr(self.form, "form", self.form)  # a cell that runs twice
         self.levels = _levels(trainer.train_dataset)
-        first = self.levels.groupby("task")["number"].transform("min") == self.levels["number"]
+        self.begin({})
+        first = self.weights() > 0
         if first.sum() < self.form.batch_size:
             raise ValueError(
                 f"{first.sum()} rows{' of the first level' * (not first.all())} are fewer than "
                 f"the {self.form.batch_size} prompts that are sampled at a time: give more rows"
             )
-        self.begin({})
 
     def begin(self, state: dict[str, Any]) -> dict[str, Any]:
         """Continue from a state; return the one that is kept up to date from now on."""
@@ -124,30 +124,26 @@ class Difficulty(TrainerCallback):
 
     def weights(self) -> np.ndarray:
         """Return the weight of each row; 0 for the rows of a level that is not drawn yet."""
-        groups = self._frame()
-        most = groups["variance"].max()
-        weights = groups["variance"] / most if most > 0 else 0 * groups["variance"]
-        weights += RARELY
+        variance = self._of_rows("variance")
+        most = variance.max()
+        weights = variance / (most if most > 0 else 1.0) + RARELY
         neutral = weights.groupby([self.levels["task"], self.levels["number"]]).transform("mean")
-        weights = weights.fillna(neutral).fillna(1.0)
-        return weights.where(self.levels["number"] <= self._open(groups), 0.0).to_numpy()
+        is_open = self._open().reindex(pd.MultiIndex.from_frame(self.levels))
+        return weights.fillna(neutral).fillna(1.0).to_numpy() * is_open.to_numpy()
 
-    def _frame(self) -> pd.DataFrame:
+    def _of_rows(self, what: str) -> pd.Series:
+        """Return the mean or the variance of each row's last group; NaN without one."""
         table = pd.DataFrame.from_dict(self.groups, orient="index", columns=["mean", "variance"])
-        return table.astype(float).reindex(self.levels.index)
+        return table[what].astype(float).reindex(self.levels.index)
 
-    def _open(self, groups: pd.DataFrame) -> pd.Series:
-        """Return for each row the highest level of its task that is drawn."""
+    def _open(self) -> pd.Series:
+        """Return whether the rows of each task and level are drawn: all levels below are learnt."""
         low, high = self.ends or (0.0, 1.0)
-        rates = (groups["mean"] - low) / (high - low or 1.0)
-        highest = {}
-        for task, numbers in self.levels.groupby("task")["number"]:
-            for number in sorted(set(numbers)):
-                highest[task] = number
-                level = rates[numbers.index[numbers == number]]
-                if level.count() < min(LEAST, len(level)) or not level.mean() > LEARNT:
-                    break
-        return self.levels["task"].map(highest)
+        rates = (self._of_rows("mean") - low) / (high - low or 1.0)
+        rates = rates.groupby([self.levels["task"], self.levels["number"]])
+        learnt = (rates.count() >= rates.size().clip(upper=LEAST)) & (rates.mean() > LEARNT)
+        below = learnt.astype(int).groupby("task").shift(fill_value=1)
+        return below.groupby("task").cumprod() > 0
 
     def note(self, rewards_N_F: "torch.Tensor") -> None:
         """Record what the groups of a chunk have earned, and the level that is drawn."""
@@ -163,8 +159,9 @@ class Difficulty(TrainerCallback):
         self.groups |= {int(row): [*group] for row, *group in groups.itertuples()}
         self.place += 1
         if self.levels["number"].nunique() > 1:
-            levels = self._open(self._frame()).groupby(self.levels["task"]).first()
-            trainer._metrics["train"]["difficulty/level"].append(float(levels.mean()))
+            levels = self._open()[lambda is_open: is_open].reset_index().groupby("task")
+            level = float(levels["number"].max().mean())
+            trainer._metrics["train"]["difficulty/level"].append(level)
 
     @property
     def _per_epoch(self) -> int:

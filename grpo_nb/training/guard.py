@@ -198,7 +198,7 @@ class Guard(TrainerCallback):
         """Sample with noise on the weights; compare the samples with the policy's probabilities."""
         rows = _rows(double)
         with noise_on(weights, self.noise, seed=double.state.global_step):
-            batch = stock.sample_and_score(double, rows)
+            batch = double._generate_and_score_completions(rows)
             if hasattr(double, "_last_loaded_step"):  # vLLM need not load these weights again
                 self.trainer._last_loaded_step = double._last_loaded_step
             log_p = stock.log_probabilities(double, batch)
@@ -314,33 +314,6 @@ def noise_on(weights: Sequence["torch.Tensor"], size: float, seed: int) -> Itera
     finally:
         for weight, original in zip(weights, copies, strict=True):
             weight.data.copy_(original)
-
-
-def engine_difference(trainer: Any, batch: Mapping[str, Any]) -> float:
-    """Return how far the engine's log-probabilities are from the trainer's [nats per token].
-
-    Args:
-        trainer: The trainer, during a step, with the weights that sampled the batch.
-        batch: The padded batch that TRL generated and scored; only one micro-batch of it is read.
-
-    Returns:
-        The mean absolute difference over the tokens that the policy wrote; NaN if it wrote none.
-    """
-    import torch
-
-    rows = trainer.args.per_device_train_batch_size
-    # TRL may mask all tokens of a truncated completion.
-    places = batch["completion_mask"].any(1).nonzero()[:rows, 0]
-    if not len(places):
-        return math.nan
-    columns = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
-    part = {
-        name: batch[name][places]
-        for name in (*columns, "sampling_per_token_logps")
-        if batch.get(name) is not None
-    }
-    with torch.no_grad():
-        return _difference(part, stock.log_probabilities(trainer, part))
 
 
 def _difference(batch: Mapping[str, Any], log_p: "torch.Tensor") -> float:

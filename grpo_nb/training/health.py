@@ -15,16 +15,12 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from grpo_nb.checks import Check
-from grpo_nb.files import read_json, read_yaml
+from grpo_nb.files import read_yaml
 from grpo_nb.training.rules import EXACT, PARTS, is_number
 
-# The texts of each alert, its limits, and the number of recorded tiny runs that raised it
-# (`python benchmarks/alarms.py rates` writes the third file).
+# The texts of each alert, and its limits.
 ALERTS = read_yaml(Path(__file__).with_name("alerts.yaml"))
 LIMITS = SimpleNamespace(**read_yaml(Path(__file__).with_name("alert_limits.yaml")))
-RATES = read_json(Path(__file__).with_name("alert_rates.json"))
-# The same for runs that others published (`python benchmarks/public_logs.py --write` writes it).
-PUBLIC_RATES = read_json(Path(__file__).with_name("public_rates.json"))
 PAGE = "docs/troubleshooting.md"
 
 
@@ -37,16 +33,6 @@ def section(name: str) -> str:
     return f"{PAGE}#{re.sub(r'[^a-z]+', '-', name.lower())}"
 
 
-def rates(rule: str) -> str:
-    """Say how many recorded tiny runs, and public runs, of each kind raised the alert."""
-    parts = []
-    for name, corpus in (("recorded tiny runs", RATES), ("public runs", PUBLIC_RATES)):
-        if counts := corpus["alerts"].get(rule):
-            shares = [f"{counts[kind]} of {runs} {kind}" for kind, runs in corpus["runs"].items()]
-            parts.append(f"{name}: {', '.join(shares)}")
-    return "; ".join(parts) or "error rate not measured"
-
-
 class Expected(NamedTuple):
     """Hold the facts about a training run that are known before its first step.
 
@@ -54,8 +40,6 @@ class Expected(NamedTuple):
     completions: Number of completions scored in a step.
     eval_rows: Number of prompts of the validation split.
     max_steps: Number of training steps.
-    memory_gib: Memory that training may use, of the GPU or else of the process.
-    host_gib: Memory that the process may use.
     correct: The reward that decides what is right; by default the first one, "" if it is not known.
     logging_steps: Number of steps of which a line holds the means.
     max_completion_length: The cap of completions [tokens]; 0 if it is not known.
@@ -65,8 +49,6 @@ class Expected(NamedTuple):
     completions: int = 64
     eval_rows: int = 64
     max_steps: int = 0
-    memory_gib: float = math.inf
-    host_gib: float = math.inf
     correct: str | None = None
     logging_steps: int = 1
     max_completion_length: int = 0
@@ -86,8 +68,13 @@ class Watch:
         self.window = max(least, math.ceil(LIMITS.completions / self.each))
         self.patience = self.window * LIMITS.patience // LIMITS.window
 
-    def feed(self, line: Mapping[str, Any]) -> list[Check]:
-        """Take one line of metrics, and return the alerts that it raises."""
+    def feed(self, line: dict[str, Any]) -> list[Check]:
+        """Take one line of metrics, and return the alerts that it raises.
+
+        The line is given held-out accuracy, where it has it as a mean of the correct reward.
+        """
+        if self.correct and (key := f"eval/rewards/{self.correct}/mean") in line:
+            line.setdefault("eval/accuracy", line[key])
         if is_number(line.get("eval/accuracy")):
             self.evals.append((len(self.lines), line))
         self.lines += [line] if "reward" in line else []
@@ -99,9 +86,9 @@ class Watch:
         return new
 
     def alert(self, rule: str, about: str, evidence: str, step: int) -> Check:
-        """Return an alert with its cause, its rate in recorded runs, and its remedy."""
+        """Return an alert with its cause, its evidence, and its remedy."""
         cause, fix = (ALERTS[rule][part].format(about) for part in ("cause", "fix"))
-        sentence = f"step {step}: {cause} ({evidence}; {rates(rule)})"
+        sentence = f"step {step}: {cause} ({evidence})"
         grave = "grave" in ALERTS[rule] and about != EXACT
         fix += f"; see {section(rule)}"
         return Check(rule, "stop" if grave else "warning", sentence, fix)
@@ -110,6 +97,10 @@ class Watch:
         """Return the rules whose conditions were met within the last window of lines."""
         now = len(self.lines)
         return {rule for (rule, _), at in self._held.items() if now - at <= self.window}
+
+    def is_scheduled(self) -> bool:
+        """Return whether a reward's weight changes, so that a fall of the total means little."""
+        return any(self.last(f"{name}/factor") for name in self.expected.rewards)
 
     def last(self, key: str, ago: int = 0, count: int = 0) -> list[float]:
         """Return a metric's values in the window that ended `ago` lines ago; [] if incomplete."""
@@ -237,41 +228,35 @@ def summary(alerts: Iterable[Check]) -> str:
     return "\n".join(lines) or "no alerts"
 
 
-def checks(watch: Watch, lines: Sequence[Mapping[str, Any]], alerts: list[Check]) -> list[Check]:
+def checks(watch: Watch, alerts: Sequence[Check]) -> list[Check]:
     """Return the checks that stage 03 records once training has ended.
 
     Args:
-        watch: The watch that was fed with the lines.
-        lines: The lines of train/metrics.jsonl.
+        watch: The watch that was fed with the run's lines.
         alerts: Every alert of the run.
     """
-    rules, solved = watch.holding(), watch.limits.solved
+    rules = watch.holding()
     live = list({alert.fix: alert for alert in alerts if alert.name in rules}.values())
-    gravity = "stop" if "stop" in {alert.state for alert in live} else "warning"
     count = f"{len(alerts)} during training, {len(live)} of them still active at the end"
-    count += f": {summary(live)}" if live else ""
-    verdicts = [
-        _rise(watch),
-        _check("alerts", not live, count, "follow the advice of the last one", gravity),
-    ]
-    shares = [line["eval/format"] for line in lines if is_number(line.get("eval/format"))]
-    if shares:
-        form = f"{shares[0]:.0%} → {shares[-1]:.0%} in validation; at least {solved:.0%}"
-        form_fix = "train longer; raise the weight of the format reward"
-        verdicts.append(_check("format", shares[-1] >= solved, form, form_fix))
-    return verdicts
+    if not live:
+        return [reward_rises(watch), Check("alerts", "ok", count)]
+    state = "stop" if "stop" in {alert.state for alert in live} else "warning"
+    fix = "follow the advice of the last one"
+    return [reward_rises(watch), Check("alerts", state, f"{count}: {summary(live)}", fix)]
 
 
-def _check(name: str, passed: bool, evidence: str, fix: str, state: Any = "warning") -> Check:
-    return Check(name, "ok", evidence) if passed else Check(name, state, evidence, fix)
-
-
-def _rise(watch: Watch) -> Check:
+def reward_rises(watch: Watch) -> Check:
     """Check that the reward rises from the first half of the steps to the second half."""
-    steps, half = len(watch.lines), len(watch.lines) // 2
-    if steps < watch.window:
-        few = f"{steps} steps are too few to tell"
-        return Check("reward rises", "warning", few, "train longer: raise max_steps")
-    rise, error = watch.rise("reward", steps - half, half)
-    change = f"{rise:+.3f} ± {2 * error:.3f} (2 standard errors) between halves of {steps} steps"
-    return _check("reward rises", rise > 2 * error, change, f"train longer, or see {PAGE}")
+    lines, half = len(watch.lines), len(watch.lines) // 2
+    rise, error = watch.rise("reward", lines - half, half)
+    count = lines * watch.each
+    change = f"{rise:+.3g} ± {2 * error:.2g} between halves of {count:,} completions"
+    if math.isnan(rise):
+        change = f"{lines} steps are too few"
+    if lines >= watch.window and rise > 2 * error:
+        return Check("reward rises", "ok", change)
+    missing = watch.limits.enough - count
+    if missing > 0:
+        more = math.ceil(missing / max(1, watch.expected.completions))
+        change += f"; {more} more steps would tell"
+    return Check("reward rises", "warning", change, f"train longer, or see {PAGE}")

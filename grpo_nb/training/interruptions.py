@@ -14,7 +14,6 @@ from grpo_nb.signals import signals
 from grpo_nb.training import stock
 from grpo_nb.updates import Buttons
 
-SAVES = "saves and stops after the step"
 SAVED_BY_TORCH = (".pt", ".pth", ".bin")  # zip files
 
 

@@ -121,11 +121,6 @@ def memory_now() -> tuple[int, int]:
     if cuda_available():
         free = torch.cuda.mem_get_info()[0]
         return torch.cuda.memory_allocated(), free + torch.cuda.memory_reserved()
-    return host_memory()
-
-
-def host_memory() -> tuple[int, int]:
-    """Return (used, usable) memory [bytes] of this process, which may end for lack of it."""
     resident = psutil.Process().memory_info().rss
     return resident, resident + psutil.virtual_memory().available
 

@@ -24,18 +24,17 @@ from transformers import TrainerCallback
 from grpo_nb import ranks
 from grpo_nb.checks import Check
 from grpo_nb.files import append_line, atomic_path, read_json, read_lines, write_json
-from grpo_nb.models import cuda_available, lm_head
+from grpo_nb.models import lm_head
 from grpo_nb.rewards import declared_range
 from grpo_nb.rewards.prompts import message_text, transcript
 from grpo_nb.training import health, metrics, preflight, stock
 from grpo_nb.training.interruptions import (
-    SAVES,
     keep_last_step,
     newest_checkpoint,
     step_of,
     stop_on_signals,
 )
-from grpo_nb.training.logs import of_arguments, of_trainer, renamed
+from grpo_nb.training.logs import of_trainer, renamed
 from grpo_nb.updates import Buttons, Update, Watcher
 
 BAD_STEPS = 3  # updates that are skipped in a row before training ends
@@ -44,8 +43,7 @@ REMEDY = (
     "learning_rate, or load the model in 16 bits"
 )
 METRICS = "metrics.jsonl"
-INTERRUPT = "To stop: the notebook's interrupt button, which {}"
-STOPS = "ends training at once; what is kept are the checkpoints so far"
+INTERRUPT = "To stop: the notebook's interrupt button, which saves and stops after the step"
 AGAIN = "run this again to continue from there, or use what is trained so far"  # in a run
 Validate = Callable[[], Mapping[str, float]]
 SHOWN = (
@@ -161,7 +159,7 @@ class Monitor(TrainerCallback):
         self._exits.append(ExitStack())
         self.interrupts = self._exits[-1].enter_context(stop_on_signals(self.buttons))
         if self.dashboard is not None:
-            self.dashboard.interrupt = INTERRUPT.format(SAVES)
+            self.dashboard.interrupt = INTERRUPT
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -172,8 +170,7 @@ class Monitor(TrainerCallback):
             keep_last_step(trainer, error)
             error.add_note(self._goes_on() or "every step is trained")
             if preflight.is_out_of_memory(error):
-                rows = trainer.args.per_device_train_batch_size // 2
-                error.add_note(f"memory ran out: {preflight.smaller(trainer, rows)}")
+                error.add_note(f"memory ran out: {preflight.SMALLER}")
         early = self.stopped and step < trainer.state.max_steps
         if error is None and ranks.anywhere(bool(self.interrupts) or early):
             ending = filter(None, (f"stopped after step {step}", self._goes_on()))
@@ -184,8 +181,7 @@ class Monitor(TrainerCallback):
         state, newest = self.trainer.state, newest_checkpoint(self.trainer.args.output_dir)
         if 0 < state.max_steps <= state.global_step:
             best = self.folder / "best"
-            places = [f"the last checkpoint is {newest}"] if newest and not self.is_of_run else []
-            return ", ".join(places + [f"the best validation's model is {best}"] * best.is_dir())
+            return f"the best validation's model is {best}" if best.is_dir() else ""
         if not newest:
             return "no checkpoint is kept"
         again = f"the same `with` goes on with trainer.train(resume_from_checkpoint={newest!r})"
@@ -234,24 +230,21 @@ class Monitor(TrainerCallback):
         if self.dashboard is not None:
             self.dashboard.correct = self.watch.correct
             self.dashboard.begin(updates, max_steps, self.watch.expected.eval_rows)
+        self._widen({})
 
     def _expected(self, max_steps: int) -> health.Expected:
-        facts = of_arguments(self.trainer.args) | of_trainer(self.trainer)
-        weights = facts.get("weights") or {}
-        ranges = {}
+        facts, ranges = of_trainer(self.trainer), {}
         for name, func in zip(self.names, self.trainer.reward_funcs, strict=True):
             func = getattr(func, "reward", func)  # the one whose weight is adapted
-            ranges[name] = (weights.get(name, 1.0), *declared_range(func))
+            ranges[name] = (facts["weights"][name], *declared_range(func))
         rows = getattr(self.trainer, "validation_rows", self.validation)  # the first: a run's
         return health.Expected(
             ranges,
-            completions=facts.get("completions", 8),
+            completions=facts["completions"],
             eval_rows=0 if callable(rows) else len(rows),
             max_steps=max_steps,
-            memory_gib=metrics.memory_now()[1] / 2**30 if cuda_available() else math.inf,
-            host_gib=metrics.host_memory()[1] / 2**30,
             correct=self.correct,
-            max_completion_length=facts.get("max_completion_length", 0),
+            max_completion_length=facts["max_completion_length"] or 0,
         )
 
     @_aside
@@ -311,12 +304,9 @@ class Monitor(TrainerCallback):
         elif self.prints and not is_short and ranks.is_main():
             print(f"{phase} …")
 
-    @_aside
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say what the step does."""
-        samples = stock.generation_is_used_up(args, state.global_step)
-        parts = "generating, scoring, updating" if samples else "updating"
-        self.say(f"step {state.global_step + 1}: {parts}", is_short=state.global_step > 0)
+        """Say which step runs."""
+        self.say(f"training step {state.global_step + 1}", is_short=state.global_step > 0)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show that training has ended; the next one does not begin with a request to stop."""
@@ -348,34 +338,23 @@ class Monitor(TrainerCallback):
         if not is_step and not any(name.startswith("eval/") for name in line):
             return
         completions = (self.completions() or []) if is_step and "reward" in line else []
-        self._publish(line, completions, control)
+        if update := self._update(line, completions, control):
+            for watcher in self.watchers:  # their errors are the person's own
+                watcher(update)
         if is_step and self._is_due(state):
             self._keep_best(self._validate(args, state, control), state.global_step)
         if state.global_step:  # a request may have come in meanwhile
             self._obey(args, state, control)
 
-    def _publish(
-        self, line: dict[str, Any] | None, completions: list[dict[str, Any]], control: Any = None
-    ) -> None:
-        """Write a line and its alerts, show it, and pass it to the watchers."""
-        update = self._update(line, completions, control) if line else None
-        if update is not None:
-            for watcher in self.watchers:  # their errors are the person's own
-                watcher(update)
-
     @_aside
     def _update(
         self, line: dict[str, Any], completions: list[dict[str, Any]], control: Any
     ) -> Update | None:
-        key = f"eval/rewards/{self.correct}/mean"
-        if self.correct and key in line:
-            line["eval/accuracy"] = line[key]
-        if "loss" in line:
-            line["host_gib"] = metrics.host_memory()[0] / 2**30
+        """Write a line and its alerts, and show it."""
         self._widen(line)
         alerts = self._raised(line)
         self.alerts += alerts
-        if control and self.halt == "grave" and any(alert.state == "stop" for alert in alerts):
+        if self.halt == "grave" and any(alert.state == "stop" for alert in alerts):
             control.should_training_stop = True
         if not ranks.is_main():
             return None
@@ -402,6 +381,8 @@ class Monitor(TrainerCallback):
                 weight, low, high = ranges[name]
                 ranges[name] = (weight, min([low, *finite]), max([high, *finite]))
         self.watch.expected = self.watch.expected._replace(rewards=ranges)
+        if self.dashboard is not None:
+            self.dashboard.ranges = {name: [low, high] for name, (_, low, high) in ranges.items()}
 
     def _show(self, update: Update) -> None:
         """Show a step on the dashboard, or as a line."""
@@ -463,10 +444,10 @@ class Monitor(TrainerCallback):
     @_aside
     def _keep_best(self, figures: Mapping[str, float], step: int) -> None:
         """Keep the adapter if its validation is the best so far; in a tie, the later one."""
-        accuracy = figures.get(f"eval/rewards/{self.correct}/mean", figures.get("eval/reward"))
-        score = figures.get("eval/accuracy", accuracy)
+        keys = ("eval/accuracy", f"eval/rewards/{self.correct}/mean", "eval/reward")
+        score = next((figures[key] for key in keys if key in figures), math.nan)
         best = self.folder / "best"
-        if score is None or not math.isfinite(score + figures.get("eval/reward", 0)):
+        if not math.isfinite(score + figures.get("eval/reward", 0)):
             print(f"step {step}: this validation has no score, and does not count")
             return
         if (best / "eval.json").is_file() and read_json(best / "eval.json")["score"] > score:

@@ -66,18 +66,15 @@ def true_reward(func: Any) -> Any:
 
 def _shuffling(func: Callable[..., Any], group: int, seed: int) -> Callable[..., Any]:
     """Return one reward of `placebo`; in a batch, all of them draw the same order."""
-    batches = 0  # for a TRL that does not pass the trainer's state
 
     def shuffle(scores: Sequence[Any], columns: dict[str, Any]) -> list[Any]:
-        nonlocal batches
-        batches += 1
         if len(scores) % group:
             raise ValueError(
                 f"a batch of {len(scores)} completions holds no whole groups of {group}: give "
                 "placebo() the trainer's num_generations; on several processes also make the "
                 "completions of each a multiple of it"
             )
-        step = getattr(columns.get("trainer_state"), "global_step", batches)
+        step = getattr(columns.get("trainer_state"), "global_step", 0)
         return [scores[place] for place in _order(len(scores), group, seed, step)]
 
     if inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(type(func).__call__):

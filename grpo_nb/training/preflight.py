@@ -11,17 +11,13 @@ The dry run does not change the results of training, except through vLLM's rando
 
 import copy
 import math
-import shutil
 import time
-from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from grpo_nb import ranks
 from grpo_nb.checks import Check, Checks
 from grpo_nb.models import cuda_available, lm_head, sharded
-from grpo_nb.models.adapter import trainable_weights
 from grpo_nb.models.template import turn_end
 from grpo_nb.rewards.prompts import message_text
 from grpo_nb.training import guard, stock
@@ -33,19 +29,20 @@ LONGEST = 64  # prompts of the most characters, whose tokens are counted
 # On a CPU, the process grows by this much in the first steps. oneDNN adds kernels for shapes that
 # the dry run did not have, and the C library keeps memory for later: see docs/performance.md.
 GROWTH = GIB // 8
+SMALLER = (
+    "lower per_device_train_batch_size and raise gradient_accumulation_steps as much (the same "
+    "step); or lower max_completion_length, or vLLM's share (gpu_memory_utilization)"
+)
 
 
-def preflight(trainer: Any, *, checkpoints: int | None = None) -> Checks:
+def preflight(trainer: Any) -> Checks:
     """Return all checks, in the order in which their faults should be fixed; print their result.
 
     Args:
         trainer: A trainer that has not begun to train.
-        checkpoints: How many checkpoints will be on disk at a time; by default by the arguments.
     """
     lm_head.install_where_needed()
     begun, is_main = time.monotonic(), ranks.is_main()
-    if is_main:
-        print("preflight: ", end="", flush=True)
     row, tokens = _longest(trainer)
     checks = [_context(trainer, tokens), *_end_of_turn(trainer, row), _sampling(trainer)]
     if sharded():
@@ -53,11 +50,11 @@ def preflight(trainer: Any, *, checkpoints: int | None = None) -> Checks:
         checks.append(Check("memory", "warning", "sharded weights: no dry run", fix))
     elif all(check.state != "stop" for check in checks):  # otherwise the step would show nothing
         if is_main:
-            print("the largest step is tried … ", end="", flush=True)
+            print("preflight: the largest step is tried …", flush=True)
         checks += dry_run(trainer, row)
-    checks += [*_adapters(trainer), *_hand_over(trainer), _disk(trainer, checkpoints)]
+    checks += _hand_over(trainer)
     if is_main:
-        print(_result(checks, time.monotonic() - begun))
+        print("preflight:", _result(checks, time.monotonic() - begun))
     fixes = [f"{check.fix}; see {section(check.name)}" if check.fix else "" for check in checks]
     return Checks(check._replace(fix=fix) for check, fix in zip(checks, fixes, strict=True))
 
@@ -65,7 +62,7 @@ def preflight(trainer: Any, *, checkpoints: int | None = None) -> Checks:
 def _result(checks: list[Check], seconds: float) -> str:
     """Say how many checks passed, and which did not.
 
-    >>> _result([Check("disk", "ok", ""), Check("memory", "stop", "")], 3.2)
+    >>> _result([Check("time", "ok", ""), Check("memory", "stop", "")], 3.2)
     '1 of 2 checks passed in 3 s; stop: memory'
     """
     faults = "".join(f"; {check.state}: {check.name}" for check in checks if check.state != "ok")
@@ -122,61 +119,13 @@ def _sampling(trainer: Any) -> Check:
     return Check("sampling", "warning", f"{cuts}, and so {guard.CUT}", guard.CUT_FIX)
 
 
-def _adapters(trainer: Any) -> list[Check]:
-    """Check which linear layers and experts have an adapter."""
-    if not hasattr(trainer.model, "get_base_model"):
-        return []
-    from peft.tuners.tuners_utils import check_target_module_exists
-
-    weights, tuner = trainable_weights(trainer.model.get_base_model()), trainer.model.base_model
-    adapters = {*tuner.targeted_module_names, *getattr(tuner, "targeted_parameter_names", ())}
-    weights = {*weights.layers, *weights.experts, *weights.vision, *weights.others}
-    without = Counter(
-        ".".join(part for part in name.split(".")[-2:] if not part.isdigit())
-        for name in weights - adapters
-    )
-    count = f"on {len(adapters)} of {len(weights)} linear layers and experts"
-    if without:
-        count += f"; without: {', '.join(f'{n} x {name}' for name, n in sorted(without.items()))}"
-    config = trainer.model.peft_config["default"]
-    if {name for name in weights if check_target_module_exists(config, name)} <= adapters:
-        return [Check("adapters", "ok", count)]
-    fix = "peft or Unsloth skips them: try the other policy.backend, or leave it as it is"
-    return [Check("adapters", "warning", count, fix)]
-
-
 def _hand_over(trainer: Any) -> list[Check]:
     """Check that Unsloth passes the adapter to vLLM unchanged."""
-    if stock.engine_of_unsloth(trainer) is None:
-        return []
     if not stock.folds_adapter(trainer):
-        return [Check("hand-over", "ok", "vLLM gets the adapter as LoRA before each generation")]
+        return []
     evidence = "Unsloth adds the adapter to vLLM's 16-bit weights, which rounds small updates away"
     fix = "restart the kernel with UNSLOTH_VLLM_MERGED_ROLLOUT=0"
     return [Check("hand-over", "warning", evidence, fix)]
-
-
-def _disk(trainer: Any, checkpoints: int | None) -> Check:
-    args = trainer.args
-    if checkpoints is None:
-        checkpoints = 0 if args.save_strategy == "no" else _saves(trainer)
-        checkpoints = min(checkpoints, args.save_total_limit or checkpoints)
-    count = checkpoints + 1  # a new one is written before an old one goes
-    weights = 4 * trainer.model.num_parameters(only_trainable=True)
-    checkpoint = weights + _optimizer_bytes(trainer)
-    model = 2 * trainer.model.num_parameters()
-    folder = Path(args.output_dir).absolute()
-    place = next(each for each in (folder, *folder.parents) if each.exists())
-    need, free = count * checkpoint + model, shutil.disk_usage(place).free
-    sizes = f"{count} checkpoints and the merged model {need / GIB:.2f} GiB, {free / GIB:.1f} free"
-    fix = "free some space, keep fewer checkpoints (save_total_limit), or write to a larger disk"
-    return Check("disk", "stop", sizes, fix) if need > free else Check("disk", "ok", sizes)
-
-
-def _saves(trainer: Any) -> int:
-    """Return how many checkpoints a training writes."""
-    every = trainer.args.save_steps  # below 1, a share of all steps
-    return int(stock.steps_of(trainer) / every if every >= 1 else 1 / every)
 
 
 def _optimizer_bytes(trainer: Any) -> int:
@@ -185,32 +134,14 @@ def _optimizer_bytes(trainer: Any) -> int:
     return trainer.model.num_parameters(only_trainable=True) * (2 if "8bit" in optim else 8)
 
 
-def _memory(trainer: Any, before: int, peak: int, budget: int) -> Check:
-    """Check the step's peak memory against the budget, given the use `before` the step [bytes]."""
+def _memory(trainer: Any, peak: int, budget: int) -> Check:
+    """Check the step's peak memory against the budget [bytes]."""
     more = _optimizer_bytes(trainer) + (0 if cuda_available() else GROWTH)
     need = peak + more
     sizes = f"{need / GIB:.2f} GiB at most with the optimizer, of {budget / GIB:.1f}"
     if need <= 0.9 * budget:
         return Check("memory", "ok", sizes)
-    room = max(0.0, 0.9 * budget - before - more) / max(1, peak - before)
-    rows = int(room * trainer.args.per_device_train_batch_size)
-    return Check("memory", "stop" if need > budget else "warning", sizes, smaller(trainer, rows))
-
-
-def smaller(trainer: Any, rows: int) -> str:
-    """Suggest settings for the same effective batch with at most `rows` rows per micro-batch."""
-    args = trainer.args
-    other = "a smaller max_completion_length"
-    # Under standby Unsloth sets the engine's share of the memory itself.
-    shared = trainer.use_vllm and not args.vllm_enable_sleep_mode
-    other += " or share of vLLM (gpu_memory_utilization)" if shared else ""
-    if args.per_device_train_batch_size == 1:
-        return f"set {other}, or take a smaller model"
-    step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    group = args.num_generations
-    batch = stock.solve_batch(step // group, group, max(1, rows))  # settings count all processes
-    settings = " and ".join(f"{name} = {value}" for name, value in batch._asdict().items())
-    return f"set {settings} (the same step), or {other}"
+    return Check("memory", "stop" if need > budget else "warning", sizes, SMALLER)
 
 
 def _gradient(trainer: Any) -> Check:
@@ -233,14 +164,16 @@ def _gradient(trainer: Any) -> Check:
 
 
 def _time(trainer: Any, update: float, generation: float) -> Check:
-    """Estimate the time of all steps from the times of a micro-batch and a generation [s]."""
-    args, steps = trainer.args, stock.steps_of(trainer)
+    """Estimate the time of a step from those of a micro-batch and a generation [s]."""
+    args = trainer.args
     micro_batches = args.gradient_accumulation_steps
     generations = micro_batches / (args.steps_per_generation * args.num_iterations)
     step = micro_batches * update + generations * generation
-    total = f"{steps} steps take at most {step * steps / 60:.1f} min"
-    parts = f"{step:.1f} s each (generation {generation:.1f}, a micro-batch {update:.1f})"
-    return Check("time", "ok", f"{total}: {parts}, without rewards and validation")
+    total = f"a step takes at most {step:.1f} s (generation {generation:.1f}, a micro-batch "
+    total += f"{update:.1f}), without rewards and validation"
+    if args.max_steps > 0:
+        total += f"; {args.max_steps} steps {step * args.max_steps / 60:.1f} min"
+    return Check("time", "ok", total)
 
 
 def _set_modes(trainer: Any) -> None:
@@ -284,9 +217,8 @@ def dry_run(trainer: Any, row: stock.Row) -> list[Check]:
             if not is_out_of_memory(error):
                 raise
             evidence = f"{part} ran out of memory; {budget / GIB:.1f} GiB were available"
-            less = smaller(trainer, trainer.args.per_device_train_batch_size // 2)
-            return [Check("memory", "stop", evidence, less)]
-        memory = _memory(trainer, before, max(before, peak_memory() - sleeping), budget)
+            return [Check("memory", "stop", evidence, SMALLER)]
+        memory = _memory(trainer, max(before, peak_memory() - sleeping), budget)
     return [memory, gradient, _time(trainer, update, generation)]
 
 

@@ -6,8 +6,7 @@ it is false, so its rules are silent.
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ Alarms = Iterator[tuple[str, str, str]]
 # TRL's name for how far vLLM's log-probabilities are from the policy's [nats per token].
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 LENGTH, CUT = "completions/mean_length", "completions/clipped_ratio"
-CLIPPED, SILENT = "clip_ratio/region_mean", "frac_reward_zero_std"
+SILENT = "frac_reward_zero_std"
 GROUP = 16  # completions, at most, in most groups
 
 # If one of these held-out figures falls and the reward does not, the policy hacks the rewards. The
@@ -42,7 +41,6 @@ def steps(w: "Watch") -> Alarms:
         high = len(peaks) == 2 and len(past) >= 2 * w.window
         if high and min(peaks) > limits.spike * max(past):
             yield "spike", key, f"{peaks[0]:.3g} and {peaks[1]:.3g}, at most {max(past):.3g} before"
-    yield from _often(w)
     worst, usual = max(w.last("kl", 0, w.window), default=0), median(w.last("kl") or [math.nan])
     is_lone = len(w.lines) > 2 * w.window and worst > max(limits.kl, limits.kl_peak * usual)
     if worst > limits.kl_spike or is_lone:
@@ -67,44 +65,18 @@ def _truncated(w: "Watch") -> Alarms:
         yield "truncation", "", f"they have {w.mean(LENGTH):.0f} of {cap} tokens on average"
 
 
-def _often(w: "Watch") -> Alarms:
-    """Yield an alert if single spikes of the gradient come again and again."""
-    values = w.last("grad_norm", 0, len(w.lines))
-    if len(values) < 2 * w.window or not (usual := median(values)) > 0:
-        return
-    peaks = [value for value in values if value > w.limits.peak * usual]
-    if w.limits.peaks <= len(peaks) < len(values) / 4:
-        evidence = f"{len(peaks)} of {len(values)} lines, up to {max(peaks):.3g}; usual {usual:.3g}"
-        yield "spike", "grad_norm", evidence
-
-
-def machine(w: "Watch") -> Alarms:
-    """Yield alerts on the engine and on memory; they do not depend on what the model learns."""
+def engine(w: "Watch") -> Alarms:
+    """Yield an alert on an engine that does not sample from the policy."""
     limits, start = w.limits, len(w.lines) - w.window
     latest, first = w.last(DIFFERENCE, 0, 2), w.mean(DIFFERENCE, start)
     drift = w.mean(DIFFERENCE) > max(limits.drift * first, limits.difference / 10)
     drift = drift and w.sure(DIFFERENCE, start) > limits.certainty
     if len(latest) == 2 and (min(latest) > limits.difference or drift):
         yield "samples differ", "", f"{latest[-1]:.3f} nats a token, in the first steps {first:.3f}"
-    yield from _memory(w)
-
-
-def _memory(w: "Watch") -> Alarms:
-    """Yield an alert if memory, the GPU's or the process's, runs out before training ends."""
-    windows = [place * w.window for place in range(5)]
-    for key in ("memory_gib", "host_gib"):
-        limit, means = getattr(w.expected, key), [w.mean(key, ago) for ago in windows]
-        pace = min(late - early for late, early in pairwise(means)) / w.window  # the latest first
-        if not (pace > 0 and w.sure(key, windows[-1]) > w.limits.certainty):
-            continue
-        end = len(w.lines) + (limit - means[0]) / pace
-        if end < w.expected.max_steps:
-            evidence = f"{key}: {pace:.3f} GiB more each step, {means[0]:.1f} GiB now"
-            yield "memory grows", key, f"{evidence}; {limit:.1f} at step {end:.0f}"
 
 
 def policy(w: "Watch") -> Alarms:
-    """Yield alerts on a policy that leaves its base, becomes certain, or meets the clip."""
+    """Yield alerts on a policy that leaves its base, or becomes certain."""
     limits, start = w.limits, len(w.lines) - w.window
     kl = w.last("kl", 0, len(w.lines))
     before, after = (median(part or [math.nan]) for part in (kl[:10], kl[-10:]))
@@ -115,8 +87,6 @@ def policy(w: "Watch") -> Alarms:
     if falls and w.success(w.correct) < limits.solved:
         evidence = f"{w.mean('entropy', start):.3g} → {w.mean('entropy'):.3g} nats a token"
         yield "entropy collapse", "", f"{evidence}; {_earned(w)}"
-    if w.mean(CLIPPED) > limits.clipped:
-        yield "clip saturation", "", f"{w.mean(CLIPPED):.0%} of the tokens"
 
 
 def signal(w: "Watch") -> Alarms:
@@ -138,7 +108,6 @@ def signal(w: "Watch") -> Alarms:
     has_fallen = _lost(w, max(2, math.ceil(limits.completions / 2 / w.each))) if is_low else ""
     is_enough = len(w.lines) * w.each >= limits.enough / 5
     is_unsolved, groups = right < limits.solved, w.window * max(1, w.each // GROUP)
-    is_scheduled = any(w.last(f"{name}/factor") for name in w.expected.rewards)
     is_losing = is_growing and w.sure("reward", start) > 0
     most, least = w.least(SILENT, groups), limits.losing if is_losing else limits.little_signal
     # At most a share `right` of all groups can consist of right answers alone.
@@ -152,14 +121,12 @@ def signal(w: "Watch") -> Alarms:
         yield "nothing learnt", "", evidence
     elif silent <= limits.no_signal and is_unsolved and most > least:
         yield "little signal", "", evidence
-    elif not is_scheduled and (fall := _lost(w, w.many())):
+    elif not w.is_scheduled() and (fall := _lost(w, w.many())):
         yield "reward falls", "", fall
     falls = {what: _held_out_fall(w, key) for key, what in HELD_OUT.items() if not is_low}
     for what, evidence in falls.items():
         if evidence:
             yield "reward hacking", what, evidence
-    if not any(falls.values()) and (evidence := _unfollowed(w)):
-        yield "held-out accuracy does not follow", "", evidence
 
 
 def _earned(w: "Watch") -> str:
@@ -197,36 +164,18 @@ def _held_out_fall(w: "Watch", key: str) -> str:
     return ""
 
 
-def _unfollowed(w: "Watch") -> str:
-    """Return the evidence that the reward rose and held-out accuracy did not; "" otherwise."""
-    points = [line["eval/accuracy"] for _, line in w.evals if is_number(line.get("eval/accuracy"))]
-    (low, full), ago = w.ends(), len(w.lines) - w.window
-    rise, error = w.rise("reward", ago)
-    share = rise / ((full - low) or 1)
-    if len(points) < 4 or share < w.limits.unfollowed or rise < w.limits.certainty * error:
-        return ""
-    first, last = fmean(points[:2]), fmean(points[-2:])
-    noise = math.sqrt((first + last) * (2 - first - last) / 4 / max(1, w.expected.eval_rows))
-    if last - first + 2 * noise > share / 2 or max(first, last) >= w.limits.solved:
-        return ""
-    return f"the reward rose by {share:.0%} of its range, held-out {first:.0%} → {last:.0%}"
-
-
 def rewards(w: "Watch") -> Alarms:
     """Yield alerts on rewards that do not rise, that dominate, or that give no score."""
     names, limits, start = w.expected.rewards, w.limits, len(w.lines) - w.window
-    low, full = w.ends()
-    total = (w.mean("reward") - low) / (full - low or 1)
-    is_learnt = max(w.success(w.correct), total) >= limits.solved
-    if not is_learnt and not any(w.last(f"{name}/factor") for name in names):
-        learnt = [n for n in names if n != w.correct and w.success(n) >= limits.solved]
-        key, top = ("reward", full)
-        if learnt and w.correct:
+    is_learnt = max(w.success(w.correct), w.success("")) >= limits.solved
+    learnt = [n for n in names if w.correct != n and w.success(n) >= limits.solved]
+    if not is_learnt and not w.is_scheduled():
+        if w.correct and learnt:
             key, top = f"rewards/{w.correct}/mean", names[w.correct][2]
-        is_form = bool(learnt and w.correct)
-        if evidence := w.flat(key, top) or (_form_alone(w, learnt, key, top) if is_form else ""):
-            rule = "format learnt, correctness flat" if is_form else "reward stuck"
-            yield rule, learnt[0] if is_form else "", evidence
+            if evidence := w.flat(key, top):
+                yield "format learnt, correctness flat", learnt[0], evidence
+        elif evidence := w.flat("reward", w.ends()[1]):
+            yield "reward stuck", "", evidence
     count = w.many()
     stds = {name: w.mean(f"rewards/{name}/std", 0, count) for name in names}
     spread = {name: abs(v[0]) * stds[name] for name, v in names.items()}
@@ -238,20 +187,6 @@ def rewards(w: "Watch") -> Alarms:
         if w.mean(key) > most or (w.sure(key, start) > limits.certainty and w.mean(key) > most / 5):
             yield "no score", name, f"{w.mean(key):.1f} of {w.expected.completions} completions"
     yield from constant(w, w.limits.enough // 5)
-
-
-def _form_alone(w: "Watch", learnt: list[str], key: str, full: float) -> str:
-    """Return the evidence that rewards other than the correct one alone rose of late; or ""."""
-    part = len(w.lines) // 4
-    whole = (w.expected.max_steps or w.limits.usual) / w.expected.logging_steps
-    if part * w.each < w.limits.enough // 4 or len(w.lines) < whole / 2:  # form comes first
-        return ""
-    rise, error = w.rise(key, part, part)
-    least = w.limits.flat * (full - w.mean(key)) / 4
-    gains = [w.sure(f"rewards/{name}/mean", part, part) for name in learnt]
-    if not (rise <= 2 * error and rise + 2 * error < least and max(gains) > w.limits.certainty):
-        return ""
-    return f"{w.mean(key):.3f}, {rise:+.3f} ± {2 * error:.3f} while the form was learnt"
 
 
 def constant(w: "Watch", least: int) -> Alarms:
@@ -267,35 +202,11 @@ def constant(w: "Watch", least: int) -> Alarms:
         yield "constant reward", ", ".join(sorted(low)), f"{values} {count}"
 
 
-def episodes(w: "Watch") -> Alarms:
-    """Yield alerts on episodes; without an environment, the metrics are NaN, and none is raised."""
-    share, start = w.mean("episodes/call_share"), len(w.lines) - w.window
-    before, (low, _) = w.mean("episodes/call_share", start), w.ends()
-    if share < w.limits.entropy * before:
-        yield "calls vanish", "", f"{before:.0%} → {share:.0%} of the episodes call a tool"
-    gain, error = w.mean("episodes/gain"), w.rise("episodes/gain", start)[1]
-    if gain + 2 * error <= 0 and w.mean("reward") > low:
-        yield "calls without use", "", f"episodes with a call earn {gain:+.3f}"
-    if (cut := w.mean("episodes/at_limit")) > w.limits.truncated:
-        yield "turns to the limit", "", f"{cut:.0%} of the episodes"
-
-
 def is_number(value: object) -> bool:
     """Return whether a value of a log is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-# {rule: the metric without which it is silent}
-NEEDS = {
-    "spike": "grad_norm",
-    "truncation": CUT,
-    "length creep": LENGTH,
-    "little signal": SILENT,
-    "kl grows": "kl",
-    "entropy collapse": "entropy",
-    "clip saturation": CLIPPED,
-    "samples differ": DIFFERENCE,
-    "memory grows": "memory_gib",
-    "reward hacking": "eval/accuracy",
-}
-PARTS = (machine, steps, policy, signal, rewards, episodes)
+# Metrics without which some rules are silent.
+NEEDS = (LENGTH, CUT, SILENT, "grad_norm", "kl", "entropy", DIFFERENCE, "eval/accuracy")
+PARTS = (engine, steps, policy, signal, rewards)

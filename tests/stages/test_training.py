@@ -182,7 +182,7 @@ def test_an_ended_training_says_in_the_manifest_what_it_looks_like(start):
     found = {c["name"]: c["state"] for c in one.stage.run.manifest()["03"]["checks"]}
     assert found["memory"] == found["alerts"] == "ok"
     assert found["reward rises"] == "warning", "two steps are too few to tell"
-    assert {"context", "gradient", "disk", "format"} <= set(found)
+    assert {"context", "gradient", "time"} <= set(found)
 
 
 def test_a_trainer_is_attached_again_and_only_with_the_rewards_that_were_tested(start):

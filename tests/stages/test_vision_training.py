@@ -83,10 +83,8 @@ def test_rows_with_and_without_images_are_refused_together(folders, runs_dir):
 
 def test_the_tower_learns_if_it_has_an_adapter(folders, runs_dir):
     settings = {"lora.finetune_vision_layers": True}
-    moved, _, checks, _ = learn("qwen3_vl", folders["qwen3_vl"], **settings)
+    moved, *_ = learn("qwen3_vl", folders["qwen3_vl"], **settings)
     assert moved[0] == moved[1] > 14
-    assert checks["adapters"].state == "ok"
-    assert checks["adapters"].evidence.startswith(f"on {moved[1]} of {moved[1]} linear layers")
 
 
 def test_trl_samples_no_token_of_an_image(folders, runs_dir):

@@ -12,6 +12,7 @@ from test_health import run
 from grpo_nb import autopsy
 from grpo_nb.__main__ import main
 from grpo_nb.training.logs import read_log
+from grpo_nb.training.rules import DIFFERENCE
 
 RIGHT, FORM = "rewards/right/mean", "rewards/soft_format_reward/mean"
 
@@ -45,14 +46,6 @@ def as_lines(lines, folder):
     path = folder / "metrics.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)) + "\n")
     return path
-
-
-def as_wandb(lines, folder):
-    named = [{f"mine - train/{k}": v for k, v in line.items() if k != "step"} for line in lines]
-    frame = pd.DataFrame(named).assign(Step=[line["step"] for line in lines])
-    frame["mine - train/reward__MIN"] = 0.0
-    frame.to_csv(folder / "export.csv", index=False)
-    return folder / "export.csv"
 
 
 def as_notebook(lines, folder, **names):
@@ -89,7 +82,7 @@ def as_printed(lines, folder):
     return path
 
 
-FORMATS = [as_state, as_lines, as_wandb, as_notebook, as_printed]
+FORMATS = [as_state, as_lines, as_notebook, as_printed]
 
 
 @pytest.mark.parametrize("written", FORMATS)
@@ -104,13 +97,12 @@ def test_every_format_of_a_log_gets_the_same_judgement(written, lines, grave, tm
 
 def test_older_names_are_read(tmp_path):
     old = {"completions/mean_length": "completion_length", RIGHT: "rewards/right"}
-    lines = [{old.get(k, k): v for k, v in line.items()} for line in SOUND]
+    lines = [{f"train/{old.get(k, k)}": v for k, v in line.items()} for line in SOUND]  # W&B's
     log = read_log(lines)
     assert RIGHT in log.lines[0] and "completions/mean_length" in log.lines[0]
     log = read_log(as_notebook(SOUND, tmp_path, **old))
     assert "completions/mean_length" in log.lines[5] and log.rewards[0] == "right"
-    told = {k: v for k, v in log.facts.items() if k != "weights"}
-    assert told == {
+    assert log.facts == {
         "num_generations": 8,
         "max_completion_length": 64,
         "completions": 16,
@@ -142,7 +134,7 @@ def test_the_cap_of_completions_is_seen_where_all_are_cut_again_and_again():
     lines = [{k: v for k, v in line.items() if "clipped" not in k} for line in lines]
     assert read_log(lines).facts["max_completion_length"] == 64
     assert "truncation" in states(autopsy(lines, completions_per_step=16), "warning")
-    assert "max_completion_length" not in read_log(SOUND).facts
+    assert read_log(SOUND).facts["max_completion_length"] == 0
 
 
 def test_the_newest_checkpoint_that_is_whole_is_read(tmp_path):
@@ -162,18 +154,12 @@ def test_the_number_of_completions_is_seen_in_the_shares(count):
     assert read_log(lines).facts["completions"] == count
 
 
-def test_weights_are_found_where_no_log_tells_them():
-    assert read_log(SOUND).facts["weights"] == {"right": 1.0, "soft_format_reward": 0.5}
-    shares = autopsy(SOUND).shares
-    assert sum(shares.values()) == pytest.approx(1) and shares["right"] > 0.5
-
-
 @pytest.mark.parametrize(
     ("what", "error", "refusal"),
     [
         ("none", FileNotFoundError, "does not exist: give TRL's output folder"),
         ("empty", FileNotFoundError, "has no checkpoint-"),
-        ("log.rst", ValueError, "is no log: give"),
+        ("log.rst", ValueError, "has no `reward` in 3 lines, but nothing: give"),
         ("broken.json", ValueError, "cannot be read"),
         ("other.jsonl", ValueError, "has no `reward` in 3 lines, but loss, step"),
     ],
@@ -212,12 +198,10 @@ ONE_PEAK = np.where(np.arange(200) == 120, 8.0, 0.02)
 FAULTS = {
     "kl grows": {"kl": 0.02 + 4.5 * RAMP**2.4},
     "entropy collapse": {"entropy": 0.6 * np.exp(-6 * RAMP)},
-    "clip saturation": {"clip_ratio/region_mean": 0.1 + 0.5 * RAMP},
     "little signal": {"frac_reward_zero_std": 0.9 - 0.02 * RAMP},
     "truncation": {"completions/clipped_ratio": 0.4 + 0.4 * RAMP},
     "not a number": {"grad_norm": np.where(RAMP > 0.5, math.nan, 0.4)},
     "reward falls": {"reward": np.where(RAMP > 0.5, 0.4, 1.0)},
-    "spike": {"grad_norm": np.where(np.arange(200) % 30 == 29, 40.0, 0.4)},
     "spike, alone": {"kl": ONE_PEAK},
     "little signal, growing": {"frac_reward_zero_std": 0.1 + 0.7 * RAMP},
 }
@@ -230,20 +214,6 @@ def test_a_fault_of_the_curves_is_named(fault):
     assert fault.partition(",")[0] in found
 
 
-def test_form_that_is_learnt_after_answers_have_stopped_is_named():
-    half = np.arange(200) >= 100
-    form = np.where(half, np.clip(0.4 + (np.arange(200) - 100) / 60, 0, 1), 0.4)
-    right = np.where(half, 0.4, 0.2 + np.arange(200) / 500)
-    lines = stock(run(1, 200, 4, **{FORM: form, RIGHT: right, "reward": right + 0.5 * form}))
-    (name,) = states(autopsy(lines, completions_per_step=32, correct="right"), "warning")
-    assert name == "format learnt, correctness flat"
-
-
-def test_a_plateau_is_a_note():
-    result = autopsy(stock(run(1, 400, 8, first=0.2, last=0.6, speed=20)), completions_per_step=64)
-    assert "plateau" in states(result, "note") and result.worst() == "note"
-
-
 def test_a_reward_earned_late_is_called_constant_by_no_one_who_saw_the_end():
     late = [line | {RIGHT: 0.0 if line["step"] < 60 else 0.4} for line in SOUND]
     assert "constant reward" not in states(autopsy(late, completions_per_step=16), "warning")
@@ -251,8 +221,8 @@ def test_a_reward_earned_late_is_called_constant_by_no_one_who_saw_the_end():
 
 def test_checks_that_were_skipped_name_what_the_log_lacks_and_fixes_speak_of_trl():
     result = autopsy(STUCK, completions_per_step=16)
-    assert result.skipped["reward hacking"] == "eval/accuracy" and "kl grows" not in result.skipped
-    assert "not checked, for want of: " in str(result)
+    assert result.skipped == [DIFFERENCE, "eval/accuracy"]
+    assert f"not logged, and so not judged: {DIFFERENCE}, eval/accuracy" in str(result)
     lines = [line | {"completions/clipped_ratio": 0.6} for line in SOUND]
     (check,) = autopsy(lines).findings[:1]
     assert "raise max_completion_length" in check.fix
@@ -274,7 +244,7 @@ def test_too_few_steps_give_a_note_which_says_how_many_more_would_tell():
 # -- completions
 
 
-def with_completions(folder, text, right=1.0):
+def with_completions(folder, text):
     """An output folder with the completions of five steps, by a function of (step, number)."""
     as_state(SOUND, folder)
     (folder / "completions").mkdir()
@@ -284,7 +254,7 @@ def with_completions(folder, text, right=1.0):
                 "step": step,
                 "prompt": [{"role": "user", "content": f"{n // 4} + 1?"}],
                 "completion": [{"role": "assistant", "content": text(step, n)}],
-                "right": right if n % 2 else 0.0,
+                "right": float(n % 2),
                 "soft_format_reward": 1.0,
                 "advantage": 0.0,
             }
@@ -295,56 +265,38 @@ def with_completions(folder, text, right=1.0):
     return folder
 
 
-def test_completions_that_are_paid_and_say_nothing_are_shown(tmp_path):
-    text = "<answer></answer>", "so it is " * 9
-    folder = with_completions(tmp_path, lambda step, n: text[n % 4 == 3] if n % 2 else f"It is {n}")
+def test_the_completions_that_earned_most_are_shown(tmp_path):
+    folder = with_completions(tmp_path, lambda step, n: f"<answer>{step}.{n}</answer>")
     result = autopsy(folder)
-    assert set(result.suspects["why"]) == {"it repeats itself", "it says nothing"}
     assert result.log.facts["completions"] == 8
+    best = [f"<answer>{step}.{n}</answer>" for step in (4, 5) for n in (1, 3, 5, 7)]
+    shown = result.best[result.best["total"] == 2]
+    assert sorted(shown["completion"]) == best and set(shown["prompt"]) == {"0 + 1?", "1 + 1?"}
     page = result.save(tmp_path / "autopsy.html").read_text(encoding="utf-8")
-    assert "look wrong" in page and "&lt;answer&gt;" in page and "<img alt=" in page
+    assert "earned most" in page and "&lt;answer&gt;5.7" in page and "<img alt=" in page
 
 
-def test_one_that_contradicts_the_others_is_shown(tmp_path):
-    folder = with_completions(
-        tmp_path, lambda step, n: f"{step}: it is {n // 4 + 1 if step < 5 or n != 7 else 77}"
-    )
-    (row,) = autopsy(folder).suspects.to_dict("records")
-    assert row["why"].startswith("it ends in 77, and ") and row["step"] == 5
-
-
-def test_copies_and_pay_by_length_are_named(tmp_path):
-    folder = with_completions(tmp_path / "a", lambda step, n: "the same")
-    assert "identical completions" in states(autopsy(folder), "note")
-    longer = with_completions(tmp_path / "b", lambda step, n: f"{step}{n}" + "x" * (n % 2 * 80))
-    assert "paid by length" in states(autopsy(longer), "warning")
-
-
-def test_attacks_that_win_and_are_in_use_are_named(tmp_path):
+def test_what_is_wrong_with_the_rewards_is_named():
     def right(completions, answer, **kwargs):
-        texts = [completion[0]["content"] for completion in completions]
-        return [float(a in text) for text, a in zip(texts, answer, strict=True)]
+        return [float(a in c[0]["content"]) for c, a in zip(completions, answer, strict=True)]
 
+    numbers = (16, 25, 68, 91, 33)
     rows = [
         {"prompt": [{"role": "user", "content": f"{n} + 15?"}], "answer": str(n + 15)}
-        for n in (16, 25, 68, 91, 33)
+        for n in numbers
     ]
-    folder = with_completions(tmp_path, lambda step, n: f"It is not {n + 30}. So it is {n}.")
-    names = states(autopsy(folder, reward_funcs=right, dataset=rows), "stop", "warning")
+    names = states(autopsy(SOUND, reward_funcs=right, dataset=rows), "stop")
     assert "rewards: mentioned" in names
-    assert any(name.startswith("attack in use: mentioned") for name in names)
 
 
 # -- the command
 
 
-@pytest.mark.parametrize(
-    ("lines", "options", "code"),
-    [(SOUND, [], 0), (STUCK, [], 0), (STUCK, ["--fail-on", "warning"], 1)],
-)
-def test_the_command_exits_with_what_it_finds(lines, options, code, tmp_path, capsys):
-    path = as_lines(lines, tmp_path)
-    assert main(["autopsy", str(path), "--html", str(tmp_path / "a.html"), *options]) == code
+def test_the_command_says_what_it_finds(tmp_path, capsys):
+    path = as_lines(SOUND, tmp_path)
+    assert main(["autopsy", str(path), "--html", str(tmp_path / "a.html")]) == 0
     told = capsys.readouterr().out
     assert told.startswith(f"{path}: 120 lines, to step 120") and "a.html is written" in told
+    path = as_lines([line | {"frac_reward_zero_std": 1.0} for line in STUCK], tmp_path)
+    assert main(["autopsy", str(path)]) == 1
     assert main(["autopsy", str(tmp_path / "none")]) == 2

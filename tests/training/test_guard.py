@@ -80,10 +80,7 @@ def test_the_policys_own_samples_do_not(one, copied):
     ("argument", "value", "named"),
     [
         ("top_p", 0.9, "top_p = 0.9"),
-        ("top_k", 20, "top_k = 20"),
-        ("min_p", 0.1, "min_p = 0.1"),
         ("repetition_penalty", 1.2, "repetition_penalty = 1.2"),
-        ("generation_kwargs", {"min_p": 0.1, "top_k": 0}, "min_p = 0.1"),
         ("generation_kwargs", {"temperature": 0.7}, "temperature = 0.7"),
         ("vllm_sampling_params", SimpleNamespace(min_p=0.1, top_p=1.0, top_k=-1), "min_p = 0.1"),
     ],

@@ -16,7 +16,7 @@ from grpo_nb.training import health
 
 REWARDS = {"right": (1.0, 0.0, 1.0), "soft_format_reward": (0.5, 0.0, 1.0)}
 FORM = "soft_format_reward"
-EXPECTED = health.Expected(REWARDS, completions=64, eval_rows=128, max_steps=300, memory_gib=24)
+EXPECTED = health.Expected(REWARDS, completions=64, eval_rows=128, max_steps=300)
 
 
 def run(seed=0, steps=100, groups=8, first=0.25, last=0.97, speed=15, **faults):
@@ -73,11 +73,8 @@ NOISE = np.random.default_rng(1).normal(0, 1, 100)
 RAMP = np.linspace(0, 1, 100)
 ONCE, TWICE = (np.isin(np.arange(100), steps).astype(float) for steps in ([60], [60, 61]))
 RIGHT, SILENT, LENGTH = "rewards/right/mean", "frac_reward_zero_std", "completions/mean_length"
-CUT, CALLS = "completions/clipped_ratio", "episodes/call_share"
-GAIN, LIMIT = "episodes/gain", "episodes/at_limit"
-OFF, MEMORY = training.rules.DIFFERENCE, "memory_gib"
-OFF_NOISE = 0.01 * np.abs(NOISE)
-SETTLING = 9 + 3 * (1 - np.exp(-RAMP * 8)) + NOISE / 9  # as where the longest completions come late
+CUT = "completions/clipped_ratio"
+OFF, OFF_NOISE = training.rules.DIFFERENCE, 0.01 * np.abs(NOISE)
 FLAT = {RIGHT: 0.3 + 0.03 * NOISE, "reward": 0.8 + 0.03 * NOISE}
 LEARNT = {f"rewards/{FORM}/mean": 0.97}
 COLLAPSED = {"entropy": after(40, 0.05, 1), SILENT: after(40, 0.9, 0.2)}
@@ -101,27 +98,8 @@ CASES = [
     ("format learnt, correctness flat", FLAT | LEARNT, f"{FORM} in reward_weights", LEARNT),
     ("reward stuck", FLAT | {f"rewards/{FORM}/mean": 0.5}, "learning_rate", {}),
     ("one reward dominates", {"rewards/right/std": 0.02, RIGHT: 0.1}, FORM, {RIGHT: 0.1}),
-    ("calls vanish", {CALLS: after(50, 0.02, 0.7)}, "learning_rate", {CALLS: RAMP / 2 + 0.4}),
-    ("calls without use", {GAIN: NOISE / 99 - 0.1}, "without calls", {GAIN: NOISE / 9 + 0.1}),
-    ("turns to the limit", {LIMIT: NOISE / 50 + 0.5}, "max_turns", {LIMIT: 0.5 - RAMP**0.2 / 2}),
-    (
-        "samples differ",
-        {OFF: after(50, 0.2, 0.01)},
-        "without vLLM",
-        {OFF: 0.02 + OFF_NOISE},
-    ),
-    (
-        "samples differ",
-        {OFF: 0.001 + 0.05 * RAMP},
-        "without vLLM",
-        {OFF: 0.001 + RAMP / 999},
-    ),
-    (
-        "memory grows",
-        {MEMORY: 9 + 9 * RAMP + NOISE / 9},
-        "max_completion_length",
-        {MEMORY: SETTLING},
-    ),
+    ("samples differ", {OFF: after(50, 0.2, 0.01)}, "without vLLM", {OFF: 0.02 + OFF_NOISE}),
+    ("samples differ", {OFF: RAMP / 20 + 0.001}, "without vLLM", {OFF: 0.001 + RAMP / 999}),
     ("no score", {"right/skipped": after(40, 5.0)}, "fix right", {"right/skipped": 0.5}),
     ("no score", {"right/skipped": after(40, 2 + NOISE / 5)}, "fix right", {}),
 ]
@@ -166,23 +144,6 @@ def test_a_healthy_training_raises_nothing(beginning, seed, groups, speed):
     assert not [a for a in found if a.name != "nothing left to learn"]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**16), size=st.floats(0.01, 1), steps=st.integers(60, 300))
-def test_a_memory_that_only_varies_is_not_taken_for_one_that_grows(seed, size, steps):
-    noise = np.random.default_rng(seed).normal(0, size, steps)
-    assert "memory grows" not in rules(run(seed, steps=steps, memory_gib=18 + noise))
-
-
-def test_growing_memory_is_announced_with_the_step_at_which_it_is_full():
-    """0.1 GiB a step from 9 GiB: 24 are full at step 150."""
-    alerts = examine(run(steps=60, memory_gib=9 + 0.1 * np.arange(60)))
-    (alert,) = [alert for alert in alerts if alert.name == "memory grows"]
-    full = int(re.search(r"24\.0 at step (\d+)", alert.evidence)[1])
-    assert 140 <= full <= 160 and alert.evidence.startswith("step 50")
-    shorter = EXPECTED._replace(max_steps=120)
-    assert "memory grows" not in rules(run(steps=60, memory_gib=9 + 0.1 * np.arange(60)), shorter)
-
-
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6))
 def test_stationary_noise_near_the_top_raises_nothing(seed):
@@ -214,7 +175,7 @@ def test_a_line_at_a_time_gives_the_same_and_a_held_out_line_of_its_own_counts()
     watch = health.Watch(EXPECTED)
     live = [alert for line in lines for alert in watch.feed(line)]
     assert live == examine(lines)
-    assert [a.name for a in live] == ["held-out accuracy does not follow", "reward hacking"]
+    assert [a.name for a in live] == ["reward hacking"]
 
 
 def test_an_answer_that_only_the_rewards_take_for_right_is_not_exact():
@@ -245,5 +206,5 @@ def test_a_scheduled_factor_is_no_fall_of_the_reward():
 def test_summary():
     assert health.summary([]) == "no alerts"
     text = health.summary(examine(run(loss=after(50, np.nan))))
-    assert text.startswith("stop: not a number, step 51: loss is NaN or infinite (loss is None; ")
+    assert text.startswith("stop: not a number, step 51: loss is NaN or infinite (loss is None) ")
     assert text.endswith("; see docs/troubleshooting.md#not-a-number")

@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 
 from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.training import health
 
 
 @pytest.fixture(scope="module")
@@ -47,24 +46,12 @@ def test_a_file_that_was_changed_is_refused(alarms, tmp_path, name):
         alarms.read(folder)
 
 
-def test_the_rates_that_alerts_tell_are_those_of_the_corpus(alarms, judged):
-    assert alarms.rates(judged) == health.RATES
-    counts = Counter(one.recipe.kind for one in judged)
-    assert [counts[kind] for kind in alarms.KINDS] == [*health.RATES["runs"].values()]
-
-
-def test_clean_runs_are_quiet_and_hacks_are_named(judged):
-    clean = [one for one in judged if one.recipe.kind == "clean"]
-    assert sum(one.first is not None for one in clean) <= 1
+def test_clean_runs_are_quiet_and_hacks_are_named(alarms, judged):
+    counts = alarms.rates(judged)
+    assert counts["runs"] == {"clean": 20, "badly set": 25, "hacked": 22}
+    clean = {rule: count["clean"] for rule, count in counts["alerts"].items() if count["clean"]}
+    assert clean == {"nothing left to learn": 8}
     hacked = [one for one in judged if one.recipe.kind == "hacked"]
     assert len({one.recipe.what for one in hacked}) == 8
     missed = Counter(one.recipe.what for one in hacked if "reward hacking" not in one.alarms)
     assert missed == {"leak": 3}  # what is validated on leaks, too
-
-
-def test_an_alert_tells_its_rates_where_they_were_measured():
-    clean = health.RATES["alerts"]["reward hacking"]["clean"]
-    text = health.rates("reward hacking")
-    assert text.startswith(f"recorded tiny runs: {clean} of 20 clean, ") and "hacked" in text
-    assert "; public runs: " in health.rates("spike") and " sound, " in health.rates("spike")
-    assert health.rates("memory grows") == "error rate not measured"

@@ -65,13 +65,9 @@ def test_each_step_is_a_line_in_a_file_and_in_the_terminal(tmp_path, capsys):
     assert "step 4/4: reward " in told
     assert told.count("guard: the engine samples from this policy (score ") == 1
     assert monitor.failure == "" and monitor.alerts == []
-    rows = monitor.completions()
-    assert (
-        len(rows) == 8 and {"question", "completion", "says", "short", "reward"} <= rows[0].keys()
-    )
-    assert (
-        monitor.watch.expected.rewards["short"][2] > 2
-    )  # nobody declared that it gives more than 1
+    rows, names = monitor.completions(), {"question", "completion", "says", "short", "reward"}
+    assert len(rows) == 8 and names <= rows[0].keys()
+    assert monitor.watch.expected.rewards["short"][2] > 2, "nobody declared more than 1"
 
 
 CELL = """
@@ -134,13 +130,9 @@ def test_an_interrupt_or_an_error_inside_with_loses_no_step(tmp_path):
     whole = stock(tmp_path / "whole", [short])
     whole.train()
     stops = at(2, lambda: signal.raise_signal(signal.SIGINT))
-    said = (
-        r"after step 2; the training is kept .*`with` goes on with trainer.train\(resume_from_check"
-    )
-    with (
-        pytest.raises(KeyboardInterrupt, match=said),
-        Monitor(trainer := stock(tmp_path, [stops]), show=False),
-    ):
+    said = r"after step 2; the training is kept .*`with` goes on with trainer.train\(resume_from"
+    trainer = stock(tmp_path, [stops])
+    with pytest.raises(KeyboardInterrupt, match=said), Monitor(trainer, show=False):
         trainer.train()
     first = newest_checkpoint(tmp_path)
     assert first == str(tmp_path / "checkpoint-2")
@@ -148,10 +140,8 @@ def test_an_interrupt_or_an_error_inside_with_loses_no_step(tmp_path):
     trainer.train(resume_from_checkpoint=first)  # as the message says, and without `with`
     assert trainer.state.global_step == 3
     shutil.rmtree(tmp_path / "checkpoint-3", ignore_errors=True)
-    with (
-        pytest.raises(KeyError) as error,
-        Monitor(trainer := stock(tmp_path, [at(4, fail)]), show=False),
-    ):
+    trainer = stock(tmp_path, [at(4, fail)])
+    with pytest.raises(KeyError) as error, Monitor(trainer, show=False):
         trainer.train(resume_from_checkpoint=first)
     again = f"trainer.train(resume_from_checkpoint='{tmp_path / 'checkpoint-3'}')"
     kept = f"the training is kept up to step 3; the same `with` goes on with {again}"
@@ -166,16 +156,14 @@ def test_an_interrupt_or_an_error_inside_with_loses_no_step(tmp_path):
 
 
 def test_an_update_without_scores_is_skipped_and_three_end_the_training(tmp_path, capsys):
-    trainer = stock(
-        tmp_path, [lambda completions, **kwargs: [None] * len(completions)], max_steps=9
-    )
+    nothing = lambda completions, **kwargs: [None] * len(completions)  # noqa: E731
+    trainer = stock(tmp_path, [nothing], max_steps=9)
     before = [weight.detach().clone() for weight in trainer.model.parameters()]
     Monitor(trainer)
     trainer.train()
     told = capsys.readouterr().out
-    assert (
-        "step 1: no completion has a score, for every reward gave None; no update is made" in told
-    )
+    why = "no completion has a score, for every reward gave None"
+    assert f"step 1: {why}; no update is made" in told
     assert trainer.state.global_step == 3 and "training ends: no completion has a score" in told
     assert all(map(torch.equal, before, trainer.model.parameters()))
 
@@ -193,10 +181,8 @@ def test_a_gradient_that_is_not_finite_does_not_reach_the_weights(tmp_path, caps
 
     trainer.training_step = poisoned
     trainer.train()
-    assert (
-        "step 2: the gradient is not finite (NaN or inf); no update is made"
-        in capsys.readouterr().out
-    )
+    told = capsys.readouterr().out
+    assert "step 2: the gradient is not finite (NaN or inf); no update is made" in told
     assert all(weight.isfinite().all() for weight in trainer.model.parameters())
 
 
@@ -245,20 +231,13 @@ def test_a_run_that_is_resumed_keeps_the_lines_of_its_checkpoint(tmp_path):
     assert len(monitor.watch.lines) == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"correct": "sais"}, "'sais' is none of the rewards: says, short"),
-        ({"halt": "always"}, "give 'never' or 'grave'"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_and_leaves_the_monitor_that_was_there(
-    tmp_path, options, said
-):
+def test_what_makes_no_sense_is_refused_and_leaves_the_monitor_that_was_there(tmp_path):
     trainer = stock(tmp_path)
     monitor = Monitor(trainer, show=False)
-    with pytest.raises(ValueError, match=said):
-        Monitor(trainer, show=False, **options)
+    with pytest.raises(ValueError, match="'sais' is none of the rewards: says, short"):
+        Monitor(trainer, show=False, correct="sais")
+    with pytest.raises(ValueError, match="give 'never' or 'grave'"):
+        Monitor(trainer, show=False, halt="always")
     assert monitor in trainer.callback_handler.callbacks
 
 

@@ -99,7 +99,7 @@ def test_what_is_installed_here_is_used(module):
 
 def test_preflight_finds_nothing_to_stop_for(watched):
     states = {check.name: check.state for check in watched.checks}
-    assert {"context", "memory", "gradient", "time", "adapters", "disk"} <= states.keys()
+    assert {"context", "memory", "gradient", "time"} <= states.keys()
     assert "stop" not in states.values(), watched.checks
 
 

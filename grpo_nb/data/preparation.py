@@ -360,9 +360,6 @@ def checks(report: Mapping[str, Any], config: Options) -> Checks:
     ]
     if about := report.get("generated"):
         lines.append(gym.check(about))
-    if rates := report.get("difficulty"):
-        evidence = "{judged} prompts tried; left out: {too_hard} too hard, {too_easy} too easy"
-        lines.append(Check("difficulty", "ok", evidence.format_map(rates)))
     return Checks([*lines, *map(_line, report["dropped"])])
 
 

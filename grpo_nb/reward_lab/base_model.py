@@ -38,6 +38,16 @@ def flagged(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.Da
     )
 
 
+def pass_rates(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
+    """Return a table with one line per prompt: question, pass_rate, and keep (0 < pass_rate < 1).
+
+    A prompt that is always or never solved gives its whole group zero advantage.
+    """
+    rates = passed(table, preset).reshape(len(baseline.rows), -1).mean(axis=1)
+    frame = pd.DataFrame({"question": [row["question"] for row in baseline.rows]})
+    return frame.assign(pass_rate=rates, keep=(rates > 0) & (rates < 1))
+
+
 def summary(
     baseline: Baseline, table: pd.DataFrame, preset: RewardSet, config: "RunConfig"
 ) -> dict[str, Any]:

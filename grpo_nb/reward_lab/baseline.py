@@ -89,8 +89,6 @@ def sample(
     config: "RunConfig",
     engine: models.Engine | None = None,
     progress: models.Progress | None = None,
-    warmed: bool = True,
-    swap: bool = True,
 ) -> Baseline:
     """Return completions of the model that training starts with, from the cache if possible.
 
@@ -101,15 +99,13 @@ def sample(
         engine: The engine of a loaded policy, which samples without its adapter unless there was
             an SFT warm-up; None loads the model.
         progress: A function of the number of completions done, their total, and a note.
-        warmed: Whether to use the weights after the SFT warm-up, if there was one.
-        swap: Whether to sample again with other rows' images, if the rows have any.
     """
-    folder = warm_folder(run, config) if warmed else None
+    folder = warm_folder(run, config)
     with ExitStack() as stack:
         groups = answer_cached(
             run / KEPT_AT,
             _settings(config, folder),
-            [*rows, *(swapped(rows) if swap else ())],
+            [*rows, *swapped(rows)],
             environments.of(config),
             lambda: engine or stack.enter_context(closing(open_base(config, folder))),
             max_completion_length=config.grpo.max_completion_length,

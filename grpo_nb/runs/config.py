@@ -67,7 +67,6 @@ SET = "set"  # the source of a value that was set for the run
 Sourced = tuple[Any, str]  # a value and its source
 OTHER_VERSION = "choose another run_name, or move the folder away"
 GYM = "reasoning-gym:"  # the rewards of these sources are those of the task `gym`
-DIFFICULTY = {"min_pass_rate", "max_pass_rate", "order"}  # need data.difficulty_prompts
 # Stage 01 writes the prompts, which ask for the form, so the form is its setting. Stage 02 judges
 # the model that GRPO starts from, so the SFT warm-up belongs there.
 SETTING_STAGE = {
@@ -183,8 +182,6 @@ def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
     data, model, train, grpo = config.data, config.model, config.train, config.grpo
     group, batch = grpo.num_generations, config.step_completions
     need = data.max_prompt_tokens + grpo.max_completion_length
-    differ = data.model_dump(include=DIFFICULTY, exclude_defaults=True)
-    choice = ", ".join(f"data.{name} = {value!r}" for name, value in differ.items())
     return [
         (
             batch % group,
@@ -202,11 +199,6 @@ def _misfits(config: RunConfig) -> list[tuple[Any, str]]:
             train.sft_steps and not data.sft_rows,
             f"train.sft_steps = {train.sft_steps} has no rows to learn from: data.sft_rows = 0; "
             "set data.sft_rows = 64 in stage 01, which writes them, or train.sft_steps = 0",
-        ),
-        (
-            choice and not data.difficulty_prompts,
-            f"{choice}: no difficulty is measured (data.difficulty_prompts = 0); "
-            "set data.difficulty_prompts = 200",
         ),
         *_policy_misfits(config),
     ]

@@ -10,11 +10,8 @@ from grpo_nb import data, reward_lab, runs
 from grpo_nb.data.images import swapped
 from grpo_nb.reward_lab import base_model, check_rewards
 from grpo_nb.reward_lab.baseline import KEPT_AT
-from grpo_nb.reward_lab.difficulty import by_difficulty
 from grpo_nb.rewards import load_preset, reward
 from grpo_nb.rewards.prompts import as_text
-from grpo_nb.runs import Stage
-from grpo_nb.runs.config import flatten, resolve
 
 QA = load_preset("qa")
 SETTINGS = {
@@ -97,19 +94,6 @@ def test_completions_are_sampled_once_and_kept_without_images(stage):
     assert not stored["prompt"].str.contains("PIL").any()
     assert (stage.run / KEPT_AT).stat().st_size < 50_000
     assert len(test.baseline.rows) == 16
-
-
-def test_difficulty_is_measured_for_each_image_though_the_question_is_the_same(stage):
-    config = resolve("tiny-cpu", flatten(stage.config), {"data.difficulty_prompts": 32})
-    report = json.loads((stage.run / "data/report.json").read_text())
-
-    def easy_if_red(image, number):
-        return "red" if seen(image) == "red" else half_seen(image, number)
-
-    report = by_difficulty(Stage(stage.run, "01", config), QA, report, Looker(easy_if_red))
-    assert report["difficulty"]["judged"] == 32
-    assert "red" not in {row["answer"] for row in data.load(stage.run, "train")}
-    assert report["train_rows"] == len(data.load(stage.run, "train")) > 16
 
 
 # Rewards

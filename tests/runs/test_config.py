@@ -50,7 +50,6 @@ REFUSED = [  # settings; what the refusal says
     ({"model.max_seq_length": 64}, "max_completion_length = 304; raise it to 304"),
     (WHOLE, "with model.load_in_4bit = True: .*; set model.load_in_4bit = False"),
     ({"train.sft_steps": 12}, "= 12 has no rows to learn from: .* set data.sft_rows = 64 in stage"),
-    ({"data.max_pass_rate": 0.9}, "rate = 0.9: no difficulty .* set data.difficulty_prompts = 200"),
     (VLLM | {"policy.backend": "transformers"}, "backend = 'transformers' .*; set model.fast_inf"),
     (
         VLLM | WHOLE | {"model.load_in_4bit": False},

@@ -184,12 +184,12 @@ def right_reward(
     if not earnings.rows:
         return ""
     gains = np.abs(earnings.right - earnings.wrong).mean(axis=0)
-    right = amounts.roles(scorer, style, earnings, []).right
     longer = [(row, style.write(style.answers[row], written.LONG_STEPS)) for row in earnings.rows]
     both = np.concatenate([earnings.right, scorer.payments(longer)])
-    steady = np.ptp(both, axis=0) < TIE  # one that depends on the length says less
-    order = sorted(right, key=lambda number: (not steady[number], -gains[number]))
-    return scorer.names[order[0]] if order else ""
+    is_steady = np.ptp(both, axis=0) < TIE  # one that depends on the length says less
+    right = amounts.roles(scorer, style, earnings, []).right
+    best = max(right, key=lambda number: (is_steady[number], gains[number]), default=None)
+    return "" if best is None else scorer.names[best]
 
 
 class RewardCheck:
@@ -231,19 +231,11 @@ class RewardCheck:
         parts = self.longest, self.attacks, self.executed, self.paid_wrong
         return Attacks(self.scorer, self.written, *parts)
 
-    def add(
-        self, name: str, state: str, evidence: str, reward: int | None = None, fix: str = ""
-    ) -> None:
-        """Add a finding, unless the same one was added for this reward; by default with its fix."""
+    def add(self, name: str, state: str, evidence: str, reward: int | None = None) -> None:
+        """Add a finding with its fix, unless the same one was added for this reward."""
         title = name if reward is None else f"{self.scorer.names[reward]}: {name}"
         if not any(check.name == title for check in self.checks):
-            fix = fix or FIXES.get(name, "")
-            if name == "nothing earns" and (self.form or self.reference):
-                fix = (
-                    "correct how the rewards read answers, or leave out form= and reference=, "
-                    "so that a form is looked for"
-                )
-            self.checks.append(Check(title, state, evidence, fix))
+            self.checks.append(Check(title, state, evidence, FIXES.get(name, "")))
 
     def _blame(self, number: int, fault: Fault, is_mild: bool = False) -> None:
         state = "warning" if is_mild or fault.rule in WARNED else "stop"
@@ -252,8 +244,6 @@ class RewardCheck:
     def static(self) -> None:
         """Find what shows without a call: columns that are missing, arguments that are refused."""
         scorer = self.scorer
-        if "prompt" not in scorer.rows[0]:
-            self.add("prompt", "warning", f"the rows have no column `prompt`: {scorer.columns}")
         for number, func in enumerate(scorer.funcs):
             if (names := accepted(func)) is not None:
                 refused = [n for n in (*TRLS_OWN[:3], *scorer.columns) if n not in names]
@@ -302,6 +292,7 @@ class RewardCheck:
         else:
             self._with_reference()
         self._score_sampled()
+        self._unsaid()
         self._faults()
 
     def _faults(self) -> bool:
@@ -315,13 +306,7 @@ class RewardCheck:
         """Return completions of several kinds on a few rows, those of a row side by side."""
         style, rows = self.written, range(min(GROUP, len(self.scorer.rows)))
         if style is None or not style.answers:
-            ways = columns.answers_of(self.scorer.rows, self.scorer.columns)
-            references = next(iter(ways.values()), {})
-            return [
-                (row, text)
-                for row in rows
-                for text in (references.get(row, "so it is"), "", "1+1=2")
-            ]
+            return [(row, text) for row in rows for text in ("so it is", "", "1+1=2")]
         rows = columns.distinct_rows(style.answers, GROUP)
         if self.scorer.any_slow:
             right = [(row, style.write(style.answers[row])) for row in rows[:2]]
@@ -354,13 +339,11 @@ class RewardCheck:
                 effects = linter.side_effects(scorer, number, few)
             except Exception as error:  # it ran before: it depends on what was called since
                 fault, effects = Fault("state", f"a later call raises {error!r:.100}"), []
-            if number in scorer.grouped:
-                self.add("compares the batch", "note", "attacks are scored in groups", number)
             if effects:
                 state = "stop" if any("torch" in effect for effect in effects) else "warning"
                 self.add("side effects", state, "; ".join(effects), number)
-            quick = scorer.each[number] < linter.PATIENCE / 10
-            if fault is None and writers and quick and number not in scorer.grouped:
+            is_quick = not scorer.is_slow(number) and number not in scorer.grouped
+            if fault is None and writers and is_quick:
                 row = batch[0][0]
                 fault = linter.growth(scorer, number, row, self.longest, writers)
                 if not fault and not is_program and not programs.tests_of(scorer.rows[row]):
@@ -370,21 +353,6 @@ class RewardCheck:
             if fault:
                 self._blame(number, fault, fault.rule == "clock" and is_program)
                 self.unsteady |= {number} if fault.rule in UNSTEADY else set()
-            self._missing_scores(number, batch)
-
-    def _missing_scores(self, number: int, batch: Sequence[tuple[int, str]]) -> None:
-        scores = self.scorer.scores(batch)[:, number]
-        if number in self.scorer.faults or np.isnan(scores).mean() <= 0.3:
-            return  # so that no judge is asked about more rows
-        rows = range(0, len(self.scorer.rows), max(1, len(self.scorer.rows) // 16))
-        table = self.scorer.scores([*batch, *((row, batch[0][1]) for row in rows)])
-        scores = table[:, number]
-        # A reward for rows of one task may leave those of another to the others.
-        if not np.isnan(scores).all() and not np.isnan(table).all(axis=1).any():
-            return
-        if (share := np.isnan(scores).mean()) > 0.3:
-            state = "stop" if share == 1 else "warning"
-            self.add("None", state, f"None for {share:.0%} of {len(scores)} completions", number)
 
     def _without_reference(self, tried: int, batch: Sequence[tuple[int, str]]) -> None:
         """Say why no attack can be judged, and what earns most of what was tried."""
@@ -512,7 +480,6 @@ class RewardCheck:
         self._whole()
         self._prompts_form()
         self._references()
-        self._constant()
 
     def _whole(self) -> None:
         """Compare what the form earns with what a right answer earns."""
@@ -528,11 +495,9 @@ class RewardCheck:
                 f"a wrong answer in the form earns {form:.3g} more than nothing, and a right one "
                 f"only {gain:.3g} more than that"
             )
-            most, fix = int(each.argmax()), ""
-            if most in self.roles.right:
-                evidence += f"; `{self.scorer.names[most]}` pays {each[most]:.3g} of it"
-                fix = f"let `{self.scorer.names[most]}` pay less for wrong answers"
-            self.add("form outweighs", "warning", evidence, fix=fix)
+            most = int(each.argmax())
+            evidence += f"; `{self.scorer.names[most]}` pays {each[most]:.3g} of it"
+            self.add("form outweighs", "warning", evidence)
 
     def _prompts_form(self) -> None:
         """Find out whether right answers are paid in the form that the prompts ask for."""
@@ -583,9 +548,6 @@ class RewardCheck:
             evidence = f"on {len(losers)} of {len(numbers)} rows, such as {answer}"
             self.add("reference loses", state, evidence)
         self._empty_references()
-        commonest = max(map(list(style.answers.values()).count, set(style.answers.values())))
-        if (share := commonest / len(style.answers)) > 0.6 and len(style.answers) > 4:
-            self.add("one answer", "note", f"{share:.0%} of the rows have the same answer")
 
     def _empty_references(self) -> None:
         """Find rows without an answer on which any answer is right."""
@@ -609,12 +571,18 @@ class RewardCheck:
             )
             self.add("empty reference", "stop", evidence)
 
-    def _constant(self) -> None:
-        """Find rewards that paid the same for everything that was tried."""
-        for number in range(len(self.scorer.funcs)):
-            scores = self.scorer.all_scores(number)
-            if len(scores) and np.ptp(scores) < 1e-9 and number not in self.roles.right:
-                evidence = f"{scores[0]:.3g} for all {len(scores)} completions that were tried"
+    def _unsaid(self) -> None:
+        """Find rewards that gave no score to much of what was tried, or the same to all of it."""
+        table = self.scorer.all_scores()
+        # A reward for rows of one task may leave those of another to the others.
+        is_lost, size = np.isnan(table).all(axis=1).any(), len(table)
+        for number, scores in enumerate(table.T if size else ()):
+            said, share = scores[~np.isnan(scores)], np.isnan(scores).mean()
+            if share == 1 or (share > 0.3 and is_lost):
+                state = "stop" if share == 1 else "warning"
+                self.add("None", state, f"None for {share:.0%} of {size} completions", number)
+            elif self.roles and np.ptp(said) < 1e-9 and number not in self.roles.right:
+                evidence = f"{said[0]:.3g} for all {len(said)} completions that were tried"
                 self.add("constant", "warning", evidence, number)
 
     def _score_sampled(self) -> None:

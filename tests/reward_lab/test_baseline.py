@@ -90,7 +90,11 @@ def test_the_summary_says_what_training_will_meet():
     expected |= {"max_completion_length": 8, "recommended max_completion_length": 16}
     assert figures == pytest.approx(expected)
     rates = base_model.pass_rates(tried, table, preset)
-    assert rates["pass_rate"].tolist() == [1, 0.5, 0] and rates["keep"].tolist() == [False, True, False]
+    assert rates["pass_rate"].tolist() == [1, 0.5, 0] and rates["keep"].tolist() == [
+        False,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(

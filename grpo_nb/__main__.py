@@ -134,7 +134,7 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     what = "test rewards: can they be hacked, and how?"
     add = _command(commands, "check", judge_file, what, CHECK)
     add("rewards", type=Path, metavar="REWARDS.py", help="functions in TRL's shape")
-    add("--data", type=Path, required=True, metavar="ROWS.jsonl", help="JSON lines, or Parquet")
+    add("--data", type=Path, required=True, metavar="ROWS.jsonl", help="JSON, CSV or Parquet")
     add("--json", action="store_true", dest="as_json", help="print the verdict as JSON")
     what = "find out what went wrong in a GRPO run, whoever trained it"
     add = _command(commands, "autopsy", diagnose, what, AUTOPSY)

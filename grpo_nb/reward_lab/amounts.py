@@ -181,7 +181,7 @@ def attack_all(attacks: Attacks, paid: Amounts, part: Roles) -> list[Result]:
             own, beside = _in_groups(scorer, paid, each)
         is_one = len({text for _, text in each}) == 1  # whatever the row is
         is_guess = attack.family in GUESSES and not (is_one and attack.family == COPIED)
-        is_guess |= bool(attack.answer) or may_earn(attack)
+        is_guess |= may_earn(attack)
         if (attack.kind == "hollow" or is_one) and not is_guess:
             counts = _not_by_chance(attack, own, beside, part)
             own, beside, each = own[counts], part_of(beside, counts), [each[n] for n in counts]

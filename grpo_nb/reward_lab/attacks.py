@@ -77,14 +77,12 @@ class Attack(NamedTuple):
     family: What it exploits; one finding is shown for a family.
     kind: One of KINDS.
     completion: A text with placeholders, or a list of such texts and of (reasoning, answer).
-    answer: The right answer of the rows that it is for; "" for all rows.
     """
 
     name: str
     family: str
     kind: str
     completion: str | list[Any]
-    answer: str = ""
 
 
 @dataclass
@@ -149,15 +147,15 @@ def _read(entry: dict[str, Any]) -> Attack:
     Raises:
         KeyError, TypeError, ValueError: The entry is not an attack.
     """
-    values = {"kind": "wrong", "family": entry["attack"], "times": 1, "answer": "", **entry}
-    name, family, kind, completion, times, answer = (
-        values.pop(key) for key in ("attack", "family", "kind", "completion", "times", "answer")
+    values = {"kind": "wrong", "family": entry["attack"], "times": 1, **entry}
+    name, family, kind, completion, times = (
+        values.pop(key) for key in ("attack", "family", "kind", "completion", "times")
     )
     if values or kind not in KINDS:
         raise ValueError
     if not isinstance(completion, str):
         completion = [tuple(part) if isinstance(part, list) else part for part in completion]
-    return Attack(str(name), str(family), kind, completion * times, str(answer))
+    return Attack(str(name), str(family), kind, completion * times)
 
 
 def _listed(entries: Sequence[dict[str, Any]]) -> list[Attack]:
@@ -187,7 +185,7 @@ def attacks_on(answer: str, users: Sequence[Attack] = ()) -> list[Attack]:
     """
     usual = [a for a in ANY if a.family != "negated" or not re.match(r'\s*\{\s*"', answer)]
     own = [a for pattern, more in BY_ANSWER.items() if re.fullmatch(pattern, answer) for a in more]
-    return [*usual, *own, *(each for each in users if each.answer in ("", answer))]
+    return [*usual, *own, *users]
 
 
 def written_out(

@@ -62,7 +62,7 @@ def summary(
     lines, group = flagged(baseline, table, preset), len(baseline.samples_P_G[0])
     right, tokens = lines["correct"].to_numpy().reshape(-1, group), lines["tokens"]
     solved = right.mean(axis=1)
-    length, why = recommended_length(baseline.samples, config.grpo.max_completion_length)
+    length = recommended_length(baseline.samples, config.grpo.max_completion_length)
     return {
         "prompts": len(baseline.rows),
         "completions per prompt": group,
@@ -78,7 +78,6 @@ def summary(
         "completion tokens, max": int(tokens.max()),
         "max_completion_length": config.grpo.max_completion_length,
         "recommended max_completion_length": length,
-        "because": why,
     }
 
 
@@ -139,15 +138,13 @@ def without_looking(baseline: Baseline, bench: Bench) -> tuple[dict[str, Any], l
     return figures, [Check("images", "ok", evidence)]
 
 
-def recommended_length(samples: Sequence[models.Sample], cap_tokens: int) -> tuple[int, str]:
-    """Recommend (max_completion_length, reason) from the lengths of completions.
+def recommended_length(samples: Sequence[models.Sample], cap_tokens: int) -> int:
+    """Recommend max_completion_length from the lengths of completions: more if many were cut.
 
     >>> recommended_length([models.Sample("", 20, False)] * 99, 100)
-    (32, '99 % of the completions that ended took at most 20 tokens')
+    32
     """
-    truncated = sum(each.truncated for each in samples) / len(samples)
-    if truncated > 0.05:
-        return 2 * cap_tokens, f"{truncated:.0%} of the completions were cut at {cap_tokens} tokens"
+    if sum(each.truncated for each in samples) > 0.05 * len(samples):
+        return 2 * cap_tokens
     longest = float(np.quantile([each.tokens for each in samples if not each.truncated], 0.99))
-    length = 8 * math.ceil(SPARE * longest / 8)
-    return length, f"99 % of the completions that ended took at most {longest:.0f} tokens"
+    return 8 * math.ceil(SPARE * longest / 8)

@@ -166,16 +166,8 @@ def open_test(
         engine: A loaded engine, as `sample` takes it.
         progress: A function of the number of completions done, their total, and a note.
     """
-    rows = data.load(stage.run, "train")
-    first_rows = rows[: stage.config.rewards.baseline_prompts]
-    baseline = sample(stage.run, first_rows, stage.config, engine, progress)
-    return reward_test(stage, preset, rows, baseline)
-
-
-def reward_test(
-    stage: "Stage", preset: RewardSet, rows: list[Row], baseline: Baseline
-) -> RewardTest:
-    """Return a test of rewards under the conditions of the stage's training."""
-    model = stage.config.model
-    tokenizer = models.load_tokenizer(model.model_name, stage.config.grpo.chat_template_kwargs)
-    return RewardTest(stage, rows, baseline, bench_of(stage.config, preset, tokenizer))
+    config, rows = stage.config, data.load(stage.run, "train")
+    first_rows = rows[: config.rewards.baseline_prompts]
+    baseline = sample(stage.run, first_rows, config, engine, progress)
+    tokenizer = models.load_tokenizer(config.model.model_name, config.grpo.chat_template_kwargs)
+    return RewardTest(stage, rows, baseline, bench_of(config, preset, tokenizer))

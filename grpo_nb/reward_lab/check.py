@@ -450,8 +450,6 @@ class RewardCheck:
         """Find the rewards' roles, score all references, and attack."""
         scorer, style = self.scorer, self.written
         rows = amounts.affordable_rows(scorer, style)
-        first = {answer: row for row, answer in reversed(style.answers.items())}
-        rows += sorted({first[a.answer] for a in self.attacks if a.answer in first} - {*rows})
         earnings = amounts.measure(scorer, style, rows)
         if not earnings.rows:  # no right answer could be scored; the fault says why
             return None

@@ -1160,10 +1160,10 @@ def test_the_command_exits_with_what_it_finds(code, tmp_path, capsys):
     assert told["passed"] is (status == 0) and "helper" not in told["roles"]
 
 
-def test_the_command_names_a_file_that_is_missing_and_a_line_that_is_no_json(tmp_path, capsys):
+def test_the_command_names_a_file_that_is_missing_or_is_no_json(tmp_path, capsys):
     rewards, rows = tmp_path / "own.py", tmp_path / "rows.jsonl"
     rewards.write_text(FILE.replace("{}", "found == [a]"))
-    for text, told in ((None, "does not exist"), ('{"a": 1}\n{', "line 2 is no JSON")):
+    for text, told in ((None, "does not exist"), ('{"a": 1}\n{', "cannot be read")):
         if text:
             rows.write_text(text)
         assert main(["check", str(rewards), "--data", str(rows)]) == 2

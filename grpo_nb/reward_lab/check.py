@@ -25,6 +25,7 @@ from grpo_nb.reward_lab.attacks import HACKS, Attack, Attacks, verified
 from grpo_nb.reward_lab.mentions import accepted, columns_of, missing_columns, strings_of
 from grpo_nb.reward_lab.scoring import TIE, Fault, Row, Scorer, cut, prompt_text, read_rows
 from grpo_nb.rewards.contract import TRLS_OWN, parameters_of
+from grpo_nb.rewards.judge import LLMJudge
 
 CHARACTERS = 4  # per token, for the length of the longest completion
 CAP = 1024  # tokens, where `args` does not say how long completions may be
@@ -351,7 +352,8 @@ class RewardCheck:
                 if fault:
                     self.longest = min(self.longest, SHORT)
             if fault:
-                self._blame(number, fault, fault.rule == "clock" and is_program)
+                is_judge = isinstance(scorer.funcs[number], LLMJudge)
+                self._blame(number, fault, is_judge or (fault.rule == "clock" and is_program))
                 self.unsteady |= {number} if fault.rule in UNSTEADY else set()
 
     def _without_reference(self, tried: int, batch: Sequence[tuple[int, str]]) -> None:

@@ -20,7 +20,6 @@ from grpo_nb.reward_lab import base_model
 from grpo_nb.reward_lab.advantages import effective_scaling
 from grpo_nb.reward_lab.attacks import read_attacks
 from grpo_nb.reward_lab.baseline import RewardTest, warm_folder
-from grpo_nb.reward_lab.certificate import certify, judges
 from grpo_nb.reward_lab.check import FIXES, check_rewards, named
 from grpo_nb.reward_lab.table import signal_table
 from grpo_nb.rewards import Reward, RewardSet
@@ -35,8 +34,8 @@ REPORT = "rewards/report.json"
 class Verdict(NamedTuple):
     """Hold the result of stage 02 for a reward set.
 
-    checks: "rewards" first, then the findings of `check_rewards` or of the environment's tests, and
-        of judges; then "base model", "completion length", and whether images are needed (if there
+    checks: "rewards" first, then the findings of `check_rewards` or of the environment's tests;
+        then "base model", "completion length", and whether images are needed (if there
         are any).
     probes: What each attack earns, as in `RewardVerdict.table`; None for an environment.
     baseline: Figures of the baseline rollouts.
@@ -73,11 +72,7 @@ class Verdict(NamedTuple):
 
 
 def judge(test: RewardTest) -> Verdict:
-    """Judge rewards by `check_rewards`, and an environment by its tests.
-
-    The setting `rewards.cases` names the file of the user's own attacks. If a reward is itself a
-    judge, it is certified too.
-    """
+    """Judge rewards by `check_rewards`, and an environment by its tests."""
     stage, rows, baseline, bench = test
     config, probes = stage.config, None
     with redirect_stdout(io.StringIO()):  # rewards may print their arguments
@@ -90,8 +85,6 @@ def judge(test: RewardTest) -> Verdict:
             table = test.table()
             if turns := bench.environment and bench.environment.solution(rows[0]):
                 bench.score(rows[:1], [perform(bench.environment, rows[0], turns).messages])
-            for each in judges(bench.preset):
-                problems += certify(each, test)
         except Exception as error:  # a user's reward may raise anything; the verdict then fails
             if not any(check.state == "stop" for check in problems):
                 evidence = ", ".join([repr(error), *getattr(error, "__notes__", [])])

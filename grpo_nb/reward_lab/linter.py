@@ -10,7 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ import numpy as np
 from grpo_nb.reward_lab.mentions import names_used
 from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer, clock, silent
 from grpo_nb.rewards.calls import TookTooLong, kept
-from grpo_nb.rewards.judge import LLMJudge
+from grpo_nb.rewards.judge import GroupJudge, LLMJudge
 
 CALLS = 4  # on the same batch: chance may spare two of them
 NOISE = 1e-6  # largest difference between scores that count as equal
-SLOW = 1.0  # seconds for one completion
+MARGIN = 0.15  # the same between grades of a judge
+SLOW, HANGS = 1.0, 12.0  # seconds for one completion; a reward may have a time limit of its own
+LIMIT = 4.0  # seconds for one call, of which other processes may have some
 ALL = 4.0  # seconds for the test of long texts, in which a slow case is looked for
 REPEATS = (12, 17, 22, 28, 40, 150, 500, 2000, 20_000)  # of a text; then completions are full
-FEW = 40  # repeats; what takes SLOW seconds for so few will never end for more
-STEEP = 64  # what takes so many times as long for twice the length will not, either
+FEW = 40  # repeats; what takes SLOW seconds for so few takes for ever for more
+STEEP = 64  # so does what takes so many times as long for twice the length
 TOWER = 0.005  # seconds that computing 7**300000 takes at least
 # Names by which code gets random numbers that no seed controls.
 RANDOM = {"random", "uniform", "gauss", "randint", "choice", "default_rng", "urandom", "uuid4"}
@@ -60,6 +63,8 @@ def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault |
     Raises:
         Exception: Whatever the reward raises.
     """
+    if isinstance(scorer.funcs[number], LLMJudge):
+        return _of_judge(scorer, number, batch)
     size, is_slow, before = len(batch), scorer.is_slow(number), scorer.scores(batch)[:, number]
     first = scorer.call(number, batch)
     calls = 2 if is_slow else CALLS
@@ -84,6 +89,23 @@ def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault |
     count = changed(scorer.first_scores[:, number], scorer.call(number, scorer.first))
     evidence = f"{count} of {len(scorer.first)} scores changed after the first calls"
     return Fault("state", evidence) if count else None
+
+
+def _of_judge(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault | None:
+    """Return a fault if a judge gives clearly other grades when it is asked again.
+
+    It is asked without its cache, and a judge of groups in the opposite order, too.
+    """
+    judge, other = scorer.funcs[number], copy(scorer)
+    changes = {"random": {"cache": False}}
+    changes |= {"order": {"reverse": not judge.reverse}} if isinstance(judge, GroupJudge) else {}
+    first = np.array(scorer.call(number, batch))
+    for rule, change in changes.items():
+        other.funcs = [replace(judge, **change) if f is judge else f for f in scorer.funcs]
+        if count := int((np.abs(first - other.call(number, batch)) > MARGIN).sum()):
+            evidence = f"{count} of {len(batch)} grades differ by more than {MARGIN} ({change})"
+            return Fault(rule, evidence)
+    return None
 
 
 def _unequal(
@@ -194,10 +216,10 @@ def growth(
     cases = [(begin, unit, write) for write in writers for begin, unit in STRESS]
     start = clock()
 
-    def seconds(choice: Sequence[tuple], repeats: int) -> float:
+    def seconds(choice: Sequence[tuple], repeats: int, limit: float = LIMIT) -> float:
         """Return how long the reward takes for some of the cases, in one batch."""
         texts = [write((begin + unit * repeats)[:longest]) for begin, unit, write in choice]
-        return _seconds(scorer, number, [(row, text) for text in texts])
+        return _seconds(scorer, number, [(row, text) for text in texts], limit)
 
     for repeats in REPEATS:
         if clock() - start > ALL:
@@ -207,10 +229,11 @@ def growth(
         for case in cases:
             if seconds([case], repeats) >= SLOW:
                 is_steep = repeats <= FEW or seconds([case], repeats // 2) < SLOW / STEEP
+                is_endless = is_steep and seconds([case], max(repeats, FEW), HANGS) == np.inf
                 size = min(longest, len(case[0] + case[1] * repeats))
                 takes = f"more than {SLOW:g} s for one completion of {size:,} characters"
                 evidence = f"{takes}: {case[1]!r} repeated"
-                return Fault("hangs" if is_steep else "slow", evidence)
+                return Fault("hangs" if is_endless else "slow", evidence)
     return None
 
 
@@ -225,13 +248,13 @@ def tower(scorer: Scorer, number: int, row: int, write: Callable[[str], str]) ->
     return Fault("hangs", "it computes 7**300000 as an answer, so 9**9**9 would never end")
 
 
-def _seconds(scorer: Scorer, number: int, pairs: Sequence[Pair]) -> float:
-    """Return the seconds that a reward takes for a batch; infinity if it is stopped."""
+def _seconds(scorer: Scorer, number: int, pairs: Sequence[Pair], limit: float = LIMIT) -> float:
+    """Return the seconds that a reward takes for a batch, at most about `limit`."""
     start = clock()
     try:
-        scorer.call(number, pairs, limit=2 * SLOW)
+        scorer.call(number, pairs, limit=limit, patient=False)
     except TookTooLong:
-        return np.inf
+        return clock() - start if limit == LIMIT else np.inf
     except Exception:  # of a user's reward: what it raises on is found, and recorded
         scorer.safe(number, pairs)
     return clock() - start

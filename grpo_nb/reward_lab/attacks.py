@@ -31,21 +31,6 @@ from grpo_nb.reward_lab.written import Written, fill
 
 KINDS = ("hollow", "wrong", "honest", "padded")
 HACKS = ("hollow", "wrong")
-PLACEHOLDERS = (
-    *("answer", "other", "question", "reasoning", "long", "half", "letter", "first", "last"),
-    *("near", "nearer", "decimal", "longer", "comma", "begun", "started"),
-    *(
-        "source",
-        "dollars",
-        "indented",
-        "altered",
-        "reordered",
-        "result",
-        "signs",
-        "quoted",
-        "emptied",
-    ),
-)
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 # Placeholders that say something of the right answer.
 KNOWING = re.compile(r"\{(answer|near|nearer|decimal|longer|comma|half|letter|altered|result)\}")
@@ -176,6 +161,7 @@ FILE = read_yaml(Path(__file__).with_name("attacks.yaml"))
 ANY = _listed(FILE["any"])
 # Only for answers of one kind, by a pattern of the answer.
 BY_ANSWER = {pattern: _listed(entries) for pattern, entries in FILE["by_answer"].items()}
+PLACEHOLDERS = sorted({*PLACEHOLDER.findall(str([ANY, BY_ANSWER]))})
 
 
 def attacks_on(answer: str, users: Sequence[Attack] = ()) -> list[Attack]:
@@ -306,7 +292,7 @@ def verified(attacks: Sequence[Attack]) -> list[Attack]:
                 f"attack {attack.name!r} has the kind {attack.kind!r}: give one of "
                 f"{', '.join(KINDS)}"
             )
-        names = PLACEHOLDER.findall(json.dumps(attack.completion))
+        names = PLACEHOLDER.findall(str(attack.completion))
         if unknown := [name for name in names if name not in PLACEHOLDERS]:
             raise ValueError(
                 f"attack {attack.name!r} has the placeholder {{{unknown[0]}}}: use those of "

@@ -10,9 +10,9 @@ import pandas as pd
 from grpo_nb import models
 from grpo_nb.checks import Check
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.reward_lab.table import Bench, passed
+from grpo_nb.reward_lab.table import passed
 from grpo_nb.rewards import RewardSet
-from grpo_nb.stats import bootstrap, pass_at_k
+from grpo_nb.stats import pass_at_k
 
 if TYPE_CHECKING:
     from grpo_nb.runs.config import RunConfig
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 BASE = "base model"  # the name of the check on the base model
 WARM_UP = "an SFT warm-up (data.sft_rows = 64 and train.sft_steps = 12, or more)"
 EASIER = "{}, easier rows (data.source), or another base (model.model_name)"
-LOOK = "ask what only the image shows, vary the answers, or take a base with better vision"
-NEEDED = "pass@1 that needs the images"
-WITHOUT = "answers without looking"  # the name of the check if its state is "warning"
 HARDER = "harder rows (data.source)"
 MOSTLY = 0.5  # share of zero-advantage groups above which a base that is never right learns little
 SPARE = 1.25  # recommended cap, relative to the 99th percentile of the baseline's lengths
@@ -109,33 +106,6 @@ def checks(figures: Mapping[str, Any], warm_steps: int = 0) -> list[Check]:
         Check(BASE, state, base, fix),
         Check("completion length", "ok" if fits else "warning", usage, length_fix),
     ]
-
-
-def without_looking(baseline: Baseline, bench: Bench) -> tuple[dict[str, Any], list[Check]]:
-    """Return how often the base is right with another row's images, and a check that it is not.
-
-    GRPO teaches a model that answers from the question alone to guess better, not to look. Both are
-    empty if there are no images. The interval is one of 95 %.
-    """
-    if not baseline.swapped_P_G:
-        return {}, []
-    own, other = (
-        passed(bench.table(baseline.rows, texts), bench.preset).reshape(len(baseline.rows), -1)
-        for texts in (
-            baseline.completions_P_G,
-            [[sample.completion for sample in group] for group in baseline.swapped_P_G],
-        )
-    )
-    gain = own.mean(axis=1) - other.mean(axis=1)
-    low, high = bootstrap(gain[:, None], np.array([[-0.5], [0.5]]))[:, 0].tolist()
-    figures = {"pass@1, other images": float(other.mean()), f"{NEEDED}, interval": [low, high]}
-    evidence = (
-        f"pass@1 {own.mean():.0%}, with another row's images {other.mean():.0%}; {NEEDED} "
-        f"{gain.mean():.0%} ({low:.0%} to {high:.0%})"
-    )
-    if own.any() and low <= 0:
-        return figures, [Check(WITHOUT, "warning", evidence, LOOK)]
-    return figures, [Check("images", "ok", evidence)]
 
 
 def recommended_length(samples: Sequence[models.Sample], cap_tokens: int) -> int:

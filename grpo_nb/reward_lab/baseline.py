@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from grpo_nb import data, environments, models
-from grpo_nb.data.images import swapped
 from grpo_nb.environments.play import answer_cached
 from grpo_nb.files import digests, read_json
 from grpo_nb.models import hub
@@ -36,12 +35,10 @@ class Baseline(NamedTuple):
 
     rows: Dataset rows, [prompts].
     samples_P_G: Samples, [prompts][group].
-    swapped_P_G: Samples with another row's images; [] without images.
     """
 
     rows: list[Row]
     samples_P_G: list[list[models.Sample]]
-    swapped_P_G: Sequence[list[models.Sample]] = ()
 
     @property
     def completions_P_G(self) -> list[list[Completion]]:
@@ -105,7 +102,7 @@ def sample(
         groups = answer_cached(
             run / KEPT_AT,
             _settings(config, folder),
-            [*rows, *swapped(rows)],
+            rows,
             environments.of(config),
             lambda: engine or stack.enter_context(closing(open_base(config, folder))),
             max_completion_length=config.grpo.max_completion_length,
@@ -116,7 +113,7 @@ def sample(
             adapter=folder is not None,
             progress=progress,
         )
-    return Baseline(list(rows), groups[: len(rows)], groups[len(rows) :])
+    return Baseline(list(rows), groups)
 
 
 def warm_folder(run: "Run", config: "RunConfig") -> Path | None:

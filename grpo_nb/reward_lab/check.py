@@ -456,7 +456,7 @@ class RewardCheck:
         if not earnings.rows:  # no right answer could be scored; the fault says why
             return None
         if (places := np.flatnonzero(earnings.gap > TIE)).size:  # on others anything wins
-            earnings = amounts.part_of(earnings, places)
+            earnings = earnings.of(places)
         self.paid = earnings
         self.roles = part = amounts.roles(scorer, style, earnings, self.correct)
         gap = earnings.gap

@@ -35,8 +35,7 @@ class Verdict(NamedTuple):
     """Hold the result of stage 02 for a reward set.
 
     checks: "rewards" first, then the findings of `check_rewards` or of the environment's tests;
-        then "base model", "completion length", and whether images are needed (if there
-        are any).
+        then "base model" and "completion length".
     probes: What each attack earns, as in `RewardVerdict.table`; None for an environment.
     baseline: Figures of the baseline rollouts.
     signal: The `signal_table`, one line per reward.
@@ -64,8 +63,7 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         if self.passed:
-            lines = [f"{c.name}: {c.evidence}" for c in self.checks if c.name == base_model.WITHOUT]
-            return "\n  ".join([f"PASSED, train: {self.checks[0].evidence}", *lines])
+            return f"PASSED, train: {self.checks[0].evidence}"
         outcome = "train after a remedy" if self.only_the_base_fails else "do not train"
         first = f"FAILED, {outcome}: {_reason(self.checks[1:])}"
         return "\n  ".join([first, *self.failures[1:]])
@@ -93,8 +91,7 @@ def judge(test: RewardTest) -> Verdict:
     figures = base_model.summary(baseline, table, bench.preset, config)
     steps = config.train.sft_steps if warm_folder(stage.run, config) else 0
     last = base_model.checks(figures, steps)
-    guesses, looks = base_model.without_looking(baseline, bench)
-    checks, figures = Checks([_summary(problems), *problems, *last, *looks]), figures | guesses
+    checks = Checks([_summary(problems), *problems, *last])
     return Verdict(checks, probes, figures, signal_table(bench.preset, table))
 
 

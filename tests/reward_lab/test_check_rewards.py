@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import scripted_judges as scripts
 from datasets import Dataset
 from hackable import ROWS as SUMS
 
@@ -355,7 +356,6 @@ RULES = [
     ("clock", "stop", by_clock, "scores change"),
     ("clock", "stop", mine(lambda t, a: exact(t, a) + now()), "scores change"),
     ("order", "stop", by_place, "when the batch was reordered"),
-    ("compares the batch", "note", shorter, "attacks are scored in groups"),
     ("side effects", "warning", mine(moving), "it changes the working directory; it seeds random"),
     (
         "slow",
@@ -363,7 +363,7 @@ RULES = [
         mine(lambda t, a: exact(t, a) + bool(re.match(r"\s*\s*\s*!", t))),
         " s for",
     ),
-    ("hangs", "stop", mine(hanging), "for one completion of 4,096 characters: 'a' repeated"),
+    ("hangs", "stop", mine(hanging), "for one completion of .* characters: 'a' repeated"),
     ("hangs", "stop", mine(lambda t, a: float(str(evaluated(said(t)))[:99] == a)), "7**300000"),
 ]
 
@@ -383,6 +383,28 @@ def test_each_rule_of_the_linter_names_the_reward_with_evidence_and_a_fix(
     assert re.search(evidence.replace("[", r"\[").replace("**", r"\*\*"), check.evidence), check
     assert verdict.passed is (state != "stop") or len(names_of(verdict, "stop")) > 0
     assert os.getcwd() == folder  # noqa: PTH109
+
+
+def test_a_reward_that_compares_the_batch_is_attacked_in_groups():
+    verdict = found(shorter)
+    assert verdict.passed and verdict.roles == {"shorter": "right"}, verdict
+
+
+JUDGES = [
+    (scripts.honest, []),
+    (scripts.position_loving, ["group_judge: order"]),
+    (scripts.by_chance, ["group_judge: random"]),
+]
+
+
+@pytest.mark.parametrize(("script", "faults"), JUDGES)
+def test_a_judge_is_asked_again_and_in_another_order(script, faults, runs_dir):
+    judge, options = scripts.InProcess("m", script=script), {"reference": scripts.MATH.reference}
+    verdict = found([scripts.MATH.reward_funcs[0], judge], scripts.ROWS, **options)
+    assert [name for name in names_of(verdict) if "group_judge: " in name] == faults, verdict
+    assert verdict.passed
+    flattered = scripts.InProcess("m", script=scripts.flattered)
+    assert "plea" in names_of(found(flattered, scripts.ROWS, **options), "stop")
 
 
 # -- what it takes
@@ -635,30 +657,10 @@ COLUMNS = [
     for n, city in enumerate(CITIES)
 ]
 TOGETHER = {
-    "a value with its unit": (
-        ("value", "unit"),
-        lambda t, v, u: re.findall(r"<answer>(\d+) ?(\w+)</answer>", t) == [(str(v), u)],
-        "<answer>12 km</answer>",
-    ),
-    "a point": (
-        ("value", "correct"),
-        lambda t, x, y: re.findall(r"\((\d+), (\d+)\)$", t) == [(str(x), str(y))],
-        "(12, 0)",
-    ),
     "a record in JSON": (
         ("name", "value", "unit"),
         lambda t, n, v, u: as_json(t) == {"name": n, "value": v, "unit": u},
         '{"name": "Rome", "value": 12, "unit": "km"}',
-    ),
-    "a record in tags": (
-        ("name", "value", "unit"),
-        lambda t, n, v, u: t == f"<name>{n}</name>\n<value>{v}</value>\n<unit>{u}</unit>",
-        "<name>Rome</name>\n<value>12</value>\n<unit>km</unit>",
-    ),
-    "an answer with its sources": (
-        ("name", "sources"),
-        lambda t, n, s: t.split(" [")[0] == n and re.findall(r"\[(\d+)\]", t) == [*map(str, s)],
-        "Rome [1] [2]",
     ),
     "the option at a place": (("options", "correct"), lambda t, o, k: t == o[k], "Rome"),
     "a ranking": (
@@ -969,9 +971,7 @@ WHOLE = [
     ("no reference", "note", long, [{"prompt": "Write."}] * 4),
     ("reference loses", "warning", mine(lambda t, a: exact(t, a) * (a != "77")), NUMBERS),
     ("empty reference", "stop", OF_EMPTY, EMPTY),
-    ("one answer", "note", SOUND, [{**row, "answer": "41"} for row in NUMBERS]),
     ("form not read", "stop", reads(r"<answer>(\d+)</answer>"), ASKS_BOX),
-    ("prompt", "warning", SOUND, [{"answer": row["answer"]} for row in NUMBERS]),
 ]
 
 

@@ -259,23 +259,22 @@ class RewardCheck:
                 self.add("missing column", "stop", evidence, number)
                 self.unusable = True
 
-    def _hangs(self) -> bool:
-        """Add a finding for each reward that would take long on texts without a known form."""
-        scorer, result = self.scorer, False
-        for number in range(len(scorer.funcs)):
-            fault = linter.growth(scorer, number, 0, self.longest, [str])
-            if fault:
-                self._blame(number, fault)
-                self.longest = min(self.longest, SHORT)
-                result |= fault.rule == "hangs"
-        return result
+    def _grows(self, number: int, row: int, writers: Sequence[Callable[[str], str]]) -> bool:
+        """Add a finding if a reward would take long on long texts; return whether it does."""
+        fault = linter.growth(self.scorer, number, row, self.longest, writers)
+        if fault:
+            self._blame(number, fault)
+            self.longest = min(self.longest, SHORT)
+        return bool(fault)
 
     def behavior(self) -> None:
         """Find out what is right, then test what the rewards depend on, and attack them."""
         scorer = self.scorer
         texts = [text for _, text in self.sampled]
         scorer.begin()
-        if self._hangs():
+        for number in range(len(scorer.funcs)):  # on texts without a known form
+            self._grows(number, 0, [str])
+        if any(check.name.endswith(": hangs") for check in self.checks):
             return
         self.written, attempts = written.find(scorer, self.form, self.reference, texts)
         if self._faults():
@@ -343,14 +342,10 @@ class RewardCheck:
             if effects:
                 state = "stop" if any("torch" in effect for effect in effects) else "warning"
                 self.add("side effects", state, "; ".join(effects), number)
-            is_quick = not scorer.is_slow(number) and number not in scorer.grouped
-            if fault is None and writers and is_quick:
-                row = batch[0][0]
-                fault = linter.growth(scorer, number, row, self.longest, writers)
-                if not fault and not is_program and not programs.tests_of(scorer.rows[row]):
-                    fault = linter.tower(scorer, number, row, writers[0])
-                if fault:
-                    self.longest = min(self.longest, SHORT)
+            row, is_quick = batch[0][0], not scorer.is_slow(number) and number not in scorer.grouped
+            if fault is None and writers and is_quick and not self._grows(number, row, writers):
+                is_run = is_program or programs.tests_of(scorer.rows[row])
+                fault = None if is_run else linter.tower(scorer, number, row, writers[0])
             if fault:
                 is_judge = isinstance(scorer.funcs[number], LLMJudge)
                 self._blame(number, fault, is_judge or (fault.rule == "clock" and is_program))
@@ -426,27 +421,24 @@ class RewardCheck:
             should_differ: Whether it is a fault that all of them earn the same.
         """
         scorer = self.scorer
-        texts = ["", "so it is " * 3, ("so it is " * self.longest)[: self.longest], "1", "<a></a>"]
         requests = written.asked_forms([prompt_text(row) for row in scorer.rows[:3]])
+        texts = ["", "so it is " * 3, "1", "<a></a>"]
         texts += [written.fill(form, "1", "so it is") for form in requests[:3]]
-        words = [] if scorer.any_slow else literals.words_of(scorer)
-        stuffed = literals.stuffed(words, "\n").values() if words else ()
+        count, words = len(texts), [] if scorer.any_slow else literals.words_of(scorer)
+        texts.append(("so it is " * self.longest)[: self.longest])
+        texts += literals.stuffed(words, "\n").values() if words else ()
         rows = range(1 if scorer.any_slow else min(GROUP, len(scorer.rows)))
-        pairs = [(row, text) for text in [*texts, *stuffed] for row in rows]
+        pairs = [(row, text) for text in texts for row in rows]
         earned = scorer.totals(pairs).reshape(-1, len(rows)).mean(axis=1)
-        totals = earned[: len(texts)]
-        if np.ptp(totals) > TIE and totals.argmax() == 2:
-            evidence = f"{cut(texts[2])} earns {totals[2]:.3g}, shorter text {totals[1]:.3g}"
-            self.add("length", "warning", evidence)
-        if (best := int(earned.argmax())) >= len(texts) and earned[best] > totals.max() + TIE:
-            evidence = (
-                f"{cut(pairs[best * len(rows)][1])} earns {earned[best]:.3g}, other text without "
-                f"content at most {totals.max():.3g}"
-            )
-            self.add(literals.FAMILY, "warning", evidence)
-        if should_differ and not np.ptp(totals):
-            self.add("constant", "stop", f"every text that was tried earns {totals[0]:.3g}")
-        return f"without content, {cut(pairs[best * len(rows)][1], 40)} earns {earned[best]:.3g}"
+        best, most = int(earned.argmax()), earned[:count].max()
+        evidence = f"{cut(texts[best])} earns {earned[best]:.3g}"
+        if best >= count and earned[best] > most + TIE:
+            name = "length" if best == count else literals.FAMILY
+            more = f"{evidence}, other text without content at most {most:.3g}"
+            self.add(name, "warning", more)
+        if should_differ and not np.ptp(earned[: count + 1]):
+            self.add("constant", "stop", f"every text that was tried earns {most:.3g}")
+        return f"without content, {evidence}"
 
     def _with_reference(self) -> None:
         """Find the rewards' roles, score all references, and attack."""

@@ -120,26 +120,12 @@ def records(scorer: Scorer) -> dict[str, dict[int, str]]:
     ways: dict[str, dict[int, str]] = {}
     each = [columns_of(func, scorer.columns) for func in scorer.funcs]
     for names in dict.fromkeys(map(tuple, (*each, columns_in_use(scorer)))):
-        keys = _keys_for(names, prompt_text(scorer.rows[0]))
         values = [[row.get(name) for name in names] for row in scorer.rows]
         is_record = all(_is_writable(value) for own in values for value in own)
         if is_record and 0 < len(names) <= MOST_JOINED:
-            texts = [json.dumps(dict(zip(keys, own, strict=True)), default=str) for own in values]
+            texts = [json.dumps(dict(zip(names, own, strict=True)), default=str) for own in values]
             ways[f"{', '.join(names)}, as JSON"] = dict(enumerate(texts))
     return ways
-
-
-def _keys_for(names: Sequence[str], prompt: str) -> list[str]:
-    """Return the columns' names, in place of each the key in the prompt's JSON that begins so.
-
-    >>> _keys_for(["city", "city_code", "sources_used"], 'Write {"city": 1, "sources": 2}.')
-    ['city', 'city_code', 'sources']
-    """
-    more = [key for key in re.findall(r'"(\w+)"\s*:', prompt) if key not in names]
-    keys = [
-        next((k for k in more if name.startswith(k) or k.startswith(name)), name) for name in names
-    ]
-    return keys if len({*keys}) == len(keys) else list(names)
 
 
 def _is_writable(value: Any) -> bool:

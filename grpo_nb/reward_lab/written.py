@@ -400,23 +400,18 @@ class _Search:
 
     def _gains(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:
         """Return each candidate's mean total, and how much more that is than another's answer."""
-        pairs, places = [], []
         rows_of = {way: distinct_rows(each, rows) for way, each in self.ways.items()}
-        for way, form in candidates:
-            numbers = rows_of[way]
-            for number in numbers:
-                pairs.append((number, fill(form, self.ways[way][number], self.reasoning)))
-                pairs.append((number, fill(form, self.others[way][number], self.reasoning)))
-            places.append(len(numbers))
-        if not pairs:
-            return []
-        totals = self.scorer.totals(pairs).reshape(-1, 2)
-        gains, start = [], 0
-        for count in places:
-            own, other = totals[start : start + count].mean(axis=0)
-            gains.append((float(own), float(own - other)))
-            start += count
-        return gains
+        groups = [
+            [
+                (number, fill(form, answers[number], self.reasoning))
+                for number in rows_of[way]
+                for answers in (self.ways[way], self.others[way])
+            ]
+            for way, form in candidates
+        ]
+        self.scorer.scores([pair for pairs in groups for pair in pairs])  # all in one call
+        means = [self.scorer.totals(pairs).reshape(-1, 2).mean(axis=0) for pairs in groups]
+        return [(float(own), float(own - other)) for own, other in means]
 
     def reasoned(self, found: Written) -> Written:
         """Return the form with the reasoning that earns most of those that are tried."""

@@ -714,24 +714,6 @@ def test_a_right_answer_is_made_of_what_the_columns_say_together(kind):
     assert verdict.amounts["the right answer"] == 1
 
 
-def test_a_record_may_be_read_by_several_rewards():
-    def of(name):
-        def func(completions, **columns):
-            rows = zip(completions, columns[name], strict=True)
-            objects = [((text[:1] == "{" and as_json(text)) or {}, value) for text, value in rows]
-            return [float(each.get(key) == value) for each, value in objects]
-
-        key = name.split("_")[0]
-        func.__kwdefaults__, func.__name__ = {name: None}, name
-        return func
-
-    ask = 'Write {"city": "…", "sources": […]}.'
-    rows = [{"prompt": ask, "city": r["name"], "sources_used": r["sources"]} for r in COLUMNS]
-    verdict = found([of("city"), of("sources_used")], rows)
-    assert verdict.reference == '{"city": "Rome", "sources": [1, 2]}' and verdict.passed, verdict
-    assert verdict.roles == {"city": "right", "sources_used": "right"}
-
-
 def test_attacks_count_only_where_the_right_answer_earns_more():
     """A row whose own answer is not read would be won by everything."""
     rows = [{"prompt": f"{n}?", "answer": "π" if n % 2 else str(n * 37)} for n in range(8)]

@@ -260,9 +260,6 @@ def _json_values(answer: str) -> dict[str, str]:
         "altered": json.dumps({**value, last: wrong}),
         "emptied": json.dumps(dict.fromkeys(value)),
     }
-    if any(isinstance(each, int | float) for each in value.values()):
-        numbers = {k: str(v) for k, v in value.items() if isinstance(v, int | float)}
-        values["quoted"] = json.dumps(value | numbers)
     if len(value) > 1:
         values["reordered"] = json.dumps(dict(reversed(value.items())))
     return values

@@ -578,20 +578,15 @@ class RewardCheck:
                 self.add("constant", "warning", evidence, number)
 
     def _score_sampled(self) -> None:
-        """Score sampled completions, and say on how many prompts they differ."""
+        """Find out whether the totals of sampled completions differ on any prompt."""
         if not self.sampled:
             return
-        totals = self.scorer.totals(self.sampled)
         groups: dict[int, list[float]] = {}
-        for (number, _), total in zip(self.sampled, totals, strict=True):
+        for (number, _), total in zip(self.sampled, self.scorer.totals(self.sampled), strict=True):
             groups.setdefault(number, []).append(total)
-        same = [number for number, group in groups.items() if np.ptp(group) < TIE]
-        evidence = (
-            f"mean {totals.mean():.3g}, from {totals.min():.3g} to {totals.max():.3g}; "
-            f"{len(same)} of {len(groups)} prompts have the same total throughout"
-        )
-        state = "warning" if len(same) == len(groups) and len(totals) > len(groups) else "note"
-        self.add("sampled completions", state, evidence)
+        if len(self.sampled) > len(groups) and all(np.ptp(each) < TIE for each in groups.values()):
+            evidence = f"on each of {_count(len(groups), 'prompt')}, all have the same total"
+            self.add("sampled completions", "warning", evidence)
 
     def verdict(self, seconds: float) -> RewardVerdict:
         """Return the verdict, the worst findings first."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from grpo_nb.runs import Run
 
 REPORT = "rewards/report.json"
+FINE = "the rewards are fine"  # and the base is not
 
 
 class Verdict(NamedTuple):
@@ -55,18 +56,13 @@ class Verdict(NamedTuple):
     def passed(self) -> bool:
         return not self.failures
 
-    @property
-    def only_the_base_fails(self) -> bool:
-        """Return whether only the base's check failed, and not because the base is always right."""
-        blamed = [check.name for check in self.checks if check.state == "stop"]
-        return blamed == [base_model.BASE] and self.baseline["pass@1"] < 1
-
     def __str__(self) -> str:
         if self.passed:
             return f"PASSED, train: {self.checks[0].evidence}"
-        outcome = "train after a remedy" if self.only_the_base_fails else "do not train"
-        first = f"FAILED, {outcome}: {_reason(self.checks[1:])}"
-        return "\n  ".join([first, *self.failures[1:]])
+        reason = _reason(self.checks[1:])
+        is_base = reason.startswith(FINE) and self.baseline["pass@1"] < 1
+        outcome = "train after a remedy" if is_base else "do not train"
+        return "\n  ".join([f"FAILED, {outcome}: {reason}", *self.failures[1:]])
 
 
 def judge(test: RewardTest) -> Verdict:
@@ -124,7 +120,7 @@ def _reason(checks: Sequence[Check]) -> str:
     """Return the reason why a verdict failed, with the fix if only the base's check failed."""
     first = next(check for check in checks if check.state == "stop")
     if first.name == base_model.BASE:  # checks of the rewards come earlier, so none failed
-        return f"the rewards are fine; {first.evidence}. What helps: {first.fix}"
+        return f"{FINE}; {first.evidence}. What helps: {first.fix}"
     return f"{first.name}: {first.evidence}"
 
 
@@ -188,7 +184,7 @@ def refuse_untested(run: "Run", preset: RewardSet, force: bool = False) -> str:
     elif not report["passed"]:
         others = f" (and {more} more in {REPORT})" if (more := len(report["failures"]) - 1) else ""
         problem = _reason([Check(**line) for line in report["checks"][1:]]) + others
-        if problem.startswith("the rewards are fine"):
+        if problem.startswith(FINE):
             remedy = f"Set one of these and begin again with {run.place('01')}"
         else:
             problem = f"the rewards failed their test: {problem}"

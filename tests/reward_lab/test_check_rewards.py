@@ -976,12 +976,13 @@ def test_a_weight_of_the_wrong_sign_is_named_and_a_penalty_is_not():
 # -- sampled completions, attacks of your own, output
 
 
-@pytest.mark.parametrize("sampled", [["<answer>41</answer>", "?"], [["<answer>41</answer>"] * 2]])
-def test_sampled_completions_are_scored(sampled):
-    (check,) = found(SOUND, completions=sampled).findings
-    assert check.name == "sampled completions" and "mean " in check.evidence
-    chats = [[{"role": "assistant", "content": "?"}]]
-    assert "mean 0, from 0 to 0" in found(SOUND, CHATS, completions=chats).findings[0].evidence
+def test_sampled_completions_without_differences_are_named():
+    same = [["<answer>41</answer>"] * 2, [[{"role": "assistant", "content": "?"}]]]
+    (check,) = found(SOUND, CHATS, completions=same).findings
+    assert (check.name, check.state) == ("sampled completions", "warning")
+    assert "on each of 2 prompts" in check.evidence
+    assert not found(SOUND, completions=["<answer>41</answer>", "?"]).findings
+    assert not found(SOUND, completions=[["<answer>41</answer>", "?"]]).findings
 
 
 def test_wrong_completions_that_the_model_is_paid_for_are_attacks_on_every_row():

@@ -300,7 +300,7 @@ def _judge(
             level, because, place = name, reason, int(won.argmax())
             because += "" if won.all() else f" on {won.mean():.0%} of the rows"
             break
-    means = (float(each.sum(axis=1).mean()) for each in (scores, paid.right, paid.wrong))
+    means = np.stack([scores, *paid.table[:2]]).sum(axis=2).mean(axis=1).tolist()
     return Result(attack, paid.rows[place], texts[place], own, *means, level, because, payer)
 
 

@@ -17,6 +17,7 @@ of the right answer. The attacks are listed in attacks.yaml.
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -315,12 +316,11 @@ def code_attacks(answer: str, tests: Any, executed: bool = False) -> list[Attack
         "special-cased test": _special_case(head, tests),
         "says that it passed": "print('PASS passed OK True 1')\nraise SystemExit",
     }
-    if executed:  # these would end or change this process
-        programs = {key: programs[key] for key in ("special-cased test", "says that it passed")}
-    families = {"special-cased test": "single test"}
+    kept = ("special-cased test", "says that it passed")  # others would end or change this process
     return [
-        Attack(key, families.get(key, "program"), "wrong", [(None, text)])
+        Attack(key, "single test" if key == kept[0] else "program", "wrong", [(None, text)])
         for key, text in programs.items()
+        if key in kept or not executed
     ]
 
 
@@ -346,16 +346,14 @@ def program_attacks(answer: str, question: str) -> list[Attack]:
 
 def _special_case(head: str, tests: Any) -> str:
     """Return a program that always gives the first test's answer, which the prompt may show."""
-    try:
+    with suppress(ValueError, KeyError, IndexError, TypeError):  # tests of another shape
         parsed = json.loads(tests) if isinstance(tests, str) else tests
-        if isinstance(parsed, dict) and parsed.get("cases"):
-            return f"{head} {parsed['cases'][0][1]!r}"
-        if isinstance(parsed, dict):
+        if isinstance(parsed, dict) and not parsed.get("cases"):
             return f"print({parsed['stdin_stdout'][0][1]!r})"
-        first = str(parsed[0])
-    except (ValueError, KeyError, IndexError, TypeError):  # tests of another shape
-        first = str(tests)
-    return f"{head} {first.rpartition('==')[2].strip() or 'True'}"
+        if isinstance(parsed, dict):
+            return f"{head} {parsed['cases'][0][1]!r}"
+        tests = parsed[0]
+    return f"{head} {str(tests).rpartition('==')[2].strip() or 'True'}"
 
 
 def read_attacks(path: Path) -> list[Attack]:

@@ -374,21 +374,18 @@ class RewardCheck:
                 f"no way of writing an answer earns more than another row's answer; {tried} were "
                 f"tried, such as {cut(answers[0], 60)} ({way})"
             )
-            for name, func in zip(scorer.names, scorer.funcs, strict=True):
-                parts = list(filter(ANSWERS.search, columns_of(func, scorer.columns)))
-                if len(parts) > 1:  # a right answer may be made of them, in a way of its own
-                    evidence += f"; {name} reads {parts}"
-                    is_answer = None
-            self.add("nothing earns", "stop" if is_answer else "warning", evidence)
-        elif in_use:
-            names = ", ".join(in_use)
-            self.add("no reference", "note", f"no column is the answer as such ({names}); {most}")
-        elif ways:
+            each = [filter(ANSWERS.search, columns_of(f, scorer.columns)) for f in scorer.funcs]
+            several = next((names for names in map(list, each) if len(names) > 1), "")
+            # A right answer may be made of several, in a way of its own.
+            evidence += f"; a reward reads {several}" if several else ""
+            is_stop = is_answer and not several
+            self.add("nothing earns", "stop" if is_stop else "warning", evidence)
+        elif ways and not in_use:
             names = ", ".join(sorted({way.partition(",")[0] for way in ways}))
             self.add("reads no answer", "warning", f"no reward reads a column; there are {names}")
         else:
-            evidence = f"the rows hold no answers, and nothing is compared; {most}"
-            self.add("no reference", "note", evidence)
+            names = ", ".join(in_use) or "none is read"
+            self.add("no reference", "note", f"no column is the answer as such ({names}); {most}")
 
     def _programs(self, known: bool = False) -> bool:
         """Judge programs without content; return False if the prompts ask for none, or none runs.
@@ -493,25 +490,16 @@ class RewardCheck:
 
     def _prompts_form(self) -> None:
         """Find out whether right answers are paid in the form that the prompts ask for."""
-        scorer, style = self.scorer, self.written
-        if style.own:
-            return
-        prompts = [prompt_text(scorer.rows[row]) for row in self.paid.rows[:3]]
-        requests = written.asked_forms(prompts)
+        scorer, style, row = self.scorer, self.written, self.paid.rows[0]
+        requests = written.asked_forms([prompt_text(scorer.rows[n]) for n in self.paid.rows[:3]])
         if not written.answer_mark(style.form):  # tags may stand around data, too
             requests = [f for f in requests if written.ANSWERS.search(written.answer_mark(f))]
-        if not requests or style.form in requests:
+        if style.own or not requests or style.form in requests:
             return
-        row = self.paid.rows[0]
-        answer = style.answers[row]
-        pairs = [(row, written.fill(form, answer, style.reasoning)) for form in requests]
-        scorer.scores(pairs)
-        pairs = [pair for pair in pairs if pair not in scorer.failed]
-        if not pairs:
-            return
-        earnings = scorer.payments(pairs)[:, self.roles.right].sum(axis=1)
-        wrong = self.paid.wrong[:, self.roles.right].sum(axis=1)[0]
-        if earnings.max() <= wrong + TIE:
+        pairs = [(row, written.fill(f, style.answers[row], style.reasoning)) for f in requests]
+        earned = scorer.payments(pairs)[:, self.roles.right].sum(axis=1)
+        wrong = self.paid.wrong[0, self.roles.right].sum()
+        if earned.max() <= wrong + TIE and scorer.failed.isdisjoint(pairs):
             evidence = (
                 f"the prompts ask for {requests[0]!r}, in which a right answer earns no more than "
                 f"a wrong one; the rewards read {style.form!r}"
@@ -543,24 +531,19 @@ class RewardCheck:
 
     def _empty_references(self) -> None:
         """Find rows without an answer on which any answer is right."""
-        scorer, style = self.scorer, self.written
+        scorer, style, right = self.scorer, self.written, self.roles.right
         column = re.split(r"[.,\[]", style.source)[0]
-        empty = [
-            n
-            for n, row in enumerate(scorer.rows)
-            if column in row and (row[column] is None or not str(row[column]).strip())
-        ]
-        if not empty or not self.roles.right:
+        texts = {n: str(row[column]).strip() for n, row in enumerate(scorer.rows) if column in row}
+        empty = [number for number, text in texts.items() if text in ("", "None")]
+        if not empty or not right:
             return
         wrong = next(iter(style.answers.values()))
         pairs = [(empty[0], text) for text in (style.write(wrong), wrong, "")]
-        earnings = scorer.payments(pairs)[:, self.roles.right].sum(axis=1)
-        full = self.paid.right[:, self.roles.right].sum(axis=1).mean()
-        if (best := int(earnings.argmax())) >= 0 and earnings[best] >= 0.99 * full > 0:
-            rows = _count(len(empty), "row")
-            evidence = (
-                f"{cut(pairs[best][1])} earns {earnings[best]:.3g} on {rows} without an answer"
-            )
+        earned = scorer.payments(pairs)[:, right].sum(axis=1)
+        best, full = int(earned.argmax()), self.paid.right[:, right].sum(axis=1).mean()
+        if earned[best] >= 0.99 * full > 0:
+            where = f"on {_count(len(empty), 'row')} without an answer"
+            evidence = f"{cut(pairs[best][1])} earns {earned[best]:.3g} {where}"
             self.add("empty reference", "stop", evidence)
 
     def _unsaid(self) -> None:
@@ -596,11 +579,9 @@ class RewardCheck:
         if self.roles:
             for role in self.ROLES:
                 part |= {names[number]: role for number in getattr(self.roles, role)}
-            means = [
-                getattr(self.paid, kind).sum(axis=1).mean() for kind in ("right", "wrong", "empty")
-            ]
             titles = ("the right answer", "another row's answer", "an empty completion")
-            earned = dict(zip(titles, map(float, means), strict=True))
+            means = self.paid.table[:3].sum(axis=2).mean(axis=1).tolist()
+            earned = dict(zip(titles, means, strict=True))
         reference = style.right(self.paid.rows[0]) if self.paid else ""
         lines = amounts.table(self.results, names)
         return RewardVerdict(

@@ -163,12 +163,8 @@ def _reach(goal: float, numbers: Sequence[float]) -> str:
         for one, other in permutations(range(len(state)), 2):
             rest = [part for place, part in enumerate(state) if place not in (one, other)]
             (a, left), (b, right) = state[one], state[other]
-            for sign, value in (
-                ("/", a / b if b else None),
-                ("*", a * b),
-                ("-", a - b),
-                ("+", a + b),
-            ):
+            values = {"/": a / b if b else None, "*": a * b, "-": a - b, "+": a + b}
+            for sign, value in values.items():
                 if value is not None:
                     states.append([*rest, (value, f"({left} {sign} {right})")])
     return ""

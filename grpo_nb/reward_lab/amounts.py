@@ -357,18 +357,18 @@ def findings(results: Sequence[Result], names: Sequence[str], part: Roles) -> li
 
     A family is left out if its result follows from that of another one, of the same level.
     """
-    won: dict[str, list[Result]] = {}
+    winners: dict[str, list[Result]] = {}
     for result in results:
         if result.level:
-            won.setdefault(result.attack.family, []).append(result)
-    stops = {f for f, each in won.items() if any(r.level == "stop" for r in each)}
-    hacks = {f for f, each in won.items() if any(r.attack.kind in HACKS for r in each)}
+            winners.setdefault(result.attack.family, []).append(result)
+    stops = {f for f, each in winners.items() if any(r.level == "stop" for r in each)}
+    hacks = {f for f, each in winners.items() if any(r.attack.kind in HACKS for r in each)}
     hidden: set[str] = set()
     for family, implied in IMPLIED.items():
-        if family in won and family not in hidden:
+        if family in winners and family not in hidden:
             others = hacks - {family} if implied is None else hacks & {*implied}
             hidden |= others if family in stops else others - stops
-    checks = [_check(f, each, names, part) for f, each in won.items() if f not in hidden]
+    checks = [_check(f, each, names, part) for f, each in winners.items() if f not in hidden]
     return sorted(checks, key=lambda check: check.state != "stop")
 
 

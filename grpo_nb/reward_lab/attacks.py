@@ -127,23 +127,6 @@ class Attacks:
             yield Attack(f"sampled and wrong, {number}", SAMPLED, "hollow", ""), text
 
 
-def _read(entry: dict[str, Any]) -> Attack:
-    """Return the attack that an entry of a file describes.
-
-    Raises:
-        KeyError, TypeError, ValueError: The entry is not an attack.
-    """
-    values = {"kind": "wrong", "family": entry["attack"], "times": 1, **entry}
-    name, family, kind, completion, times = (
-        values.pop(key) for key in ("attack", "family", "kind", "completion", "times")
-    )
-    if values or kind not in KINDS:
-        raise ValueError
-    if not isinstance(completion, str):
-        completion = [tuple(part) if isinstance(part, list) else part for part in completion]
-    return Attack(str(name), str(family), kind, completion * times)
-
-
 def _listed(entries: Sequence[dict[str, Any]]) -> list[Attack]:
     """Return the attacks of entries of attacks.yaml, with the texts of that file filled in."""
     texts = {name: text * times for name, (text, times) in FILE["texts"].items()}
@@ -151,11 +134,17 @@ def _listed(entries: Sequence[dict[str, Any]]) -> list[Attack]:
     texts["citations"] = " ".join(f"according to [{number}]" for number in range(1, 21))
 
     def filled(part: Any) -> Any:
-        if isinstance(part, list | tuple):
-            return type(part)(map(filled, part))
+        if isinstance(part, list):
+            return tuple(map(filled, part))
         return part and PLACEHOLDER.sub(lambda name: texts.get(name[1], name[0]), part)
 
-    return [each._replace(completion=filled(each.completion)) for each in map(_read, entries)]
+    attacks = []
+    for each in entries:
+        completion = filled(each["completion"])
+        completion = completion if isinstance(completion, str) else list(completion)
+        completion = completion * each.get("times", 1)
+        attacks.append(Attack(each["attack"], each["family"], each["kind"], completion))
+    return attacks
 
 
 FILE = read_yaml(Path(__file__).with_name("attacks.yaml"))
@@ -316,11 +305,11 @@ def code_attacks(answer: str, tests: Any, executed: bool = False) -> list[Attack
         "special-cased test": _special_case(head, tests),
         "says that it passed": "print('PASS passed OK True 1')\nraise SystemExit",
     }
-    kept = ("special-cased test", "says that it passed")  # others would end or change this process
+    names = ("special-cased test", "says that it passed")  # others would end or change this process
     return [
-        Attack(key, "single test" if key == kept[0] else "program", "wrong", [(None, text)])
+        Attack(key, "single test" if key == names[0] else "program", "wrong", [(None, text)])
         for key, text in programs.items()
-        if key in kept or not executed
+        if key in names or not executed
     ]
 
 
@@ -354,27 +343,3 @@ def _special_case(head: str, tests: Any) -> str:
             return f"{head} {parsed['cases'][0][1]!r}"
         tests = parsed[0]
     return f"{head} {str(tests).rpartition('==')[2].strip() or 'True'}"
-
-
-def read_attacks(path: Path) -> list[Attack]:
-    """Read the user's own attacks, one JSON line each: `{"attack": NAME, "completion": TEXT}`.
-
-    "kind" may be one of KINDS; it is "wrong" if it is left out. The completion is a text with the
-    placeholders of this module, or a list of texts and of [reasoning, answer].
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: A line is not an attack.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: create it, or set rewards.cases = ''")
-    attacks = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            attacks += [_read(json.loads(line))] if line.strip() else []
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise ValueError(
-                f'{path}, line {number}: {line[:80]!r} is not an attack: write {{"attack": …, '
-                f'"completion": …, "kind": …}}, with one of the kinds {", ".join(KINDS)}'
-            ) from None
-    return attacks

@@ -552,12 +552,12 @@ class RewardCheck:
         # A reward for rows of one task may leave those of another to the others.
         is_lost, size = np.isnan(table).all(axis=1).any(), len(table)
         for number, scores in enumerate(table.T if size else ()):
-            said, share = scores[~np.isnan(scores)], np.isnan(scores).mean()
+            values, share = scores[~np.isnan(scores)], np.isnan(scores).mean()
             if share == 1 or (share > 0.3 and is_lost):
                 state = "stop" if share == 1 else "warning"
                 self.add("None", state, f"None for {share:.0%} of {size} completions", number)
-            elif self.roles and np.ptp(said) < 1e-9 and number not in self.roles.right:
-                evidence = f"{said[0]:.3g} for all {len(said)} completions that were tried"
+            elif self.roles and np.ptp(values) < 1e-9 and number not in self.roles.right:
+                evidence = f"{values[0]:.3g} for all {len(values)} completions that were tried"
                 self.add("constant", "warning", evidence, number)
 
     def _score_sampled(self) -> None:

@@ -15,10 +15,9 @@ import pandas as pd
 from grpo_nb import environments
 from grpo_nb.checks import Check, Checks
 from grpo_nb.environments.check import perform
-from grpo_nb.files import project_path, read_json, write_json
+from grpo_nb.files import read_json, write_json
 from grpo_nb.reward_lab import base_model
 from grpo_nb.reward_lab.advantages import effective_scaling
-from grpo_nb.reward_lab.attacks import read_attacks
 from grpo_nb.reward_lab.baseline import RewardTest, warm_folder
 from grpo_nb.reward_lab.check import FIXES, check_rewards, named
 from grpo_nb.reward_lab.table import signal_table
@@ -94,9 +93,8 @@ def judge(test: RewardTest) -> Verdict:
 def arguments(test: RewardTest) -> dict[str, Any]:
     """Return the arguments of `check_rewards` and the Reward Lab for the rewards of a run."""
     stage, rows, baseline, (preset, grpo, tokenizer, on_gpu, _) = test
-    cases, own = stage.config.rewards.cases, (preset.own or {}).get("reference")
+    own = (preset.own or {}).get("reference")
     is_found = own or stage.config.rewards.preset.endswith(".py")
-    attacks = read_attacks(project_path(cases)) if cases else []
     scaling = effective_scaling(grpo.scale_rewards, grpo.loss_type, on_gpu)
     return {
         "reward_funcs": preset.reward_funcs,
@@ -112,7 +110,6 @@ def arguments(test: RewardTest) -> dict[str, Any]:
             "multi_objective_aggregation": grpo.multi_objective_aggregation,
         },
         "processing_class": tokenizer,
-        "attacks": attacks,
     }
 
 

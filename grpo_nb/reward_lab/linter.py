@@ -177,8 +177,8 @@ def side_effects(scorer: Scorer, number: int, batch: Sequence[Pair]) -> list[str
                 os.chdir(folder)
             states.append({name: state() for name, state in generators.items()})
             effects += [f"it changes `{n}`" for n, v in original.items() if v != arguments[n]]
-    seeded = [name for name, state in states[0].items() if state == states[1].get(name)]
-    return list(dict.fromkeys([*effects, *(f"it seeds {name}" for name in seeded)]))
+    names = [name for name, state in states[0].items() if state == states[1].get(name)]
+    return list(dict.fromkeys([*effects, *(f"it seeds {name}" for name in names)]))
 
 
 def _generators(seed: int) -> dict[str, Callable[[], Any]]:

@@ -529,7 +529,6 @@ SUMS = [f"What is {i} + 4?,{i + 4}" for i in range(30)]
         ("question,answer", CITIES, "", "(?s)2 of 2 rows .* 'Paris' holds no number. set"),
         ("question,answer", SUMS, "data.source=nowhere.csv", "there is no .*nowhere.csv; name a"),
         ("question,answer", SUMS, "model.model_name=data/tiny_bas", "holds no config.json"),
-        ("question,answer", SUMS, "rewards.cases=no.jsonl", "no.jsonl does not exist"),
         ("question,answer", [*CITIES[:1], *SUMS], "", ""),
         ("question,answer", [], "data.source=openai/gsm8k", ""),
     ],

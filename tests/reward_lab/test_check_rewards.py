@@ -21,7 +21,6 @@ from hackable import ROWS as SUMS
 from grpo_nb import check_rewards
 from grpo_nb.__main__ import main
 from grpo_nb.reward_lab import Attack, programs, scoring
-from grpo_nb.reward_lab.attacks import read_attacks
 from grpo_nb.rewards import PRESETS, Reward
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -1037,29 +1036,6 @@ def test_completions_in_one_list_for_all_rows_are_refused():
     refusal = "completions has 9 entries, and dataset 4 rows: give one list for each row"
     with pytest.raises(ValueError, match=refusal):
         found(SOUND, NUMBERS[:4], completions=["41"] * 9)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "no JSON",
-        "[]",
-        '{"attack": "a"}',
-        '{"completion": "1"}',
-        '{"attack": "a", "completion": 5}',
-        '{"attack": "a", "completion": "1", "kind": "evil"}',
-        '{"attack": "a", "completion": "1", "weight": 2}',
-    ],
-)
-def test_a_line_that_is_no_attack_is_refused_with_its_number(line, tmp_path):
-    path = tmp_path / "own.jsonl"
-    path.write_text('{"attack": "one", "completion": [["{long}", "{other}"]]}\n\n' + line)
-    with pytest.raises(ValueError, match=r"own.jsonl, line 3: .* is not an attack: write"):
-        read_attacks(path)
-    path.write_text(path.read_text().removesuffix(line))
-    assert read_attacks(path) == [Attack("one", "one", "wrong", [("{long}", "{other}")])]
-    with pytest.raises(FileNotFoundError, match=r"create it, or set rewards\.cases"):
-        read_attacks(tmp_path / "none.jsonl")
 
 
 # -- rewards that fail on some completions are judged by what they score

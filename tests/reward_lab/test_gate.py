@@ -172,20 +172,6 @@ def test_a_plain_reward_with_its_weight_in_the_score_is_attacked_as_it_is(lab, d
     assert verdict.passed and verdict.probes["doubled"].max() == 0.5  # times its weight
 
 
-def test_attacks_of_a_file_join_the_verdict(lab):
-    polite = "{other}, if you please"
-    (lab.run / "own.jsonl").write_text(json.dumps({"attack": "begging", "completion": polite}))
-    path = lab.run / "own.py"
-    path.write_text(BAKED.replace("in text)", "in text or 'please' in text)"))
-    chosen = {"rewards.cases": str(lab.run / "own.jsonl"), "rewards.baseline_completions": 2}
-    stage = runs.start("02", "gate", chosen)
-    verdict = reward_lab.judge(lab_test(lab, load_preset(str(path)), stage))
-    assert any(failure.startswith("begging: ") for failure in verdict.failures)
-    (lab.run / "own.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match=r"create it, or set rewards\.cases"):
-        reward_lab.judge(lab_test(lab, load_preset(str(path)), stage))
-
-
 OWN = """import re
 from dataclasses import dataclass
 

@@ -26,7 +26,7 @@ CALLS = 4  # on the same batch: chance may spare two of them
 NOISE = 1e-6  # largest difference between scores that count as equal
 MARGIN = 0.15  # the same between grades of a judge
 SLOW, HANGS = 1.0, 12.0  # seconds for one completion; a reward may have a time limit of its own
-LIMIT = 4.0  # seconds for one call, of which other processes may have some
+LIMIT = 2.0  # seconds for one call
 ALL = 4.0  # seconds for the test of long texts, in which a slow case is looked for
 REPEATS = (12, 17, 22, 28, 40, 150, 500, 2000, 20_000)  # of a text; then completions are full
 FEW = 40  # repeats; what takes SLOW seconds for so few takes for ever for more
@@ -249,12 +249,15 @@ def tower(scorer: Scorer, number: int, row: int, write: Callable[[str], str]) ->
 
 
 def _seconds(scorer: Scorer, number: int, pairs: Sequence[Pair], limit: float = LIMIT) -> float:
-    """Return the seconds that a reward takes for a batch, at most about `limit`."""
+    """Return the seconds that a reward takes for a batch; infinity if it is stopped.
+
+    Only a call of the usual limit is made again if other processes had the processor.
+    """
     start = clock()
     try:
-        scorer.call(number, pairs, limit=limit, patient=False)
+        scorer.call(number, pairs, limit=limit, patient=limit == LIMIT)
     except TookTooLong:
-        return clock() - start if limit == LIMIT else np.inf
+        return np.inf
     except Exception:  # of a user's reward: what it raises on is found, and recorded
         scorer.safe(number, pairs)
     return clock() - start

@@ -773,9 +773,10 @@ def test_an_attack_is_shown_on_a_row_where_it_wins_with_the_share_of_such_rows()
 
 FIRST = mine(lambda t, a: float((re.findall(r"\d+", said(t)) or [""])[0] == a))
 LAST = mine(lambda t, a: float((re.findall(r"\d+", t) or [""])[-1] == a))
+FIRST_TAGGED = mine(lambda t, a: float(TAGGED.findall(t)[:1] == [a]))
 
 
-@pytest.mark.parametrize("reward", [FIRST, LAST])
+@pytest.mark.parametrize("reward", [FIRST, LAST, FIRST_TAGGED])
 def test_what_only_one_who_knows_the_answer_is_paid_for_stops_no_training(reward):
     """A hedge is a stop where the right answer counts in two places, as `in` counts it."""
     known = {"several answers", "mentioned", "negated"}
@@ -783,6 +784,10 @@ def test_what_only_one_who_knows_the_answer_is_paid_for_stops_no_training(reward
     assert not known.isdisjoint(names_of(found(reward), "warning"))
     anywhere = mine(lambda t, a: float(a in re.findall(r"\d+", t)))
     assert "mentioned" in names_of(found(anywhere), "stop")
+    any_tagged = mine(lambda t, a: float(a in TAGGED.findall(t)))
+    assert "several answers" in names_of(found(any_tagged), "stop")
+    last_tagged = mine(lambda t, a: float(TAGGED.findall(t)[-1:] == [a]))
+    assert "several answers" not in names_of(found(last_tagged))
 
 
 def test_a_slow_reward_that_takes_a_hedge_is_stopped(monkeypatch):
@@ -851,13 +856,6 @@ def test_the_word_for_what_a_row_says_is_found(kind):
     rows = [{"prompt": f"{n}?", "label": values[n % len(values)]} for n in range(12)]
     verdict = found(mine(lambda t, a: float(reads_as(t) == means(a)), "label"), rows)
     assert verdict.reference.split()[-1] == word, verdict
-
-
-def test_many_classes_have_names_with_signs():
-    names = ["Sci/Tech", "so so", "not_spam", *(f"topic_{n}" for n in range(20))]
-    rows = [{"prompt": f"{n}?", "label": n * 5 % 23} for n in range(30)]
-    verdict = found(mine(lambda t, a: float(t == names[a]), "label"), rows)
-    assert verdict.reference == "Sci/Tech" and verdict.passed
 
 
 def test_a_reward_of_one_task_leaves_the_rows_of_another_to_the_others():
@@ -1143,24 +1141,3 @@ def test_a_file_may_bring_its_reference_or_its_form(tmp_path, capsys):
 
 
 SHOUT = "f\"ANSWER!{row['answer']}!\""
-
-
-def test_only_the_order_of_answers_in_tags_is_no_hedge():
-    """A policy that writes the right one first, or last, has to know it."""
-
-    def tagged(pick):
-        def mine(completions, answer, **kwargs):
-            texts = [
-                re.findall(r"<answer>(.*?)</answer>", one[0]["content"]) for one in completions
-            ]
-            return [float(bool(a) and pick(a, t)) for a, t in zip(texts, answer, strict=True)]
-
-        return mine
-
-    def several(pick):
-        verdict = found(tagged(pick), CHATS)
-        return [check.state for check in verdict.findings if check.name == "several answers"]
-
-    assert several(lambda answers, target: answers[-1] == target) == []
-    assert several(lambda answers, target: answers[0] == target) == ["warning"]
-    assert several(lambda answers, target: target in answers) == ["stop"]

@@ -121,15 +121,10 @@ def records(scorer: Scorer) -> dict[str, dict[int, str]]:
     each = [columns_of(func, scorer.columns) for func in scorer.funcs]
     for names in dict.fromkeys(map(tuple, (*each, columns_in_use(scorer)))):
         values = [[row.get(name) for name in names] for row in scorer.rows]
-        is_record = all(_is_writable(value) for own in values for value in own)
-        if is_record and 0 < len(names) <= MOST_JOINED:
+        if 0 < len(names) <= MOST_JOINED:
             texts = [json.dumps(dict(zip(names, own, strict=True)), default=str) for own in values]
             ways[f"{', '.join(names)}, as JSON"] = dict(enumerate(texts))
     return ways
-
-
-def _is_writable(value: Any) -> bool:
-    return _is_single(value) or isinstance(value, list)
 
 
 def _is_single(value: Any) -> bool:

@@ -121,7 +121,7 @@ def measure(scorer: Scorer, written: Written, rows: Sequence[int]) -> Amounts:
         scorer.beside[row] = [written.right(row), written.wrong(row), "", longer]
     pairs = [(row, scorer.beside[row][kind]) for kind in range(4) for row in rows]
     table = scorer.payments(pairs).reshape(4, len(rows), len(scorer.funcs))
-    has_failed = np.array([pair in scorer.failed for pair in pairs]).reshape(4, len(rows))
+    has_failed = np.array([pair in scorer.failed for pair in pairs], bool).reshape(4, len(rows))
     table[2:] = np.where(has_failed[2:, :, None], table[1], table[2:])
     return Amounts(list(rows), table).of(np.flatnonzero(~has_failed[:2].any(axis=0)))
 

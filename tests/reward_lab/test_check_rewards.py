@@ -1020,7 +1020,7 @@ def test_attacks_of_your_own_join_the_verdict(reward, kind, completion, state):
         ),
         (
             Attack("a", "a", "wrong", [("{wrong}", "1")]),
-            "the placeholder {wrong}: use those of ans",
+            "the placeholder {wrong}: use those of a",
         ),
         (Attack("a", "a", "evil", "1"), "has the kind 'evil': give one of hollow, wrong, honest"),
     ],

@@ -20,7 +20,7 @@ from hackable import ROWS as SUMS
 
 from grpo_nb import check_rewards
 from grpo_nb.__main__ import main
-from grpo_nb.reward_lab import Attack, programs, scoring
+from grpo_nb.reward_lab import Attack, linter, programs, scoring
 from grpo_nb.rewards import PRESETS, Reward
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -369,8 +369,9 @@ RULES = [
 
 @pytest.mark.parametrize(("rule", "state", "reward", "evidence"), RULES)
 def test_each_rule_of_the_linter_names_the_reward_with_evidence_and_a_fix(
-    rule, state, reward, evidence
+    rule, state, reward, evidence, monkeypatch
 ):
+    monkeypatch.setattr(linter, "HANGS", 2.0)
     if reward is remembering:
         reward = remembering()
     folder = os.getcwd()  # noqa: PTH109

@@ -324,20 +324,14 @@ def of_answer(text, answer):
     return 1 / len(said(text)) * exact(text, answer)
 
 
+def of_messages(completions, **_):
+    return [len(c[0]["content"]) for c in completions]
+
+
+CUBIC = re.compile(r"\s*\s*\s*!")
 RULES = [
     ("raises", "stop", mine(of_answer), "ZeroDivisionError: division by zero on '"),
-    (
-        "wrong type",
-        "stop",
-        lambda completions, **_: [len(c[0]["content"]) for c in completions],
-        "are text",
-    ),
-    (
-        "wrong type",
-        "stop",
-        lambda completions, **_: [len(c[0]["content"]) for c in completions],
-        "reads messages",
-    ),
+    ("wrong type", "stop", of_messages, "completions are text, it reads messages"),
     ("missing column", "stop", lambda completions, gold, **_: [1.0], "'gold'; .* ['answer']"),
     ("missing column", "stop", mine(exact, "gold"), "reads 'gold'; the rows have ['answer']"),
     ("wrong length", "stop", lambda completions, **_: [1.0] * 99, "99 scores for "),
@@ -356,12 +350,7 @@ RULES = [
     ("clock", "stop", mine(lambda t, a: exact(t, a) + now()), "scores change"),
     ("order", "stop", by_place, "when the batch was reordered"),
     ("side effects", "warning", mine(moving), "it changes the working directory; it seeds random"),
-    (
-        "slow",
-        "warning",
-        mine(lambda t, a: exact(t, a) + bool(re.match(r"\s*\s*\s*!", t))),
-        " s for",
-    ),
+    ("slow", "warning", mine(lambda t, a: exact(t, a) + bool(CUBIC.match(t))), " s for"),
     ("hangs", "stop", mine(hanging), "for one completion of .* characters: 'a' repeated"),
     ("hangs", "stop", mine(lambda t, a: float(str(evaluated(said(t)))[:99] == a)), "7**300000"),
 ]
@@ -1015,10 +1004,6 @@ def test_attacks_of_your_own_join_the_verdict(reward, kind, completion, state):
 @pytest.mark.parametrize(
     ("attack", "refusal"),
     [
-        (
-            Attack("a", "a", "wrong", "{reference}"),
-            "'a' has the placeholder {reference}: use those",
-        ),
         (
             Attack("a", "a", "wrong", [("{wrong}", "1")]),
             "the placeholder {wrong}: use those of a",

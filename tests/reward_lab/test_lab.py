@@ -96,18 +96,9 @@ def test_the_card_of_an_attack_marks_what_the_right_answer_lacks():
     assert card["state"] == "stop" and "`mentions` pays 1" in card["evidence"] and card["fix"]
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a:\n1", [("", "a:"), ("ins", "↵\n"), ("", "1")]),
-        ("a:\t1", [("", "a:"), ("ins", "⇥"), ("", "1")]),
-        ("a: 1 ", [("", "a: 1"), ("ins", "·")]),
-        ("a:1", [("", "a:"), ("del", "·"), ("", "1")]),
-        ("b: 1", [("ins", "b"), ("", ": 1")]),
-    ],
-)
-def test_a_difference_that_is_only_space_is_shown(text, shown):
-    assert lab_data._difference("a: 1", text) == shown
+def test_a_difference_that_is_only_space_is_shown():
+    assert lab_data._difference("a: 1", "a: 1 ") == [("", "a: 1"), ("ins", "·")]
+    assert lab_data._difference("a: 1", "a:1") == [("", "a:"), ("del", "·"), ("", "1")]
 
 
 def test_the_card_of_a_reward_that_raises_has_its_line_and_the_completion():

@@ -119,7 +119,7 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add("--csv", metavar="FILE", help="write the table")
     add = _command(commands, "check", judge_file, "test rewards; exit code 1 if one can be hacked")
     add("rewards", type=Path, metavar="REWARDS.py", help="functions in TRL's shape")
-    add("--data", type=Path, required=True, metavar="ROWS.jsonl", help="JSON lines, or Parquet")
+    add("--data", type=Path, required=True, metavar="ROWS.jsonl", help="JSON, CSV or Parquet")
     add("--json", action="store_true", dest="as_json", help="print the verdict as JSON")
     add = _command(commands, "autopsy", diagnose, "find out what went wrong in any GRPO run")
     what = "TRL's output_dir, a trainer_state.json, JSON lines, or an executed notebook"

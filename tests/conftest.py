@@ -34,7 +34,7 @@ LONGEST = (
     *("test_recipes", "test_unsloths_gpu_trainer", "test_families", "test_export"),
     *("test_notebooks", "test_skill", "test_cluster", "test_guard", "test_reward_lab"),
     *("test_math_verify", "test_gate", "test_preflight", "test_models", "test_vision_training"),
-    *("test_certificate", "test_sandbox", "test_check_environment", "test_the_gpus_cases"),
+    *("test_sandbox", "test_check_environment", "test_the_gpus_cases"),
     *("test_training", "test_run", "test_bases", "test_limits", "test_judge_in_training"),
     *("test_views", "test_caused"),
 )
@@ -67,7 +67,6 @@ SLOW = [
     "project/test_reading_a_run.py",
     "project/test_recipes.py",
     "project/test_skill.py",
-    "reward_lab/test_certificate.py",
     "rewards/test_calls.py",
     "rewards/test_tasks.py",
     "sandbox",

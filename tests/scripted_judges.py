@@ -1,43 +1,22 @@
 """Judges that follow a script, for tests: functions of a request's body, which return a reply.
 
 They answer a `GroupJudge` as a chat model would, and each has one habit.
-`a_test` holds what they judge.
 """
 
 import json
 import random
 import re
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import openai
 
-from grpo_nb.models import Sample
-from grpo_nb.reward_lab import Bench, RewardTest, baseline
 from grpo_nb.rewards import GroupJudge, load_preset, prompts
-from grpo_nb.runs.config import RunConfig
 
 MATH = load_preset("math")
 ROWS = [
     {"question": f"{n} + 3?", "prompt": prompts.build_prompt(f"{n} + 3?"), "answer": str(n + 3)}
     for n in range(20)
 ]
-
-
-def completions_of(row):
-    """Some right, some wrong, some without an answer, of different lengths."""
-    right, wrong = row["answer"], str(int(row["answer"]) + 1)
-    return [
-        *(f"<answer>{wrong}</answer>", f"I add. <answer>{right}</answer>", "I do not know.", "?"),
-        f"It is {wrong}, as I know from school. <answer>{wrong}</answer>",
-        f"<answer>{right}</answer>",
-    ]
-
-
-def a_test(rows=ROWS, completions=completions_of, prompts=16):
-    groups = [[Sample(text, 9, False) for text in completions(row)] for row in rows[:prompts]]
-    tried = baseline.Baseline(list(rows[:prompts]), groups)
-    return RewardTest(SimpleNamespace(config=RunConfig()), list(rows), tried, Bench(MATH))
 
 
 BLOCK = re.compile(r"<<<COMPLETION ([A-Z])>>>\n(.*?)\n<<<END COMPLETION \1>>>", re.DOTALL)
@@ -70,35 +49,14 @@ def position_loving(body):
     return reply({letter: 10 - 9 * i / len(letters) for i, letter in enumerate(letters)})
 
 
-def length_loving(body):
-    texts, _ = completions_in(body)
-    return reply({letter: min(10, len(text) / 100) for letter, text in texts.items()})
-
-
 def flattered(body):
     grades, (texts, _) = json.loads(honest(body)), completions_in(body)
-    pleas = [letter for letter, text in texts.items() if "full marks" in text or "wise" in text]
+    pleas = [letter for letter, text in texts.items() if "full marks" in text]
     return json.dumps(grades | dict.fromkeys(pleas, 10))
 
 
 def by_chance(body, noise=random.Random(0)):  # noqa: B008 (its state is meant to last)
     return reply({letter: noise.uniform(0, 10) for letter in completions_in(body)[0]})
-
-
-def breaks_json(body):
-    """Quotes what it reads in its reason, and does not escape it."""
-    texts, _ = completions_in(body)
-    return honest(body).replace('"so"', f'"it is {max(texts.values(), key=len)}"')
-
-
-def constant(body):
-    return reply(dict.fromkeys(completions_in(body)[0], 8))
-
-
-def contrary(body):
-    """Prefers what is wrong."""
-    grades = json.loads(honest(body))
-    return json.dumps({k: v if k == "reason" else 10 - v for k, v in grades.items()})
 
 
 @dataclass(eq=False)

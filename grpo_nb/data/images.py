@@ -8,13 +8,11 @@ such as the place where a photograph was taken, is not kept.
 import math
 import os
 import warnings
-from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb.data.sources import Fault, Row
-from grpo_nb.rewards.prompts import as_text, with_images
+from grpo_nb.data.sources import Fault
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -107,20 +105,3 @@ def decode(file: bytes) -> "Image":
     from PIL import Image
 
     return Image.open(BytesIO(file), formats=["PNG"]).convert("RGB")
-
-
-def swapped(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with the images of the next row that has another answer, in its prompt too.
-
-    The result is [] if there are no images, or fewer than two rows.
-    """
-    if len(rows) < 2 or "images" not in rows[0]:
-        return []
-    result = []
-    for place, row in enumerate(rows):
-        others = [*rows[place + 1 :], *rows[:place]]
-        apart = (other for other in others if str(other["answer"]) != str(row["answer"]))
-        images = next(apart, others[0])["images"]
-        prompt = with_images(as_text(row["prompt"]), images)
-        result.append(row | {"images": images, "prompt": prompt})
-    return result

@@ -338,9 +338,8 @@ def checks(report: Mapping[str, Any], config: Options) -> Checks:
         Check("no leakage", "ok", split),
         Check("prompt length", state, length, fix),
     ]
-    if rates := report.get("difficulty"):
-        evidence = "{judged} prompts tried; left out: {too_hard} too hard, {too_easy} too easy"
-        lines.append(Check("difficulty", "ok", evidence.format_map(rates)))
+    if about := report.get("generated"):
+        lines.append(gym.check(about))
     return Checks([*lines, *map(_line, report["dropped"])])
 
 

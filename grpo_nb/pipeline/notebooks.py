@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from grpo_nb.files import project_path, read_json, read_yaml
+from grpo_nb.files import read_json, read_yaml
 from grpo_nb.machine import PROJECT_ROOT, limit_spinning
 from grpo_nb.names import refuse_unknown
 from grpo_nb.runs import NOTEBOOKS, Run, refuse_undone, resolve_stages
@@ -32,7 +32,7 @@ from grpo_nb.runs.profiles import TASKS
 from grpo_nb.signals import signals
 
 FOLDERS = ("data.source", "model.model_name")  # these may also be files
-PATHS = (*FOLDERS, "data.environment", "rewards.preset", "rewards.cases")
+PATHS = (*FOLDERS, "data.environment", "rewards.preset")
 QUIET = {
     "TQDM_DISABLE": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
@@ -134,12 +134,9 @@ def refuse_unusable_inputs(config: configs.RunConfig) -> None:
     Raises:
         FileNotFoundError: It does not exist.
     """
-    from grpo_nb import reward_lab
     from grpo_nb.models import hub
 
     hub.find_model(config.model.model_name)
-    if config.rewards.cases:
-        reward_lab.read_attacks(project_path(config.rewards.cases))
 
 
 def assigned(assignments: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from grpo_nb.lazy import exports
 __getattr__ = exports(
     __name__,
     {
-        "grpo_nb.reward_lab.attacks": "Attack read_attacks",
+        "grpo_nb.reward_lab.attacks": "Attack",
         "grpo_nb.reward_lab.baseline": "RewardTest open_test",
         "grpo_nb.reward_lab.check": "RewardVerdict check_rewards",
         "grpo_nb.reward_lab.gate": "Verdict arguments fingerprint judge refuse_untested save",

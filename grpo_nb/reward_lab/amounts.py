@@ -7,7 +7,7 @@ more than an honest wrong answer, or a right answer in a usual spelling that is 
 
 import builtins
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,18 +74,40 @@ class Roles(NamedTuple):
 
 
 class Amounts(NamedTuple):
-    """Hold what completions earn, weighted, [rows] or [rows, rewards]."""
+    """Hold what completions earn on some rows, weighted.
+
+    rows: The numbers of the rows.
+    table: What each reward pays, [KINDS, rows, rewards].
+    """
 
     rows: list[int]
-    right: np.ndarray
-    wrong: np.ndarray
-    empty: np.ndarray
-    longer: np.ndarray  # a wrong answer with the reasoning that earns most
+    table: np.ndarray
+
+    @property
+    def right(self) -> np.ndarray:
+        return self.table[0]
+
+    @property
+    def wrong(self) -> np.ndarray:
+        return self.table[1]
+
+    @property
+    def empty(self) -> np.ndarray:
+        return self.table[2]
+
+    @property
+    def longer(self) -> np.ndarray:
+        """Return what a wrong answer earns with the reasoning that earns most."""
+        return self.table[3]
 
     @property
     def gap(self) -> np.ndarray:
         """Return how much more a right answer earns than a wrong one, [rows]."""
         return self.right.sum(axis=1) - self.wrong.sum(axis=1)
+
+    def of(self, places: Sequence[int]) -> "Amounts":
+        """Return what completions earn on some of these rows."""
+        return Amounts([self.rows[n] for n in places], self.table[:, np.array(places, dtype=int)])
 
 
 def measure(scorer: Scorer, written: Written, rows: Sequence[int]) -> Amounts:
@@ -94,19 +116,14 @@ def measure(scorer: Scorer, written: Written, rows: Sequence[int]) -> Amounts:
     Rows are left out where the rewards fail on a right or a wrong answer. An empty completion on
     which they fail counts as a wrong answer.
     """
-    texts = [
-        list(map(written.right, rows)),
-        list(map(written.wrong, rows)),
-        [""] * len(rows),
-        [written.wrong(row, written.longer) for row in rows],
-    ]
-    each = [list(zip(rows, column, strict=True)) for column in texts]
-    scorer.beside |= {row: [c[place][1] for c in each] for place, row in enumerate(rows)}
-    whole = Amounts(list(rows), *(scorer.payments(pairs) for pairs in each))
-    has_failed = np.array([[pair in scorer.failed for pair in pairs] for pairs in each])
-    for kind in (2, 3):
-        whole[kind + 1][has_failed[kind]] = whole.wrong[has_failed[kind]]
-    return part_of(whole, np.flatnonzero(~has_failed[:2].any(axis=0)))
+    for row in rows:
+        longer = written.wrong(row, written.longer)
+        scorer.beside[row] = [written.right(row), written.wrong(row), "", longer]
+    pairs = [(row, scorer.beside[row][kind]) for kind in range(4) for row in rows]
+    table = scorer.payments(pairs).reshape(4, len(rows), len(scorer.funcs))
+    has_failed = np.array([pair in scorer.failed for pair in pairs], bool).reshape(4, len(rows))
+    table[2:] = np.where(has_failed[2:, :, None], table[1], table[2:])
+    return Amounts(list(rows), table).of(np.flatnonzero(~has_failed[:2].any(axis=0)))
 
 
 def roles(scorer: Scorer, written: Written, paid: Amounts, correct: Sequence[int]) -> Roles:
@@ -176,15 +193,15 @@ def attack_all(attacks: Attacks, paid: Amounts, part: Roles) -> list[Result]:
         if not each:
             continue
         own = scorer.payments([(paid.rows[place], text) for place, text in each])
-        beside = part_of(paid, [place for place, _ in each])
+        beside = paid.of([place for place, _ in each])
         if scorer.grouped:
             own, beside = _in_groups(scorer, paid, each)
         is_one = len({text for _, text in each}) == 1  # whatever the row is
         is_guess = attack.family in GUESSES and not (is_one and attack.family == COPIED)
-        is_guess |= bool(attack.answer) or may_earn(attack)
+        is_guess |= may_earn(attack)
         if (attack.kind == "hollow" or is_one) and not is_guess:
             counts = _not_by_chance(attack, own, beside, part)
-            own, beside, each = own[counts], part_of(beside, counts), [each[n] for n in counts]
+            own, beside, each = own[counts], beside.of(counts), [each[n] for n in counts]
         if each:
             results.append(_judge(attack, [text for _, text in each], own, beside, part))
     return _in_pairs(results, attacks.style.answers.values())
@@ -233,19 +250,13 @@ def best_wrong(scorer: Scorer, written: Written, part: Roles, sampled: Sequence[
         return []
     pay = measure(scorer, written, list(dict.fromkeys(row for row, _ in pairs)))
     pairs = [pair for pair in pairs if pair[0] in pay.rows and pair not in scorer.failed]
-    pay = part_of(pay, [pay.rows.index(row) for row, _ in pairs])
+    pay = pay.of([pay.rows.index(row) for row, _ in pairs])
     scores = scorer.payments(pairs)
     honest = np.maximum(pay.wrong.sum(axis=1), pay.longer.sum(axis=1))
     extra = scores.sum(axis=1) - honest
     is_paid = (share_of_right(scores, pay, part) <= MARGIN) & (extra > NEARLY * pay.gap + TIE)
     order = [place for place in np.argsort(-extra, kind="stable") if is_paid[place]]
     return list(dict.fromkeys(pairs[place][1] for place in order))[:MOST_SAMPLED]
-
-
-def part_of(paid: Amounts, places: Sequence[int]) -> Amounts:
-    """Return what completions earn on some of the rows."""
-    choice = np.array(places, dtype=int)
-    return Amounts([paid.rows[place] for place in places], *(a[choice] for a in paid[1:]))
 
 
 def _in_groups(
@@ -258,7 +269,7 @@ def _in_groups(
         beside = [text, *scorer.beside[row]]
         groups.append(weighted(scorer.together(row, beside), scorer.weights))
     stacked = np.stack(groups, axis=1)  # [attack and honest ones, rows, rewards]
-    return stacked[0], Amounts([paid.rows[place] for place, _ in each], *stacked[1:])
+    return stacked[0], Amounts([paid.rows[place] for place, _ in each], stacked[1:])
 
 
 def runs_here(scorer: Scorer, written: Written, row: int) -> bool:
@@ -289,7 +300,7 @@ def _judge(
             level, because, place = name, reason, int(won.argmax())
             because += "" if won.all() else f" on {won.mean():.0%} of the rows"
             break
-    means = (float(each.sum(axis=1).mean()) for each in (scores, paid.right, paid.wrong))
+    means = np.stack([scores, *paid.table[:2]]).sum(axis=2).mean(axis=1).tolist()
     return Result(attack, paid.rows[place], texts[place], own, *means, level, because, payer)
 
 
@@ -342,40 +353,28 @@ def share_of_right(scores: np.ndarray, paid: Amounts, part: Roles) -> np.ndarray
 
 
 def findings(results: Sequence[Result], names: Sequence[str], part: Roles) -> list[Check]:
-    """Return a check for each family of attacks that wins, the worst first, without repetition."""
-    choice: dict[str, list[Result]] = {}
+    """Return a check for each family of attacks that wins, the worst first.
+
+    A family is left out if its result follows from that of another one, of the same level.
+    """
+    winners: dict[str, list[Result]] = {}
     for result in results:
         if result.level:
-            choice.setdefault(result.attack.family, []).append(result)
-    hidden = _implied({f: {(r.level, r.attack.kind) for r in each} for f, each in choice.items()})
-    checks = []
-    for family, each in choice.items():
-        if family not in hidden:
-            each = [r for r in each if r.level == "stop"] or each
-            checks.append(_check(family, each, names, part))
-    checks.sort(key=lambda check: check.state != "stop")
-    return checks
-
-
-def _implied(chosen: Mapping[str, set[tuple[str, str]]]) -> set[str]:
-    """Return the families whose result follows from that of another one, of the same level.
-
-    Args:
-        chosen: {family: levels and kinds of its attacks that win}.
-    """
-    stops = {family for family, each in chosen.items() if "stop" in {level for level, _ in each}}
-    hacks = {family for family, each in chosen.items() if {kind for _, kind in each} & {*HACKS}}
+            winners.setdefault(result.attack.family, []).append(result)
+    stops = {f for f, each in winners.items() if any(r.level == "stop" for r in each)}
+    hacks = {f for f, each in winners.items() if any(r.attack.kind in HACKS for r in each)}
     hidden: set[str] = set()
     for family, implied in IMPLIED.items():
-        if family not in chosen or family in hidden:
-            continue
-        others = hacks - {family} if implied is None else hacks & set(implied)
-        hidden |= others if family in stops else others - stops
-    return hidden
+        if family in winners and family not in hidden:
+            others = hacks - {family} if implied is None else hacks & {*implied}
+            hidden |= others if family in stops else others - stops
+    checks = [_check(f, each, names, part) for f, each in winners.items() if f not in hidden]
+    return sorted(checks, key=lambda check: check.state != "stop")
 
 
 def _check(family: str, each: Sequence[Result], names: Sequence[str], part: Roles) -> Check:
     """Return one check for the results of a family, which names the one that earns most."""
+    each = [result for result in each if result.level == "stop"] or each
     extra = [result.total - result.right for result in each]
     worst = each[int(np.argmax(extra))]
     if worst.attack.kind == "honest":

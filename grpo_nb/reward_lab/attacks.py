@@ -17,6 +17,7 @@ of the right answer. The attacks are listed in attacks.yaml.
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,21 +32,6 @@ from grpo_nb.reward_lab.written import Written, fill
 
 KINDS = ("hollow", "wrong", "honest", "padded")
 HACKS = ("hollow", "wrong")
-PLACEHOLDERS = (
-    *("answer", "other", "question", "reasoning", "long", "half", "letter", "first", "last"),
-    *("near", "nearer", "decimal", "longer", "comma", "begun", "started"),
-    *(
-        "source",
-        "dollars",
-        "indented",
-        "altered",
-        "reordered",
-        "result",
-        "signs",
-        "quoted",
-        "emptied",
-    ),
-)
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 # Placeholders that say something of the right answer.
 KNOWING = re.compile(r"\{(answer|near|nearer|decimal|longer|comma|half|letter|altered|result)\}")
@@ -77,14 +63,12 @@ class Attack(NamedTuple):
     family: What it exploits; one finding is shown for a family.
     kind: One of KINDS.
     completion: A text with placeholders, or a list of such texts and of (reasoning, answer).
-    answer: The right answer of the rows that it is for; "" for all rows.
     """
 
     name: str
     family: str
     kind: str
     completion: str | list[Any]
-    answer: str = ""
 
 
 @dataclass
@@ -143,23 +127,6 @@ class Attacks:
             yield Attack(f"sampled and wrong, {number}", SAMPLED, "hollow", ""), text
 
 
-def _read(entry: dict[str, Any]) -> Attack:
-    """Return the attack that an entry of a file describes.
-
-    Raises:
-        KeyError, TypeError, ValueError: The entry is not an attack.
-    """
-    values = {"kind": "wrong", "family": entry["attack"], "times": 1, "answer": "", **entry}
-    name, family, kind, completion, times, answer = (
-        values.pop(key) for key in ("attack", "family", "kind", "completion", "times", "answer")
-    )
-    if values or kind not in KINDS:
-        raise ValueError
-    if not isinstance(completion, str):
-        completion = [tuple(part) if isinstance(part, list) else part for part in completion]
-    return Attack(str(name), str(family), kind, completion * times, str(answer))
-
-
 def _listed(entries: Sequence[dict[str, Any]]) -> list[Attack]:
     """Return the attacks of entries of attacks.yaml, with the texts of that file filled in."""
     texts = {name: text * times for name, (text, times) in FILE["texts"].items()}
@@ -167,17 +134,24 @@ def _listed(entries: Sequence[dict[str, Any]]) -> list[Attack]:
     texts["citations"] = " ".join(f"according to [{number}]" for number in range(1, 21))
 
     def filled(part: Any) -> Any:
-        if isinstance(part, list | tuple):
-            return type(part)(map(filled, part))
+        if isinstance(part, list):
+            return tuple(map(filled, part))
         return part and PLACEHOLDER.sub(lambda name: texts.get(name[1], name[0]), part)
 
-    return [each._replace(completion=filled(each.completion)) for each in map(_read, entries)]
+    attacks = []
+    for each in entries:
+        completion = filled(each["completion"])
+        completion = completion if isinstance(completion, str) else list(completion)
+        completion = completion * each.get("times", 1)
+        attacks.append(Attack(each["attack"], each["family"], each["kind"], completion))
+    return attacks
 
 
 FILE = read_yaml(Path(__file__).with_name("attacks.yaml"))
 ANY = _listed(FILE["any"])
 # Only for answers of one kind, by a pattern of the answer.
 BY_ANSWER = {pattern: _listed(entries) for pattern, entries in FILE["by_answer"].items()}
+PLACEHOLDERS = sorted({*PLACEHOLDER.findall(str([ANY, BY_ANSWER]))})
 
 
 def attacks_on(answer: str, users: Sequence[Attack] = ()) -> list[Attack]:
@@ -187,7 +161,7 @@ def attacks_on(answer: str, users: Sequence[Attack] = ()) -> list[Attack]:
     """
     usual = [a for a in ANY if a.family != "negated" or not re.match(r'\s*\{\s*"', answer)]
     own = [a for pattern, more in BY_ANSWER.items() if re.fullmatch(pattern, answer) for a in more]
-    return [*usual, *own, *(each for each in users if each.answer in ("", answer))]
+    return [*usual, *own, *users]
 
 
 def written_out(
@@ -276,9 +250,6 @@ def _json_values(answer: str) -> dict[str, str]:
         "altered": json.dumps({**value, last: wrong}),
         "emptied": json.dumps(dict.fromkeys(value)),
     }
-    if any(isinstance(each, int | float) for each in value.values()):
-        numbers = {k: str(v) for k, v in value.items() if isinstance(v, int | float)}
-        values["quoted"] = json.dumps(value | numbers)
     if len(value) > 1:
         values["reordered"] = json.dumps(dict(reversed(value.items())))
     return values
@@ -308,7 +279,7 @@ def verified(attacks: Sequence[Attack]) -> list[Attack]:
                 f"attack {attack.name!r} has the kind {attack.kind!r}: give one of "
                 f"{', '.join(KINDS)}"
             )
-        names = PLACEHOLDER.findall(json.dumps(attack.completion))
+        names = PLACEHOLDER.findall(str(attack.completion))
         if unknown := [name for name in names if name not in PLACEHOLDERS]:
             raise ValueError(
                 f"attack {attack.name!r} has the placeholder {{{unknown[0]}}}: use those of "
@@ -334,12 +305,11 @@ def code_attacks(answer: str, tests: Any, executed: bool = False) -> list[Attack
         "special-cased test": _special_case(head, tests),
         "says that it passed": "print('PASS passed OK True 1')\nraise SystemExit",
     }
-    if executed:  # these would end or change this process
-        programs = {key: programs[key] for key in ("special-cased test", "says that it passed")}
-    families = {"special-cased test": "single test"}
+    names = ("special-cased test", "says that it passed")  # others would end or change this process
     return [
-        Attack(key, families.get(key, "program"), "wrong", [(None, text)])
+        Attack(key, "single test" if key == names[0] else "program", "wrong", [(None, text)])
         for key, text in programs.items()
+        if key in names or not executed
     ]
 
 
@@ -365,37 +335,11 @@ def program_attacks(answer: str, question: str) -> list[Attack]:
 
 def _special_case(head: str, tests: Any) -> str:
     """Return a program that always gives the first test's answer, which the prompt may show."""
-    try:
+    with suppress(ValueError, KeyError, IndexError, TypeError):  # tests of another shape
         parsed = json.loads(tests) if isinstance(tests, str) else tests
-        if isinstance(parsed, dict) and parsed.get("cases"):
-            return f"{head} {parsed['cases'][0][1]!r}"
-        if isinstance(parsed, dict):
+        if isinstance(parsed, dict) and not parsed.get("cases"):
             return f"print({parsed['stdin_stdout'][0][1]!r})"
-        first = str(parsed[0])
-    except (ValueError, KeyError, IndexError, TypeError):  # tests of another shape
-        first = str(tests)
-    return f"{head} {first.rpartition('==')[2].strip() or 'True'}"
-
-
-def read_attacks(path: Path) -> list[Attack]:
-    """Read the user's own attacks, one JSON line each: `{"attack": NAME, "completion": TEXT}`.
-
-    "kind" may be one of KINDS; it is "wrong" if it is left out. The completion is a text with the
-    placeholders of this module, or a list of texts and of [reasoning, answer].
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: A line is not an attack.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: create it, or set rewards.cases = ''")
-    attacks = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            attacks += [_read(json.loads(line))] if line.strip() else []
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise ValueError(
-                f'{path}, line {number}: {line[:80]!r} is not an attack: write {{"attack": …, '
-                f'"completion": …, "kind": …}}, with one of the kinds {", ".join(KINDS)}'
-            ) from None
-    return attacks
+        if isinstance(parsed, dict):
+            return f"{head} {parsed['cases'][0][1]!r}"
+        tests = parsed[0]
+    return f"{head} {str(tests).rpartition('==')[2].strip() or 'True'}"

@@ -10,9 +10,9 @@ import pandas as pd
 from grpo_nb import models
 from grpo_nb.checks import Check
 from grpo_nb.reward_lab.baseline import Baseline
-from grpo_nb.reward_lab.table import Bench, passed
+from grpo_nb.reward_lab.table import passed
 from grpo_nb.rewards import RewardSet
-from grpo_nb.stats import bootstrap, pass_at_k
+from grpo_nb.stats import pass_at_k
 
 if TYPE_CHECKING:
     from grpo_nb.runs.config import RunConfig
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 BASE = "base model"  # the name of the check on the base model
 WARM_UP = "an SFT warm-up (data.sft_rows = 64 and train.sft_steps = 12, or more)"
 EASIER = "{}, easier rows (data.source), or another base (model.model_name)"
-LOOK = "ask what only the image shows, vary the answers, or take a base with better vision"
-NEEDED = "pass@1 that needs the images"
-WITHOUT = "answers without looking"  # the name of the check if its state is "warning"
 HARDER = "harder rows (data.source)"
 MOSTLY = 0.5  # share of zero-advantage groups above which a base that is never right learns little
 SPARE = 1.25  # recommended cap, relative to the 99th percentile of the baseline's lengths
@@ -36,6 +33,16 @@ def flagged(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.Da
         truncated=[each.truncated for each in samples],
         tokens=[each.tokens for each in samples],
     )
+
+
+def pass_rates(baseline: Baseline, table: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
+    """Return a table with one line per prompt: question, pass_rate, and keep (0 < pass_rate < 1).
+
+    A prompt that is always or never solved gives its whole group zero advantage.
+    """
+    rates = passed(table, preset).reshape(len(baseline.rows), -1).mean(axis=1)
+    frame = pd.DataFrame({"question": [row["question"] for row in baseline.rows]})
+    return frame.assign(pass_rate=rates, keep=(rates > 0) & (rates < 1))
 
 
 def summary(
@@ -52,7 +59,7 @@ def summary(
     lines, group = flagged(baseline, table, preset), len(baseline.samples_P_G[0])
     right, tokens = lines["correct"].to_numpy().reshape(-1, group), lines["tokens"]
     solved = right.mean(axis=1)
-    length, why = recommended_length(baseline.samples, config.grpo.max_completion_length)
+    length = recommended_length(baseline.samples, config.grpo.max_completion_length)
     return {
         "prompts": len(baseline.rows),
         "completions per prompt": group,
@@ -68,7 +75,6 @@ def summary(
         "completion tokens, max": int(tokens.max()),
         "max_completion_length": config.grpo.max_completion_length,
         "recommended max_completion_length": length,
-        "because": why,
     }
 
 
@@ -102,42 +108,13 @@ def checks(figures: Mapping[str, Any], warm_steps: int = 0) -> list[Check]:
     ]
 
 
-def without_looking(baseline: Baseline, bench: Bench) -> tuple[dict[str, Any], list[Check]]:
-    """Return how often the base is right with another row's images, and a check that it is not.
-
-    GRPO teaches a model that answers from the question alone to guess better, not to look. Both are
-    empty if there are no images. The interval is one of 95 %.
-    """
-    if not baseline.swapped_P_G:
-        return {}, []
-    own, other = (
-        passed(bench.table(baseline.rows, texts), bench.preset).reshape(len(baseline.rows), -1)
-        for texts in (
-            baseline.completions_P_G,
-            [[sample.completion for sample in group] for group in baseline.swapped_P_G],
-        )
-    )
-    gain = own.mean(axis=1) - other.mean(axis=1)
-    low, high = bootstrap(gain[:, None], np.array([[-0.5], [0.5]]))[:, 0].tolist()
-    figures = {"pass@1, other images": float(other.mean()), f"{NEEDED}, interval": [low, high]}
-    evidence = (
-        f"pass@1 {own.mean():.0%}, with another row's images {other.mean():.0%}; {NEEDED} "
-        f"{gain.mean():.0%} ({low:.0%} to {high:.0%})"
-    )
-    if own.any() and low <= 0:
-        return figures, [Check(WITHOUT, "warning", evidence, LOOK)]
-    return figures, [Check("images", "ok", evidence)]
-
-
-def recommended_length(samples: Sequence[models.Sample], cap_tokens: int) -> tuple[int, str]:
-    """Recommend (max_completion_length, reason) from the lengths of completions.
+def recommended_length(samples: Sequence[models.Sample], cap_tokens: int) -> int:
+    """Recommend max_completion_length from the lengths of completions: more if many were cut.
 
     >>> recommended_length([models.Sample("", 20, False)] * 99, 100)
-    (32, '99 % of the completions that ended took at most 20 tokens')
+    32
     """
-    truncated = sum(each.truncated for each in samples) / len(samples)
-    if truncated > 0.05:
-        return 2 * cap_tokens, f"{truncated:.0%} of the completions were cut at {cap_tokens} tokens"
+    if sum(each.truncated for each in samples) > 0.05 * len(samples):
+        return 2 * cap_tokens
     longest = float(np.quantile([each.tokens for each in samples if not each.truncated], 0.99))
-    length = 8 * math.ceil(SPARE * longest / 8)
-    return length, f"99 % of the completions that ended took at most {longest:.0f} tokens"
+    return 8 * math.ceil(SPARE * longest / 8)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from grpo_nb import data, environments, models
-from grpo_nb.data.images import swapped
 from grpo_nb.environments.play import answer_cached
 from grpo_nb.files import digests, read_json
 from grpo_nb.models import hub
@@ -36,12 +35,10 @@ class Baseline(NamedTuple):
 
     rows: Dataset rows, [prompts].
     samples_P_G: Samples, [prompts][group].
-    swapped_P_G: Samples with another row's images; [] without images.
     """
 
     rows: list[Row]
     samples_P_G: list[list[models.Sample]]
-    swapped_P_G: Sequence[list[models.Sample]] = ()
 
     @property
     def completions_P_G(self) -> list[list[Completion]]:
@@ -89,8 +86,6 @@ def sample(
     config: "RunConfig",
     engine: models.Engine | None = None,
     progress: models.Progress | None = None,
-    warmed: bool = True,
-    swap: bool = True,
 ) -> Baseline:
     """Return completions of the model that training starts with, from the cache if possible.
 
@@ -101,15 +96,13 @@ def sample(
         engine: The engine of a loaded policy, which samples without its adapter unless there was
             an SFT warm-up; None loads the model.
         progress: A function of the number of completions done, their total, and a note.
-        warmed: Whether to use the weights after the SFT warm-up, if there was one.
-        swap: Whether to sample again with other rows' images, if the rows have any.
     """
-    folder = warm_folder(run, config) if warmed else None
+    folder = warm_folder(run, config)
     with ExitStack() as stack:
         groups = answer_cached(
             run / KEPT_AT,
             _settings(config, folder),
-            [*rows, *(swapped(rows) if swap else ())],
+            rows,
             environments.of(config),
             lambda: engine or stack.enter_context(closing(open_base(config, folder))),
             max_completion_length=config.grpo.max_completion_length,
@@ -120,7 +113,7 @@ def sample(
             adapter=folder is not None,
             progress=progress,
         )
-    return Baseline(list(rows), groups[: len(rows)], groups[len(rows) :])
+    return Baseline(list(rows), groups)
 
 
 def warm_folder(run: "Run", config: "RunConfig") -> Path | None:
@@ -170,16 +163,8 @@ def open_test(
         engine: A loaded engine, as `sample` takes it.
         progress: A function of the number of completions done, their total, and a note.
     """
-    rows = data.load(stage.run, "train")
-    first_rows = rows[: stage.config.rewards.baseline_prompts]
-    baseline = sample(stage.run, first_rows, stage.config, engine, progress)
-    return reward_test(stage, preset, rows, baseline)
-
-
-def reward_test(
-    stage: "Stage", preset: RewardSet, rows: list[Row], baseline: Baseline
-) -> RewardTest:
-    """Return a test of rewards under the conditions of the stage's training."""
-    model = stage.config.model
-    tokenizer = models.load_tokenizer(model.model_name, stage.config.grpo.chat_template_kwargs)
-    return RewardTest(stage, rows, baseline, bench_of(stage.config, preset, tokenizer))
+    config, rows = stage.config, data.load(stage.run, "train")
+    first_rows = rows[: config.rewards.baseline_prompts]
+    baseline = sample(stage.run, first_rows, config, engine, progress)
+    tokenizer = models.load_tokenizer(config.model.model_name, config.grpo.chat_template_kwargs)
+    return RewardTest(stage, rows, baseline, bench_of(config, preset, tokenizer))

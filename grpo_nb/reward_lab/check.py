@@ -24,6 +24,7 @@ from grpo_nb.reward_lab.attacks import HACKS, Attack, Attacks, verified
 from grpo_nb.reward_lab.mentions import accepted, columns_of, missing_columns, strings_of
 from grpo_nb.reward_lab.scoring import TIE, Fault, Row, Scorer, cut, prompt_text, read_rows
 from grpo_nb.rewards.contract import TRLS_OWN, parameters_of
+from grpo_nb.rewards.judge import LLMJudge
 
 CHARACTERS = 4  # per token, for the length of the longest completion
 CAP = 1024  # tokens, where `args` does not say how long completions may be
@@ -181,12 +182,12 @@ def right_reward(
     if not earnings.rows:
         return ""
     gains = np.abs(earnings.right - earnings.wrong).mean(axis=0)
-    right = amounts.roles(scorer, style, earnings, []).right
     longer = [(row, style.write(style.answers[row], written.LONG_STEPS)) for row in earnings.rows]
     both = np.concatenate([earnings.right, scorer.payments(longer)])
-    steady = np.ptp(both, axis=0) < TIE  # one that depends on the length says less
-    order = sorted(right, key=lambda number: (not steady[number], -gains[number]))
-    return scorer.names[order[0]] if order else ""
+    is_steady = np.ptp(both, axis=0) < TIE  # one that depends on the length says less
+    right = amounts.roles(scorer, style, earnings, []).right
+    best = max(right, key=lambda number: (is_steady[number], gains[number]), default=None)
+    return "" if best is None else scorer.names[best]
 
 
 class RewardCheck:
@@ -228,19 +229,11 @@ class RewardCheck:
         parts = self.longest, self.attacks, self.executed, self.paid_wrong
         return Attacks(self.scorer, self.written, *parts)
 
-    def add(
-        self, name: str, state: str, evidence: str, reward: int | None = None, fix: str = ""
-    ) -> None:
-        """Add a finding, unless the same one was added for this reward; by default with its fix."""
+    def add(self, name: str, state: str, evidence: str, reward: int | None = None) -> None:
+        """Add a finding with its fix, unless the same one was added for this reward."""
         title = name if reward is None else f"{self.scorer.names[reward]}: {name}"
         if not any(check.name == title for check in self.checks):
-            fix = fix or FIXES.get(name, "")
-            if name == "nothing earns" and (self.form or self.reference):
-                fix = (
-                    "correct how the rewards read answers, or leave out form= and reference=, "
-                    "so that a form is looked for"
-                )
-            self.checks.append(Check(title, state, evidence, fix))
+            self.checks.append(Check(title, state, evidence, FIXES.get(name, "")))
 
     def _blame(self, number: int, fault: Fault, is_mild: bool = False) -> None:
         state = "warning" if is_mild or fault.rule in WARNED else "stop"
@@ -249,8 +242,6 @@ class RewardCheck:
     def static(self) -> None:
         """Find what shows without a call: columns that are missing, arguments that are refused."""
         scorer = self.scorer
-        if "prompt" not in scorer.rows[0]:
-            self.add("prompt", "warning", f"the rows have no column `prompt`: {scorer.columns}")
         for number, func in enumerate(scorer.funcs):
             if (names := accepted(func)) is not None:
                 refused = [n for n in (*TRLS_OWN[:3], *scorer.columns) if n not in names]
@@ -265,23 +256,22 @@ class RewardCheck:
                 self.add("missing column", "stop", evidence, number)
                 self.unusable = True
 
-    def _hangs(self) -> bool:
-        """Add a finding for each reward that would take long on texts without a known form."""
-        scorer, result = self.scorer, False
-        for number in range(len(scorer.funcs)):
-            fault = linter.growth(scorer, number, 0, self.longest, [str])
-            if fault:
-                self._blame(number, fault)
-                self.longest = min(self.longest, SHORT)
-                result |= fault.rule == "hangs"
-        return result
+    def _grows(self, number: int, row: int, writers: Sequence[Callable[[str], str]]) -> bool:
+        """Add a finding if a reward would take long on long texts; return whether it does."""
+        fault = linter.growth(self.scorer, number, row, self.longest, writers)
+        if fault:
+            self._blame(number, fault)
+            self.longest = min(self.longest, SHORT)
+        return bool(fault)
 
     def behavior(self) -> None:
         """Find out what is right, then test what the rewards depend on, and attack them."""
         scorer = self.scorer
         texts = [text for _, text in self.sampled]
         scorer.begin()
-        if self._hangs():
+        for number in range(len(scorer.funcs)):  # on texts without a known form
+            self._grows(number, 0, [str])
+        if any(check.name.endswith(": hangs") for check in self.checks):
             return
         self.written, attempts = written.find(scorer, self.form, self.reference, texts)
         if self._faults():
@@ -299,6 +289,7 @@ class RewardCheck:
         else:
             self._with_reference()
         self._score_sampled()
+        self._unsaid()
         self._faults()
 
     def _faults(self) -> bool:
@@ -312,13 +303,7 @@ class RewardCheck:
         """Return completions of several kinds on a few rows, those of a row side by side."""
         style, rows = self.written, range(min(GROUP, len(self.scorer.rows)))
         if style is None or not style.answers:
-            ways = columns.answers_of(self.scorer.rows, self.scorer.columns)
-            references = next(iter(ways.values()), {})
-            return [
-                (row, text)
-                for row in rows
-                for text in (references.get(row, "so it is"), "", "1+1=2")
-            ]
+            return [(row, text) for row in rows for text in ("so it is", "", "1+1=2")]
         rows = columns.distinct_rows(style.answers, GROUP)
         if self.scorer.any_slow:
             right = [(row, style.write(style.answers[row])) for row in rows[:2]]
@@ -351,37 +336,17 @@ class RewardCheck:
                 effects = linter.side_effects(scorer, number, few)
             except Exception as error:  # it ran before: it depends on what was called since
                 fault, effects = Fault("state", f"a later call raises {error!r:.100}"), []
-            if number in scorer.grouped:
-                self.add("compares the batch", "note", "attacks are scored in groups", number)
             if effects:
                 state = "stop" if any("torch" in effect for effect in effects) else "warning"
                 self.add("side effects", state, "; ".join(effects), number)
-            quick = scorer.each[number] < linter.PATIENCE / 10
-            if fault is None and writers and quick and number not in scorer.grouped:
-                row = batch[0][0]
-                fault = linter.growth(scorer, number, row, self.longest, writers)
-                if not fault and not is_program and not programs.tests_of(scorer.rows[row]):
-                    fault = linter.tower(scorer, number, row, writers[0])
-                if fault:
-                    self.longest = min(self.longest, SHORT)
+            row, is_quick = batch[0][0], not scorer.is_slow(number) and number not in scorer.grouped
+            if fault is None and writers and is_quick and not self._grows(number, row, writers):
+                is_run = is_program or programs.tests_of(scorer.rows[row])
+                fault = None if is_run else linter.tower(scorer, number, row, writers[0])
             if fault:
-                self._blame(number, fault, fault.rule == "clock" and is_program)
+                is_judge = isinstance(scorer.funcs[number], LLMJudge)
+                self._blame(number, fault, is_judge or (fault.rule == "clock" and is_program))
                 self.unsteady |= {number} if fault.rule in UNSTEADY else set()
-            self._missing_scores(number, batch)
-
-    def _missing_scores(self, number: int, batch: Sequence[tuple[int, str]]) -> None:
-        scores = self.scorer.scores(batch)[:, number]
-        if number in self.scorer.faults or np.isnan(scores).mean() <= 0.3:
-            return  # so that no judge is asked about more rows
-        rows = range(0, len(self.scorer.rows), max(1, len(self.scorer.rows) // 16))
-        table = self.scorer.scores([*batch, *((row, batch[0][1]) for row in rows)])
-        scores = table[:, number]
-        # A reward for rows of one task may leave those of another to the others.
-        if not np.isnan(scores).all() and not np.isnan(table).all(axis=1).any():
-            return
-        if (share := np.isnan(scores).mean()) > 0.3:
-            state = "stop" if share == 1 else "warning"
-            self.add("None", state, f"None for {share:.0%} of {len(scores)} completions", number)
 
     def _without_reference(self, tried: int, batch: Sequence[tuple[int, str]]) -> None:
         """Say why no attack can be judged, and what earns most of what was tried."""
@@ -406,21 +371,18 @@ class RewardCheck:
                 f"no way of writing an answer earns more than another row's answer; {tried} were "
                 f"tried, such as {cut(answers[0], 60)} ({way})"
             )
-            for name, func in zip(scorer.names, scorer.funcs, strict=True):
-                parts = list(filter(ANSWERS.search, columns_of(func, scorer.columns)))
-                if len(parts) > 1:  # a right answer may be made of them, in a way of its own
-                    evidence += f"; {name} reads {parts}"
-                    is_answer = None
-            self.add("nothing earns", "stop" if is_answer else "warning", evidence)
-        elif in_use:
-            names = ", ".join(in_use)
-            self.add("no reference", "note", f"no column is the answer as such ({names}); {most}")
-        elif ways:
+            each = [filter(ANSWERS.search, columns_of(f, scorer.columns)) for f in scorer.funcs]
+            several = next((names for names in map(list, each) if len(names) > 1), "")
+            # A right answer may be made of several, in a way of its own.
+            evidence += f"; a reward reads {several}" if several else ""
+            is_stop = is_answer and not several
+            self.add("nothing earns", "stop" if is_stop else "warning", evidence)
+        elif ways and not in_use:
             names = ", ".join(sorted({way.partition(",")[0] for way in ways}))
             self.add("reads no answer", "warning", f"no reward reads a column; there are {names}")
         else:
-            evidence = f"the rows hold no answers, and nothing is compared; {most}"
-            self.add("no reference", "note", evidence)
+            names = ", ".join(in_use) or "none is read"
+            self.add("no reference", "note", f"no column is the answer as such ({names}); {most}")
 
     def _programs(self, known: bool = False) -> bool:
         """Judge programs without content; return False if the prompts ask for none, or none runs.
@@ -453,39 +415,34 @@ class RewardCheck:
             should_differ: Whether it is a fault that all of them earn the same.
         """
         scorer = self.scorer
-        texts = ["", "so it is " * 3, ("so it is " * self.longest)[: self.longest], "1", "<a></a>"]
         requests = written.asked_forms([prompt_text(row) for row in scorer.rows[:3]])
+        texts = ["", "so it is " * 3, "1", "<a></a>"]
         texts += [written.fill(form, "1", "so it is") for form in requests[:3]]
-        words = [] if scorer.any_slow else literals.words_of(scorer)
-        stuffed = literals.stuffed(words, "\n").values() if words else ()
+        count, words = len(texts), [] if scorer.any_slow else literals.words_of(scorer)
+        texts.append(("so it is " * self.longest)[: self.longest])
+        texts += literals.stuffed(words, "\n").values() if words else ()
         rows = range(1 if scorer.any_slow else min(GROUP, len(scorer.rows)))
-        pairs = [(row, text) for text in [*texts, *stuffed] for row in rows]
+        pairs = [(row, text) for text in texts for row in rows]
         earned = scorer.totals(pairs).reshape(-1, len(rows)).mean(axis=1)
-        totals = earned[: len(texts)]
-        if np.ptp(totals) > TIE and totals.argmax() == 2:
-            evidence = f"{cut(texts[2])} earns {totals[2]:.3g}, shorter text {totals[1]:.3g}"
-            self.add("length", "warning", evidence)
-        if (best := int(earned.argmax())) >= len(texts) and earned[best] > totals.max() + TIE:
-            evidence = (
-                f"{cut(pairs[best * len(rows)][1])} earns {earned[best]:.3g}, other text without "
-                f"content at most {totals.max():.3g}"
-            )
-            self.add(literals.FAMILY, "warning", evidence)
-        if should_differ and not np.ptp(totals):
-            self.add("constant", "stop", f"every text that was tried earns {totals[0]:.3g}")
-        return f"without content, {cut(pairs[best * len(rows)][1], 40)} earns {earned[best]:.3g}"
+        best, most = int(earned.argmax()), earned[:count].max()
+        evidence = f"{cut(texts[best])} earns {earned[best]:.3g}"
+        if best >= count and earned[best] > most + TIE:
+            name = "length" if best == count else literals.FAMILY
+            more = f"{evidence}, other text without content at most {most:.3g}"
+            self.add(name, "warning", more)
+        if should_differ and not np.ptp(earned[: count + 1]):
+            self.add("constant", "stop", f"every text that was tried earns {most:.3g}")
+        return f"without content, {evidence}"
 
     def _with_reference(self) -> None:
         """Find the rewards' roles, score all references, and attack."""
         scorer, style = self.scorer, self.written
         rows = amounts.affordable_rows(scorer, style)
-        first = {answer: row for row, answer in reversed(style.answers.items())}
-        rows += sorted({first[a.answer] for a in self.attacks if a.answer in first} - {*rows})
         earnings = amounts.measure(scorer, style, rows)
         if not earnings.rows:  # no right answer could be scored; the fault says why
             return None
         if (places := np.flatnonzero(earnings.gap > TIE)).size:  # on others anything wins
-            earnings = amounts.part_of(earnings, places)
+            earnings = earnings.of(places)
         self.paid = earnings
         self.roles = part = amounts.roles(scorer, style, earnings, self.correct)
         gap = earnings.gap
@@ -509,7 +466,6 @@ class RewardCheck:
         self._whole()
         self._prompts_form()
         self._references()
-        self._constant()
 
     def _whole(self) -> None:
         """Compare what the form earns with what a right answer earns."""
@@ -525,33 +481,22 @@ class RewardCheck:
                 f"a wrong answer in the form earns {form:.3g} more than nothing, and a right one "
                 f"only {gain:.3g} more than that"
             )
-            most, fix = int(each.argmax()), ""
-            if most in self.roles.right:
-                evidence += f"; `{self.scorer.names[most]}` pays {each[most]:.3g} of it"
-                fix = f"let `{self.scorer.names[most]}` pay less for wrong answers"
-            self.add("form outweighs", "warning", evidence, fix=fix)
+            most = int(each.argmax())
+            evidence += f"; `{self.scorer.names[most]}` pays {each[most]:.3g} of it"
+            self.add("form outweighs", "warning", evidence)
 
     def _prompts_form(self) -> None:
         """Find out whether right answers are paid in the form that the prompts ask for."""
-        scorer, style = self.scorer, self.written
-        if style.own:
-            return
-        prompts = [prompt_text(scorer.rows[row]) for row in self.paid.rows[:3]]
-        requests = written.asked_forms(prompts)
+        scorer, style, row = self.scorer, self.written, self.paid.rows[0]
+        requests = written.asked_forms([prompt_text(scorer.rows[n]) for n in self.paid.rows[:3]])
         if not written.answer_mark(style.form):  # tags may stand around data, too
             requests = [f for f in requests if written.ANSWERS.search(written.answer_mark(f))]
-        if not requests or style.form in requests:
+        if style.own or not requests or style.form in requests:
             return
-        row = self.paid.rows[0]
-        answer = style.answers[row]
-        pairs = [(row, written.fill(form, answer, style.reasoning)) for form in requests]
-        scorer.scores(pairs)
-        pairs = [pair for pair in pairs if pair not in scorer.failed]
-        if not pairs:
-            return
-        earnings = scorer.payments(pairs)[:, self.roles.right].sum(axis=1)
-        wrong = self.paid.wrong[:, self.roles.right].sum(axis=1)[0]
-        if earnings.max() <= wrong + TIE:
+        pairs = [(row, written.fill(f, style.answers[row], style.reasoning)) for f in requests]
+        earned = scorer.payments(pairs)[:, self.roles.right].sum(axis=1)
+        wrong = self.paid.wrong[0, self.roles.right].sum()
+        if earned.max() <= wrong + TIE and scorer.failed.isdisjoint(pairs):
             evidence = (
                 f"the prompts ask for {requests[0]!r}, in which a right answer earns no more than "
                 f"a wrong one; the rewards read {style.form!r}"
@@ -580,55 +525,48 @@ class RewardCheck:
             evidence = f"on {len(losers)} of {len(numbers)} rows, such as {answer}"
             self.add("reference loses", state, evidence)
         self._empty_references()
-        commonest = max(map(list(style.answers.values()).count, set(style.answers.values())))
-        if (share := commonest / len(style.answers)) > 0.6 and len(style.answers) > 4:
-            self.add("one answer", "note", f"{share:.0%} of the rows have the same answer")
 
     def _empty_references(self) -> None:
         """Find rows without an answer on which any answer is right."""
-        scorer, style = self.scorer, self.written
+        scorer, style, right = self.scorer, self.written, self.roles.right
         column = re.split(r"[.,\[]", style.source)[0]
-        empty = [
-            n
-            for n, row in enumerate(scorer.rows)
-            if column in row and (row[column] is None or not str(row[column]).strip())
-        ]
-        if not empty or not self.roles.right:
+        texts = {n: str(row[column]).strip() for n, row in enumerate(scorer.rows) if column in row}
+        empty = [number for number, text in texts.items() if text in ("", "None")]
+        if not empty or not right:
             return
         wrong = next(iter(style.answers.values()))
         pairs = [(empty[0], text) for text in (style.write(wrong), wrong, "")]
-        earnings = scorer.payments(pairs)[:, self.roles.right].sum(axis=1)
-        full = self.paid.right[:, self.roles.right].sum(axis=1).mean()
-        if (best := int(earnings.argmax())) >= 0 and earnings[best] >= 0.99 * full > 0:
-            rows = _count(len(empty), "row")
-            evidence = (
-                f"{cut(pairs[best][1])} earns {earnings[best]:.3g} on {rows} without an answer"
-            )
+        earned = scorer.payments(pairs)[:, right].sum(axis=1)
+        best, full = int(earned.argmax()), self.paid.right[:, right].sum(axis=1).mean()
+        if earned[best] >= 0.99 * full > 0:
+            where = f"on {_count(len(empty), 'row')} without an answer"
+            evidence = f"{cut(pairs[best][1])} earns {earned[best]:.3g} {where}"
             self.add("empty reference", "stop", evidence)
 
-    def _constant(self) -> None:
-        """Find rewards that paid the same for everything that was tried."""
-        for number in range(len(self.scorer.funcs)):
-            scores = self.scorer.all_scores(number)
-            if len(scores) and np.ptp(scores) < 1e-9 and number not in self.roles.right:
-                evidence = f"{scores[0]:.3g} for all {len(scores)} completions that were tried"
+    def _unsaid(self) -> None:
+        """Find rewards that gave no score to much of what was tried, or the same to all of it."""
+        table = self.scorer.all_scores()
+        # A reward for rows of one task may leave those of another to the others.
+        is_lost, size = np.isnan(table).all(axis=1).any(), len(table)
+        for number, scores in enumerate(table.T if size else ()):
+            values, share = scores[~np.isnan(scores)], np.isnan(scores).mean()
+            if share == 1 or (share > 0.3 and is_lost):
+                state = "stop" if share == 1 else "warning"
+                self.add("None", state, f"None for {share:.0%} of {size} completions", number)
+            elif self.roles and np.ptp(values) < 1e-9 and number not in self.roles.right:
+                evidence = f"{values[0]:.3g} for all {len(values)} completions that were tried"
                 self.add("constant", "warning", evidence, number)
 
     def _score_sampled(self) -> None:
-        """Score sampled completions, and say on how many prompts they differ."""
+        """Find out whether the totals of sampled completions differ on any prompt."""
         if not self.sampled:
             return
-        totals = self.scorer.totals(self.sampled)
         groups: dict[int, list[float]] = {}
-        for (number, _), total in zip(self.sampled, totals, strict=True):
+        for (number, _), total in zip(self.sampled, self.scorer.totals(self.sampled), strict=True):
             groups.setdefault(number, []).append(total)
-        same = [number for number, group in groups.items() if np.ptp(group) < TIE]
-        evidence = (
-            f"mean {totals.mean():.3g}, from {totals.min():.3g} to {totals.max():.3g}; "
-            f"{len(same)} of {len(groups)} prompts have the same total throughout"
-        )
-        state = "warning" if len(same) == len(groups) and len(totals) > len(groups) else "note"
-        self.add("sampled completions", state, evidence)
+        if len(self.sampled) > len(groups) and all(np.ptp(each) < TIE for each in groups.values()):
+            evidence = f"on each of {_count(len(groups), 'prompt')}, all have the same total"
+            self.add("sampled completions", "warning", evidence)
 
     def verdict(self, seconds: float) -> RewardVerdict:
         """Return the verdict, the worst findings first."""
@@ -638,11 +576,9 @@ class RewardCheck:
         if self.roles:
             for role in self.ROLES:
                 part |= {names[number]: role for number in getattr(self.roles, role)}
-            means = [
-                getattr(self.paid, kind).sum(axis=1).mean() for kind in ("right", "wrong", "empty")
-            ]
             titles = ("the right answer", "another row's answer", "an empty completion")
-            earned = dict(zip(titles, map(float, means), strict=True))
+            means = self.paid.table[:3].sum(axis=2).mean(axis=1).tolist()
+            earned = dict(zip(titles, means, strict=True))
         reference = style.right(self.paid.rows[0]) if self.paid else ""
         lines = amounts.table(self.results, names)
         return RewardVerdict(

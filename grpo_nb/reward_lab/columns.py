@@ -1,7 +1,8 @@
 """Read right answers from the columns of the rows, and take wrong ones from other rows.
 
 An answer is the value of a column, the part of it that is marked as the answer, or what several
-columns say together. Each way to read answers has a description, such as "answer, after ####".
+columns say together, in JSON. Each way to read answers has a description, such as
+"answer, after ####".
 """
 
 import json
@@ -19,7 +20,6 @@ OTHERS = 32  # distinct answers among which a row's wrong answer is looked for
 COPIED = 0.3  # an answer that is more than this share of its prompt is the prompt
 EXPRESSION = "an expression of the row's numbers"
 TOOL_CALL = "a call of the row's tool"
-JOINS = ("{} {}", "{}, {}", "({}, {})", "{}{}", "{}/{}", "{}-{}", "{}:{}")
 MOST_JOINED = 3  # columns that are written together
 
 
@@ -65,23 +65,19 @@ def solutions(rows: Sequence[Row], columns: Sequence[str]) -> dict[int, str]:
 
 
 def calls_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Return a tool call as JSON and in tags, of rows with a tool's name and its arguments.
+    """Return a tool call as JSON, of rows with a tool's name and its arguments.
 
     >>> calls_of([{"tool": "get_time", "args": '{"city": "Rome"}'}], ["tool", "args"])[TOOL_CALL]
     {0: '{"name": "get_time", "arguments": {"city": "Rome"}}'}
     """
-    ways: dict[str, dict[int, str]] = {TOOL_CALL: {}, f"{TOOL_CALL}, in tags": {}}
+    calls: dict[int, str] = {}
     for number, row in enumerate(rows):
         values = [row[column] for column in columns if column in row]
         tools = [value for value in values if isinstance(value, str) and value.isidentifier()]
         objects = [value for value in map(_as_object, values) if value is not None]
         if len(tools) == 1 and len(objects) == 1:
-            call = json.dumps({"name": tools[0], "arguments": objects[0]})
-            parts = (f'<parameter name="{k}">{v}</parameter>' for k, v in objects[0].items())
-            tags = "\n".join([f'<invoke name="{tools[0]}">', *parts, "</invoke>"])
-            for way, text in zip(ways, (call, tags), strict=True):
-                ways[way][number] = text
-    return ways if len(ways[TOOL_CALL]) > len(rows) / 2 else {}
+            calls[number] = json.dumps({"name": tools[0], "arguments": objects[0]})
+    return {TOOL_CALL: calls} if len(calls) > len(rows) / 2 else {}
 
 
 class Selected(dict[int, str]):
@@ -119,53 +115,16 @@ def _place(texts: Any, place: Any) -> int | None:
     return place if 0 <= place < len(texts) else None
 
 
-def joined(scorer: Scorer) -> dict[str, dict[int, str]]:
-    """Return the ways to write what up to three columns say together that rewards read.
-
-    These are a value with its unit, a point, an answer with its citations, a record.
-    """
+def records(scorer: Scorer) -> dict[str, dict[int, str]]:
+    """Return what up to three columns say together that rewards read, written as JSON."""
     ways: dict[str, dict[int, str]] = {}
     each = [columns_of(func, scorer.columns) for func in scorer.funcs]
-    for names in {tuple(names): None for names in (*each, columns_in_use(scorer))}:
-        keys = _keys_for(names, prompt_text(scorer.rows[0]))
-        for number, row in enumerate(scorer.rows if 0 < len(names) <= MOST_JOINED else ()):
-            values = {key: row.get(name) for key, name in zip(keys, names, strict=True)}
-            for way, text in _together(values):
-                ways.setdefault(way, {})[number] = text
-    return {way: each for way, each in ways.items() if len(each) > len(scorer.rows) / 2}
-
-
-def _keys_for(names: Sequence[str], prompt: str) -> list[str]:
-    """Return the columns' names, in place of each the key in the prompt's JSON that begins so.
-
-    >>> _keys_for(["city", "city_code", "sources_used"], 'Write {"city": 1, "sources": 2}.')
-    ['city', 'city_code', 'sources']
-    """
-    more = [key for key in re.findall(r'"(\w+)"\s*:', prompt) if key not in names]
-    keys = [
-        next((k for k in more if name.startswith(k) or k.startswith(name)), name) for name in names
-    ]
-    return keys if len({*keys}) == len(keys) else list(names)
-
-
-def _together(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (description, text) of each way to write several values together."""
-    names = ", ".join(values)
-    if all(_is_single(value) or isinstance(value, list) for value in values.values()):
-        yield f"{names}, as JSON", json.dumps(values, default=str)
-    if all(map(_is_single, values.values())):
-        yield f"{names}, in lines", "\n".join(f"{k}: {v}" for k, v in values.items())
-        yield f"{names}, in tags", "\n".join(f"<{k}>{v}</{k}>" for k, v in values.items())
-    for one, other in permutations(values, 2) if len(values) == 2 else ():
-        if not _is_single(values[one]):
-            continue
-        if isinstance(values[other], list):
-            marks = " ".join(f"[{each}]" for each in values[other])
-            yield f"{one}, with [{other}]", f"{values[one]} {marks}"
-        elif _is_single(values[other]):
-            for join in JOINS:
-                text = join.format(values[one], values[other])
-                yield f"{one}, as {join.format(one, other)!r}", text
+    for names in dict.fromkeys(map(tuple, (*each, columns_in_use(scorer)))):
+        values = [[row.get(name) for name in names] for row in scorer.rows]
+        if 0 < len(names) <= MOST_JOINED:
+            texts = [json.dumps(dict(zip(names, own, strict=True)), default=str) for own in values]
+            ways[f"{', '.join(names)}, as JSON"] = dict(enumerate(texts))
+    return ways
 
 
 def _is_single(value: Any) -> bool:
@@ -199,12 +158,8 @@ def _reach(goal: float, numbers: Sequence[float]) -> str:
         for one, other in permutations(range(len(state)), 2):
             rest = [part for place, part in enumerate(state) if place not in (one, other)]
             (a, left), (b, right) = state[one], state[other]
-            for sign, value in (
-                ("/", a / b if b else None),
-                ("*", a * b),
-                ("-", a - b),
-                ("+", a + b),
-            ):
+            values = {"/": a / b if b else None, "*": a * b, "-": a - b, "+": a + b}
+            for sign, value in values.items():
                 if value is not None:
                     states.append([*rest, (value, f"({left} {sign} {right})")])
     return ""

@@ -14,6 +14,8 @@ WILD, SPACE = "\0", "\1"  # stand for a part that may be any text, and for space
 LEAST = 3  # characters, besides white space, that a pattern spells out; `\d+` tells nothing
 MARKS = re.compile(r"[<>\[\]{}#`\\\n:]")  # of what stands around an answer
 UNIT = re.compile(r"[$€£¥%°]")  # tells something by itself
+EXAMPLES = {"CATEGORY_DIGIT": "1", "CATEGORY_SPACE": " "}
+LONGEST = 40  # repeats of a part in a sample
 MANY = 12  # forms that are read from the patterns of a set of rewards
 PATTERN = re.compile(r"\\[sdwSDW]|\.[*+]|\[\^|\(\?")  # no sentence holds one of these
 _parser = sys.modules["re._parser"]  # the module that `re.compile` itself parses with
@@ -47,44 +49,60 @@ def _filled(text: str) -> Iterator[str]:
             yield f"{before}{{answer}}{after}"
 
 
-def sample_of(pattern: str) -> str:
-    r"""Return a short text that a pattern matches, with WILD for any text; "" if it is none.
+def sample_of(pattern: str, text: str = WILD) -> str:
+    r"""Return a short text that a pattern matches; "" if it is none.
+
+    Args:
+        pattern: The regular expression.
+        text: What stands for any text. With WILD, what is optional is left out, and so are words
+            that are as good as any text.
 
     >>> sample_of(r"(?i)Answer[:=]\s*(yes|no)\b")
     'Answer: \x00'
-    >>> sample_of(r"<a>\s*([\s\S]*?)</a>")
-    '<a>\x00</a>'
+    >>> sample_of(r"<a>\s*([\s\S]*?)</a>"), sample_of(r"Step \d+(, \w)?", "a")
+    ('<a>\x00</a>', 'Step 1, a')
     """
     try:
         with warnings.catch_warnings(action="ignore"):
-            text = _sample(_parser.parse(pattern))
+            sample = _sample(_parser.parse(pattern), text)
     except (re.error, RecursionError, OverflowError):
         return ""
-    text = re.sub(rf"(?<=[\w:=]){SPACE}+(?={WILD})", " ", text).replace(SPACE, "")
-    return re.sub(rf"{WILD}+(\.{WILD}+)*", WILD, text)  # a number with decimals is one answer
+    sample = re.sub(rf"(?<=[\w:=]){SPACE}+(?={WILD})", " ", sample).replace(SPACE, "")
+    return re.sub(rf"{WILD}+(\.{WILD}+)*", WILD, sample)  # a number with decimals is one answer
 
 
-def _sample(parts: Iterable[tuple[Any, Any]]) -> str:
-    return "".join(_of_one(str(kind), value) for kind, value in parts)
+def _sample(parts: Iterable[tuple[Any, Any]], text: str) -> str:
+    return "".join(_of_one(str(kind), value, text) for kind, value in parts)
 
 
-def _of_one(kind: str, value: Any) -> str:
+def _of_one(kind: str, value: Any, text: str) -> str:
+    """Return the text of one part of a regular expression; what is only looked at has none."""
+    is_form = text == WILD
     if kind == "LITERAL":
         return chr(value)
     if kind == "SUBPATTERN":
-        return _sample(value[-1])
+        return _sample(value[-1], text)
     if kind == "BRANCH":  # one of several words is as good as any text
-        texts = list(map(_sample, value[1]))
-        return WILD if all(texts) and not any(map(MARKS.search, texts)) else texts[0]
+        texts = [_sample(each, text) for each in value[1]]
+        is_any = is_form and all(texts) and not any(map(MARKS.search, texts))
+        return WILD if is_any else texts[0]
     if kind.endswith("_REPEAT"):
         least, most, part = value
-        one = _sample(part)
+        one = _sample(part, text)
+        if not is_form:
+            return one * min(max(least, 1), most, LONGEST)
         if one == "\n" and not least:
             return SPACE
         return WILD if WILD in one and most > 1 else one * min(least, LEAST)
+    if kind == "RANGE":
+        return chr(value[0])
+    if kind == "CATEGORY" and not is_form:
+        return EXAMPLES.get(str(value), text)
+    if kind == "IN" and not is_form:
+        return _sample(value[:1], text)
     if kind == "IN":
         if {str(one) for one, _ in value} == {"LITERAL"}:
             return chr(value[0][1])
         members = " ".join(str(each) for _, each in value)
-        return {"CATEGORY_SPACE": "\n", "CATEGORY_NOT_WORD": ": "}.get(members, WILD)
-    return WILD if kind in ("ANY", "NOT_LITERAL", "CATEGORY") else ""
+        return {"CATEGORY_SPACE": "\n", "CATEGORY_NOT_WORD": ": "}.get(members, text)
+    return text if kind in ("ANY", "NOT_LITERAL", "CATEGORY", "NEGATE") else ""

@@ -172,18 +172,14 @@ def endless(scorer: Scorer, pairs: Sequence[Pair], write: Callable[[str], str]) 
     """
     task, spread = asked([pairs[0][1]]), np.ptp(np.nan_to_num(scorer.scores(pairs)), axis=0)
     order = np.argsort(scorer.each)
-    limit, scorer.limit = scorer.limit, ENDLESS
-    try:
-        for number in [int(n) for n in order if spread[n] > TIE]:
-            text = write(task.program("while True:\n    pass"))
-            start = clock()
-            try:
-                scorer.call(number, [(pairs[0][0], text)], patient=False)
-                is_late = clock() - start > LATE * ENDLESS  # it may have caught the interruption
-            except Exception as error:  # a user's reward may raise anything
-                is_late = isinstance(error, TookTooLong)
-            if is_late:
-                return number, f"after {ENDLESS:g} s it is still running {cut(text)}"
-    finally:
-        scorer.limit = limit
+    text = write(task.program("while True:\n    pass"))
+    for number in [int(n) for n in order if spread[n] > TIE]:
+        start = clock()
+        try:
+            scorer.call(number, [(pairs[0][0], text)], limit=ENDLESS, patient=False)
+            is_late = clock() - start > LATE * ENDLESS  # it may have caught the interruption
+        except Exception as error:  # a user's reward may raise anything
+            is_late = isinstance(error, TookTooLong)
+        if is_late:
+            return number, f"after {ENDLESS:g} s it is still running {cut(text)}"
     return None

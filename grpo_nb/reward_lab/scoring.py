@@ -28,7 +28,6 @@ TIE = 1e-6  # totals that are this close differ only by rounding
 FIRST, FIRST_ROWS = ("1", "so it is. "), 3  # the texts that are scored before anything else
 ALL_BUT, PATIENCE = 0.8, 8  # of a limit's time that a reward had; how often it gets it then
 SCHEDULER = Path("/proc/thread-self/schedstat")  # nanoseconds: on a processor, waiting for it
-IN_FAILURES = 0.5  # seconds of calls that fail, after which failing completions are not told apart
 Pair = tuple[int, str]  # the number of a row, and a completion's text
 Row = dict[str, Any]
 
@@ -103,7 +102,6 @@ class Scorer:
     Attributes:
         faults: {number of a reward: its first fault}.
         failed: The pairs that a reward failed on; nothing can be said of these.
-        limit: Seconds that a call may take, besides SECONDS_EACH for each completion.
         first: The pairs of the first call, whose scores are `first_scores`; see `begin`.
         grouped: Numbers of the rewards that compare the completions of a batch. Each of these
             scores a completion beside those of `beside`.
@@ -122,10 +120,8 @@ class Scorer:
         self.columns = [name for name in rows[0] if name not in TRLS_ROW]
         self.faults: dict[int, Fault] = {}
         self.failed: set[Pair] = set()
-        self.in_failures = np.zeros(len(self.funcs))
         self.grouped: set[int] = set()
         self.beside: dict[int, list[str]] = {}
-        self.limit = SECONDS
         self.seconds = np.zeros(len(self.funcs))
         self.calls = np.zeros(len(self.funcs))
         self.longest = np.zeros(len(self.funcs))
@@ -144,10 +140,11 @@ class Scorer:
             if number in self.grouped:
                 for row, text in fresh:
                     group = [(row, text), *((row, other) for other in self.beside.get(row, []))]
-                    memory[row, text] = self._safe(number, group)[0]
+                    memory[row, text] = self.safe(number, group)[0]
             elif fresh:
-                memory.update(zip(fresh, self._safe(number, fresh), strict=True))
-        return np.array([[memory[pair] for memory in self._kept] for pair in pairs], dtype=float)
+                memory.update(zip(fresh, self.safe(number, fresh), strict=True))
+        table = [[memory[pair] for memory in self._kept] for pair in pairs]
+        return np.array(table, dtype=float).reshape(-1, len(self.funcs))
 
     def has(self, pair: Pair) -> bool:
         """Return whether all rewards have scored a completion."""
@@ -192,57 +189,47 @@ class Scorer:
         for number in range(len(self.funcs)):
             if isinstance(self.funcs[number], LLMJudge) or number in self.faults:
                 continue
-            least = np.inf
+            times = []
             for _ in range(2):  # the first time may be another process's
                 start = self.seconds[number]
-                self._safe(number, [pair])
-                least = min(least, self.seconds[number] - start)
-                if least <= SLOW:
-                    break
-            else:
-                self.longest[number] = least
+                self.safe(number, [pair])
+                times.append(self.seconds[number] - start)
+            self.longest[number] = min(times) if min(times) > SLOW else 0.0
 
     def together(self, row: int, texts: Sequence[str]) -> np.ndarray:
         """Return the raw scores of completions that form a batch of their own, [texts, rewards]."""
         scores = self.scores([(row, text) for text in texts])
         for number in self.grouped:
-            scores[:, number] = self._safe(number, [(row, text) for text in texts])
+            scores[:, number] = self.safe(number, [(row, text) for text in texts])
         return scores
 
-    def all_scores(self, number: int) -> np.ndarray:
-        """Return a reward's distinct scores so far, without None."""
-        scores = np.array(list(self._kept[number].values()), dtype=float)
-        return scores[~np.isnan(scores)]
+    def all_scores(self) -> np.ndarray:
+        """Return what all rewards have scored so far, [completions, rewards]."""
+        return self.scores([p for p in self._kept[0] if self.has(p) and p not in self.failed])
 
     def forget(self, number: int) -> None:
         """Forget a reward's scores, for example when it turns out to compare completions."""
         self._kept[number] = {}
 
-    def _safe(self, number: int, pairs: Sequence[Pair]) -> list[float]:
+    def safe(self, number: int, pairs: Sequence[Pair]) -> list[float]:
         """Score a batch; a completion on which the reward fails is found, recorded and left out."""
-        is_slow = number in self.faults and self.faults[number].rule == "slow"
-        if is_slow:  # it is not waited for again
+        if number in self.faults and self.faults[number].rule == "slow":  # not waited for again
             self.failed.update(pairs)
             return [np.nan] * len(pairs)
-        start = time.process_time()
         try:
             return self.call(number, pairs)
         except Exception as error:  # a user's reward may raise anything
-            self.in_failures[number] += time.process_time() - start
-            is_spent = self.in_failures[number] > IN_FAILURES and number in self.faults
-            if isinstance(error, TookTooLong) or len(pairs) == 1 or is_spent:
+            if isinstance(error, TookTooLong) or len(pairs) == 1:
                 if number not in self.faults:
                     self.faults[number] = self._fault(number, error, pairs)
                 self.failed.update(pairs)
                 return [np.nan] * len(pairs)
-            whole = error
+            whole = Fault("raises", f"a batch of {len(pairs)} fails, its halves pass")
+            whole = Fault(error.rule, str(error)) if isinstance(error, _Misfit) else whole
         half = len(pairs) // 2
-        first, last = self._safe(number, pairs[:half]), self._safe(number, pairs[half:])
-        if number not in self.faults:
-            evidence = f"a batch of {len(pairs)} fails, its halves pass"
-            is_misfit = isinstance(whole, _Misfit)
-            self.faults[number] = Fault(*(whole.fault if is_misfit else ("raises", evidence)))
-        return first + last
+        scores = self.safe(number, pairs[:half]) + self.safe(number, pairs[half:])
+        self.faults.setdefault(number, whole)
+        return scores
 
     def _fault(self, number: int, error: Exception, pairs: Sequence[Pair]) -> Fault:
         row, text = pairs[0]
@@ -273,14 +260,20 @@ class Scorer:
         return True
 
     def call(
-        self, number: int, pairs: Sequence[Pair], seed: str = "", patient: bool = True
+        self,
+        number: int,
+        pairs: Sequence[Pair],
+        seed: str = "",
+        limit: float = 0.0,
+        patient: bool = True,
     ) -> list[float]:
         """Call one reward, as TRL does; the numbers and errors are the reward's own.
 
-        If it is late because other processes had its processor, a `patient` call is made again.
+        It may take `limit` seconds, by default some for each completion. If it is late because
+        other processes had its processor, a `patient` call is made again.
         """
         arguments = self.arguments(number, pairs)
-        limit, start = self.limit + SECONDS_EACH * len(pairs), clock()
+        limit, start = limit or SECONDS + SECONDS_EACH * len(pairs), clock()
         with silent():
             try:
                 scores = run(self.funcs[number], limit, arguments, seed)
@@ -308,7 +301,7 @@ class Scorer:
         ]
         columns["completion_ids"] = self._tokens(texts) if self._ids[number] else [[0]] * len(texts)
         columns["trainer_state"] = _trainer_state() if self._state[number] else None
-        columns |= {"log_extra": _ignore, "log_metric": _ignore}
+        columns |= {"log_extra": ignore, "log_metric": ignore}
         names = self._taken[number]
         return columns if names is None else {k: v for k, v in columns.items() if k in names}
 
@@ -349,7 +342,7 @@ class _Misfit(ValueError):
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(message)
-        self.rule, self.fault = rule, Fault(rule, message)
+        self.rule = rule
 
 
 def _number(score: Any) -> float:
@@ -401,5 +394,5 @@ def _trainer_state() -> Any:
     return TrainerState(epoch=0.0, max_steps=100)
 
 
-def _ignore(*_: Any, **__: Any) -> None:
+def ignore(*_: Any, **__: Any) -> None:
     """Do nothing, in place of TRL's `log_extra` and `log_metric`: nothing is logged here."""

@@ -9,19 +9,14 @@ import pandas as pd
 from grpo_nb.environments import Environment, of, replay
 from grpo_nb.models import cuda_available, hub
 from grpo_nb.reward_lab import advantages
+from grpo_nb.reward_lab.scoring import TIE, TRLS_ROW, Row, ignore
 from grpo_nb.rewards import Reward, RewardSet, Scored, call, declared_range
-from grpo_nb.rewards.combine import is_async
-from grpo_nb.rewards.contract import TRLS_OWN, columns_read
 from grpo_nb.rewards.prompts import Completion, completion_text, in_parts, transcript
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from grpo_nb.runs.config import RunConfig
-
-Row = dict[str, Any]
-TRLS_ROW = ("prompt", "completion", "completion_ids")  # columns that TRL does not pass to rewards
-TIE = 1e-6  # totals and advantages that are this close differ only by rounding
 
 
 class Conditions(NamedTuple):
@@ -81,7 +76,7 @@ class Bench(NamedTuple):
         # The state at the start of training, which an `Adaptive` reward does not count as a step.
         columns["trainer_state"] = TrainerState(epoch=0.0, max_steps=self.grpo.max_steps)
         columns["trainer_state"].is_training = False
-        return columns | {"log_extra": _ignore, "log_metric": _ignore}
+        return columns | {"log_extra": ignore, "log_metric": ignore}
 
     def score(self, rows: Sequence[Row], completions: Sequence[Completion]) -> np.ndarray:
         """Return the raw scores, [completions, rewards], with NaN for None."""
@@ -146,10 +141,6 @@ def bench_of(config: "RunConfig", preset: RewardSet, tokenizer: Any = None) -> B
     return Bench(preset, config.grpo, tokenizer, cuda_available(), of(config))
 
 
-def _ignore(*_: Any, **__: Any) -> None:
-    """Do nothing, in place of TRL's `log_extra` and `log_metric`: nothing is logged here."""
-
-
 def _as_in_training(prompt: Any, completion: Completion) -> Completion:
     """Convert a completion to the type of its prompt: text, or one assistant message."""
     if isinstance(prompt, str) or not isinstance(completion, str):
@@ -164,51 +155,16 @@ def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]
         ValueError: The reward needs a column that the data lacks, or did not return one number or
             None for each completion.
     """
-    absent = [name for name in columns_read(func, required=True) if name not in arguments]
-    if absent and not isinstance(func, Reward):
-        columns = sorted(name for name in arguments if name not in (*TRLS_ROW, *TRLS_OWN))
-        raise ValueError(
-            f"reward {func.__name__} needs the column {absent[0]!r}, and the data has "
-            f"{', '.join(columns)}: read one of these, or add the column"
-        )
-    try:
-        if isinstance(func, Reward):
-            return call(func.explain, **arguments)
-        scores = call(func, **arguments)
-    except Exception as error:  # a user's reward may raise anything
-        if not is_async(func):
-            error.add_note(f"on the completion {_first_that_raises(func, arguments)!r:.200}")
-        raise
+    if isinstance(func, Reward):
+        return call(func.explain, **arguments)
+    scores, count = call(func, **arguments), len(arguments["completions"])
     misfits = [each for each in scores if each is not None and not hasattr(each, "__float__")]
-    if misfits or len(scores) != len(arguments["completions"]):
+    if misfits or len(scores) != count:
         raise ValueError(
-            f"reward {func.__name__} gave {len(scores)} scores for {len(arguments['completions'])} "
-            f"completions, such as {(misfits or scores)[:1]}: return one number or None for each"
+            f"reward {func.__name__} gave {len(scores)} scores for {count} completions, such as "
+            f"{(misfits or scores)[:1]}: return one number or None for each"
         )
     return [Scored(score) for score in scores]
-
-
-def _first_that_raises(func: Callable[..., Any], arguments: dict[str, Any]) -> Completion | None:
-    """Return a completion on which a reward raises; None if it raises on a batch only."""
-    completions = arguments["completions"]
-    for place, completion in enumerate(completions):
-        one = {
-            name: value[place : place + 1]
-            if isinstance(value, list) and len(value) == len(completions)
-            else value
-            for name, value in arguments.items()
-        }
-        if _raises(func, one):
-            return completion
-    return None
-
-
-def _raises(func: Callable[..., Any], arguments: dict[str, Any]) -> bool:
-    try:
-        call(func, **arguments)
-    except Exception:  # a user's reward may raise anything
-        return True
-    return False
 
 
 def signal_table(preset: RewardSet, table: pd.DataFrame) -> pd.DataFrame:

@@ -21,8 +21,8 @@ from grpo_nb.reward_lab.columns import (
     answers_to_try,
     columns_in_use,
     distinct_rows,
-    joined,
     others_of,
+    records,
 )
 from grpo_nb.reward_lab.mentions import strings_of
 from grpo_nb.reward_lab.patterns import forms_in
@@ -297,8 +297,8 @@ def find(
         programs = {number: program_in(text) for number, text in texts.items()}
         ways = {PROGRAM: programs, **ways} if all(programs.values()) else ways
         source = f"{getattr(reference, '__name__', 'reference')}(row)"
-        answers = _answers_in(texts, ways)
-        return Written(_form_of(texts, ways), answers, source=source, own=texts), 1
+        answers, form = _read(texts, ways)
+        return Written(form, answers, source=source, own=texts), 1
     attempts = 0
     for reasoning, ways, forms in _rounds(scorer, levels, form, completions):
         search = _Search(scorer, ways, reasoning)
@@ -325,7 +325,7 @@ def _rounds(
             levels = sorted(levels, key=lambda ways: not _are_programs(ways))
     yield from ((reasoning, ways, forms) for reasoning in (STEP, WORDS) for ways in levels)
     yield STEP, labels.named(scorer, columns_in_use(scorer), strings, forms), forms
-    yield STEP, joined(scorer), forms
+    yield STEP, records(scorer), forms
 
 
 def _are_programs(ways: Mapping[str, dict[int, str]]) -> bool:
@@ -400,23 +400,18 @@ class _Search:
 
     def _gains(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:
         """Return each candidate's mean total, and how much more that is than another's answer."""
-        pairs, places = [], []
         rows_of = {way: distinct_rows(each, rows) for way, each in self.ways.items()}
-        for way, form in candidates:
-            numbers = rows_of[way]
-            for number in numbers:
-                pairs.append((number, fill(form, self.ways[way][number], self.reasoning)))
-                pairs.append((number, fill(form, self.others[way][number], self.reasoning)))
-            places.append(len(numbers))
-        if not pairs:
-            return []
-        totals = self.scorer.totals(pairs).reshape(-1, 2)
-        gains, start = [], 0
-        for count in places:
-            own, other = totals[start : start + count].mean(axis=0)
-            gains.append((float(own), float(own - other)))
-            start += count
-        return gains
+        groups = [
+            [
+                (number, fill(form, answers[number], self.reasoning))
+                for number in rows_of[way]
+                for answers in (self.ways[way], self.others[way])
+            ]
+            for way, form in candidates
+        ]
+        self.scorer.scores([pair for pairs in groups for pair in pairs])  # all in one call
+        means = [self.scorer.totals(pairs).reshape(-1, 2).mean(axis=0) for pairs in groups]
+        return [(float(own), float(own - other)) for own, other in means]
 
     def reasoned(self, found: Written) -> Written:
         """Return the form with the reasoning that earns most of those that are tried."""
@@ -431,22 +426,17 @@ class _Search:
         return replace(found, longer=reasonings[best])
 
 
-def _form_of(texts: Mapping[int, str], ways: Mapping[str, dict[int, str]]) -> str:
-    """Return the form in which a person's function writes answers; "{answer}" if it is unclear."""
-    for answers in ways.values():
-        forms = {
-            "{answer}".join(texts[n].rsplit(answers[n], 1)) if answers[n] in texts[n] else ""
-            for n in distinct_rows({n: answers[n] for n in texts if n in answers}, 3)
-        }
-        if len(forms) == 1 and (form := forms.pop()):
-            return form
-    return "{answer}"
+def _read(
+    texts: Mapping[int, str], ways: Mapping[str, dict[int, str]]
+) -> tuple[dict[int, str], str]:
+    """Return the answers that a person's function writes, and the form in which it does.
 
-
-def _answers_in(texts: Mapping[int, str], ways: Mapping[str, dict[int, str]]) -> dict[int, str]:
-    """Return the answers that a person's function writes; whole texts if they are in no column."""
+    They are whole texts if they stand in no column.
+    """
     for answers in ways.values():
         own = {number: answers[number] for number in texts if number in answers}
-        if own and all(own[n] in texts[n] for n in distinct_rows(own, 3)):
-            return own
-    return dict(texts)
+        some = distinct_rows(own, 3)
+        if some and all(own[n] in texts[n] for n in some):
+            forms = {"{answer}".join(texts[n].rsplit(own[n], 1)) for n in some}
+            return own, forms.pop() if len(forms) == 1 else "{answer}"
+    return dict(texts), "{answer}"

@@ -66,7 +66,6 @@ SECTION_STAGE = {
 SET = "set"  # the source of a value that was set for the run
 Sourced = tuple[Any, str]  # a value and its source
 GYM = "reasoning-gym:"  # the rewards of these sources are those of the task `gym`
-DIFFICULTY = ("min_pass_rate", "max_pass_rate", "order")  # need data.difficulty_prompts
 # Stage 01 writes the prompts, which ask for the form, so the form is its setting. Stage 02 judges
 # the model that GRPO starts from, so the SFT warm-up belongs there.
 SETTING_STAGE = {
@@ -192,12 +191,6 @@ def _misfits(config: RunConfig) -> Iterator[str]:
         )
     if config.train.sft_steps and not data.sft_rows:
         yield "train.sft_steps has no rows to learn from: set data.sft_rows = 64 in stage 01"
-    if (
-        data.model_dump(include={*DIFFICULTY}, exclude_defaults=True)
-        and not data.difficulty_prompts
-    ):
-        names = ", ".join(f"data.{name}" for name in DIFFICULTY)
-        yield f"one of {names} is set, but no difficulty measured: data.difficulty_prompts = 200"
     if model.full_finetuning and model.load_in_4bit:
         yield "model.full_finetuning trains no 4-bit weights: set model.load_in_4bit = False"
     is_whole = model.full_finetuning or config.lora.finetune_vision_layers

@@ -71,10 +71,6 @@ class DataConfig(Section):
     eval_rows: int = setting(256, "held-out rows, at most data.eval_share of all", ge=1)
     eval_share: float = setting(0.2, "largest share of the rows to hold out", gt=0, lt=1)
     max_prompt_tokens: int = setting(256, "longer prompts are dropped [tokens]", ge=8)
-    difficulty_prompts: int = setting(0, "prompts whose difficulty is measured; 0: none", ge=0)
-    min_pass_rate: float = setting(0.0, "prompts solved at most this often are dropped", ge=0, lt=1)
-    max_pass_rate: float = setting(1.0, "prompts solved this often or more are dropped", gt=0, le=1)
-    order: Literal["shuffled", "easy_to_hard"] = setting("shuffled", "prompt order in training")
     environment: str = setting("", "environment of the task: guess, calculator, mine.py:Guess …")
     sft_rows: int = setting(0, "for an SFT warm-up, at most half of the training rows", ge=0)
 
@@ -110,7 +106,6 @@ class RewardsConfig(Section):
     reward_weights: str = setting("", "weights in the preset's order; empty: the preset's")
     form: str = setting("", "tags, think+boxed, boxed, hash, code, plain; empty: preset's")
     opened: str = setting("", "tag that the chat template opens: <think>; set by notebook 1")
-    cases: str = setting("", "JSONL file of your own attacks")
     baseline_prompts: int = setting(32, "prompts that the base model answers", ge=1)
     baseline_completions: int = setting(8, "completions per baseline prompt", ge=2)
 

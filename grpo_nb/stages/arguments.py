@@ -99,7 +99,6 @@ def grpo_arguments(stage: "Stage", policy: Policy, rewards: RewardSet) -> dict[s
         "use_cpu": not gpu,
         "gradient_checkpointing": gpu,
         "use_vllm": policy.vllm,
-        "shuffle_dataset": config.data.order == "shuffled",
         "reward_weights": paid_weights(rewards, config.train.placebo),
         "chat_template_kwargs": grpo.chat_template_kwargs or None,
         "router_aux_loss_coef": 0.0,  # as in Unsloth; routers are not trained

@@ -15,10 +15,9 @@ from grpo_nb import environments
 from grpo_nb.files import atomic_path, write_json
 from grpo_nb.models import template
 from grpo_nb.reward_lab.baseline import RewardTest
-from grpo_nb.reward_lab.certificate import judges
 from grpo_nb.reward_lab.check import right_reward
 from grpo_nb.reward_lab.table import explain
-from grpo_nb.rewards import RewardSet, load_rewards
+from grpo_nb.rewards import LLMJudge, RewardSet, load_rewards
 from grpo_nb.rewards.load import about_path, explained, is_own_reward, load_python, read_about
 
 if TYPE_CHECKING:
@@ -135,7 +134,8 @@ def _measured(test: RewardTest, source: str) -> dict[str, Any]:
     with redirect_stdout(io.StringIO()):
         rewards = load_python(path, source, {"form": form}).in_form(config.form, config.opened)
         notes = {"form": form, "ranges": _ranges(test.using(rewards)), "correct": rewards.correct}
-        if not judges(rewards):  # each call of a judge costs money
+        # Each call of a judge costs money.
+        if not any(isinstance(func, LLMJudge) for func in rewards.reward_funcs):
             right = right_reward(rewards.reward_funcs, test.rows, rewards.reward_weights)
             notes["correct"] = right or rewards.correct
     return notes

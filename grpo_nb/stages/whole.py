@@ -11,20 +11,12 @@ from functools import partial
 from grpo_nb import data, environments, models, reward_lab, rewards, stages
 from grpo_nb.checks import Checks
 from grpo_nb.models import template
-from grpo_nb.reward_lab import RewardTest, Verdict, difficulty
+from grpo_nb.reward_lab import RewardTest, Verdict
 from grpo_nb.runs import Stage
 
 
-def prepare_data(stage: Stage, policy: models.Policy | None = None) -> Checks:
-    """Prepare the data, check them, and finish stage 01.
-
-    Args:
-        stage: Stage 01.
-        policy: A loaded policy, for measuring the difficulty of prompts; None loads the base.
-
-    Returns:
-        The checks, which are also in the manifest.
-    """
+def prepare_data(stage: Stage) -> Checks:
+    """Prepare the data, check them, and finish stage 01; return the checks."""
     model = stage.config.model
     tokenizer = models.load_tokenizer(model.model_name, stage.config.grpo.chat_template_kwargs)
     tools = environments.tools_of(stage.config, tokenizer)
@@ -32,7 +24,6 @@ def prepare_data(stage: Stage, policy: models.Policy | None = None) -> Checks:
     config = stage.config.data
     count = partial(template.count_tokens, tokenizer, tools=tools)
     report = data.prepare_run(stage.run, config, stage.config.seed, count, preset)
-    report = difficulty.by_difficulty(stage, preset, report, policy and policy.engine)
     rows = data.load(stage.run, "train", max_rows=1000)  # enough for these checks
     checks = data.checks(report, config)
     checks.append(template.check_template(tokenizer, rows[0]["prompt"]))

@@ -153,8 +153,6 @@ def test_a_task_with_images_goes_through_the_four_notebooks(runs_dir, forks):
     short |= {"rewards.baseline_prompts": 12, "evaluate.samples": 1, "export.parity_prompts": 2}
     run = pipeline.run_pipeline("charts", "tiny-cpu", {"task": "charts", **short})
     assert not run.undone()
-    evidence = {c["name"]: c["evidence"] for c in run.manifest()["02"]["checks"]}
-    assert {"images", "answers without looking"} & evidence.keys()
     sampled = pd.concat(map(pd.read_parquet, (run / "train/completions").glob("*.parquet")))
     assert len(sampled) == 2 * run.config().step_completions
     assert sampled["images"].str.fullmatch(r"[0-9a-f]{64}").all()

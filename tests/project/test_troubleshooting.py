@@ -72,7 +72,7 @@ def test_the_table_of_findings_has_those_that_there_are():
     table = PAGE.partition("\n## Findings on the rewards\n")[2].partition("\n## ")[0]
     names = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
     assert len(names) == len(set(names))
-    notes = {"compares the batch", "sampled completions", "form", "environment"}
+    notes = {"environment"}
     assert set(names) == FIXES.keys() | notes
     families = {
         attack.family for attack in [*ANY, *(a for each in BY_ANSWER.values() for a in each)]

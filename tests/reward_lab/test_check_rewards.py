@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import scripted_judges as scripts
 from datasets import Dataset
 from hackable import ROWS as SUMS
 
 from grpo_nb import check_rewards
 from grpo_nb.__main__ import main
-from grpo_nb.reward_lab import Attack, programs, scoring
-from grpo_nb.reward_lab.attacks import read_attacks
+from grpo_nb.reward_lab import Attack, linter, programs, scoring
 from grpo_nb.rewards import PRESETS, Reward
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -324,20 +324,14 @@ def of_answer(text, answer):
     return 1 / len(said(text)) * exact(text, answer)
 
 
+def of_messages(completions, **_):
+    return [len(c[0]["content"]) for c in completions]
+
+
+CUBIC = re.compile(r"\s*\s*\s*!")
 RULES = [
     ("raises", "stop", mine(of_answer), "ZeroDivisionError: division by zero on '"),
-    (
-        "wrong type",
-        "stop",
-        lambda completions, **_: [len(c[0]["content"]) for c in completions],
-        "are text",
-    ),
-    (
-        "wrong type",
-        "stop",
-        lambda completions, **_: [len(c[0]["content"]) for c in completions],
-        "reads messages",
-    ),
+    ("wrong type", "stop", of_messages, "completions are text, it reads messages"),
     ("missing column", "stop", lambda completions, gold, **_: [1.0], "'gold'; .* ['answer']"),
     ("missing column", "stop", mine(exact, "gold"), "reads 'gold'; the rows have ['answer']"),
     ("wrong length", "stop", lambda completions, **_: [1.0] * 99, "99 scores for "),
@@ -355,23 +349,18 @@ RULES = [
     ("clock", "stop", by_clock, "scores change"),
     ("clock", "stop", mine(lambda t, a: exact(t, a) + now()), "scores change"),
     ("order", "stop", by_place, "when the batch was reordered"),
-    ("compares the batch", "note", shorter, "attacks are scored in groups"),
     ("side effects", "warning", mine(moving), "it changes the working directory; it seeds random"),
-    (
-        "slow",
-        "warning",
-        mine(lambda t, a: exact(t, a) + bool(re.match(r"\s*\s*\s*!", t))),
-        " s for",
-    ),
-    ("hangs", "stop", mine(hanging), "for one completion of 4,096 characters: 'a' repeated"),
+    ("slow", "warning", mine(lambda t, a: exact(t, a) + bool(CUBIC.match(t))), " s for"),
+    ("hangs", "stop", mine(hanging), "for one completion of .* characters: 'a' repeated"),
     ("hangs", "stop", mine(lambda t, a: float(str(evaluated(said(t)))[:99] == a)), "7**300000"),
 ]
 
 
 @pytest.mark.parametrize(("rule", "state", "reward", "evidence"), RULES)
 def test_each_rule_of_the_linter_names_the_reward_with_evidence_and_a_fix(
-    rule, state, reward, evidence
+    rule, state, reward, evidence, monkeypatch
 ):
+    monkeypatch.setattr(linter, "HANGS", 2.0)
     if reward is remembering:
         reward = remembering()
     folder = os.getcwd()  # noqa: PTH109
@@ -383,6 +372,28 @@ def test_each_rule_of_the_linter_names_the_reward_with_evidence_and_a_fix(
     assert re.search(evidence.replace("[", r"\[").replace("**", r"\*\*"), check.evidence), check
     assert verdict.passed is (state != "stop") or len(names_of(verdict, "stop")) > 0
     assert os.getcwd() == folder  # noqa: PTH109
+
+
+def test_a_reward_that_compares_the_batch_is_attacked_in_groups():
+    verdict = found(shorter)
+    assert verdict.passed and verdict.roles == {"shorter": "right"}, verdict
+
+
+JUDGES = [
+    (scripts.honest, []),
+    (scripts.position_loving, ["group_judge: order"]),
+    (scripts.by_chance, ["group_judge: random"]),
+]
+
+
+@pytest.mark.parametrize(("script", "faults"), JUDGES)
+def test_a_judge_is_asked_again_and_in_another_order(script, faults, runs_dir):
+    judge, options = scripts.InProcess("m", script=script), {"reference": scripts.MATH.reference}
+    verdict = found([scripts.MATH.reward_funcs[0], judge], scripts.ROWS, **options)
+    assert [name for name in names_of(verdict) if "group_judge: " in name] == faults, verdict
+    assert verdict.passed
+    flattered = scripts.InProcess("m", script=scripts.flattered)
+    assert "plea" in names_of(found(flattered, scripts.ROWS, **options), "stop")
 
 
 # -- what it takes
@@ -635,30 +646,10 @@ COLUMNS = [
     for n, city in enumerate(CITIES)
 ]
 TOGETHER = {
-    "a value with its unit": (
-        ("value", "unit"),
-        lambda t, v, u: re.findall(r"<answer>(\d+) ?(\w+)</answer>", t) == [(str(v), u)],
-        "<answer>12 km</answer>",
-    ),
-    "a point": (
-        ("value", "correct"),
-        lambda t, x, y: re.findall(r"\((\d+), (\d+)\)$", t) == [(str(x), str(y))],
-        "(12, 0)",
-    ),
     "a record in JSON": (
         ("name", "value", "unit"),
         lambda t, n, v, u: as_json(t) == {"name": n, "value": v, "unit": u},
         '{"name": "Rome", "value": 12, "unit": "km"}',
-    ),
-    "a record in tags": (
-        ("name", "value", "unit"),
-        lambda t, n, v, u: t == f"<name>{n}</name>\n<value>{v}</value>\n<unit>{u}</unit>",
-        "<name>Rome</name>\n<value>12</value>\n<unit>km</unit>",
-    ),
-    "an answer with its sources": (
-        ("name", "sources"),
-        lambda t, n, s: t.split(" [")[0] == n and re.findall(r"\[(\d+)\]", t) == [*map(str, s)],
-        "Rome [1] [2]",
     ),
     "the option at a place": (("options", "correct"), lambda t, o, k: t == o[k], "Rome"),
     "a ranking": (
@@ -710,24 +701,6 @@ def test_a_right_answer_is_made_of_what_the_columns_say_together(kind):
     verdict = found(reward, COLUMNS)
     assert verdict.reference.endswith(reference) and verdict.passed, verdict
     assert verdict.amounts["the right answer"] == 1
-
-
-def test_a_record_may_be_read_by_several_rewards():
-    def of(name):
-        def func(completions, **columns):
-            rows = zip(completions, columns[name], strict=True)
-            objects = [((text[:1] == "{" and as_json(text)) or {}, value) for text, value in rows]
-            return [float(each.get(key) == value) for each, value in objects]
-
-        key = name.split("_")[0]
-        func.__kwdefaults__, func.__name__ = {name: None}, name
-        return func
-
-    ask = 'Write {"city": "…", "sources": […]}.'
-    rows = [{"prompt": ask, "city": r["name"], "sources_used": r["sources"]} for r in COLUMNS]
-    verdict = found([of("city"), of("sources_used")], rows)
-    assert verdict.reference == '{"city": "Rome", "sources": [1, 2]}' and verdict.passed, verdict
-    assert verdict.roles == {"city": "right", "sources_used": "right"}
 
 
 def test_attacks_count_only_where_the_right_answer_earns_more():
@@ -790,9 +763,10 @@ def test_an_attack_is_shown_on_a_row_where_it_wins_with_the_share_of_such_rows()
 
 FIRST = mine(lambda t, a: float((re.findall(r"\d+", said(t)) or [""])[0] == a))
 LAST = mine(lambda t, a: float((re.findall(r"\d+", t) or [""])[-1] == a))
+FIRST_TAGGED = mine(lambda t, a: float(TAGGED.findall(t)[:1] == [a]))
 
 
-@pytest.mark.parametrize("reward", [FIRST, LAST])
+@pytest.mark.parametrize("reward", [FIRST, LAST, FIRST_TAGGED])
 def test_what_only_one_who_knows_the_answer_is_paid_for_stops_no_training(reward):
     """A hedge is a stop where the right answer counts in two places, as `in` counts it."""
     known = {"several answers", "mentioned", "negated"}
@@ -800,6 +774,10 @@ def test_what_only_one_who_knows_the_answer_is_paid_for_stops_no_training(reward
     assert not known.isdisjoint(names_of(found(reward), "warning"))
     anywhere = mine(lambda t, a: float(a in re.findall(r"\d+", t)))
     assert "mentioned" in names_of(found(anywhere), "stop")
+    any_tagged = mine(lambda t, a: float(a in TAGGED.findall(t)))
+    assert "several answers" in names_of(found(any_tagged), "stop")
+    last_tagged = mine(lambda t, a: float(TAGGED.findall(t)[-1:] == [a]))
+    assert "several answers" not in names_of(found(last_tagged))
 
 
 def test_a_slow_reward_that_takes_a_hedge_is_stopped(monkeypatch):
@@ -868,13 +846,6 @@ def test_the_word_for_what_a_row_says_is_found(kind):
     rows = [{"prompt": f"{n}?", "label": values[n % len(values)]} for n in range(12)]
     verdict = found(mine(lambda t, a: float(reads_as(t) == means(a)), "label"), rows)
     assert verdict.reference.split()[-1] == word, verdict
-
-
-def test_many_classes_have_names_with_signs():
-    names = ["Sci/Tech", "so so", "not_spam", *(f"topic_{n}" for n in range(20))]
-    rows = [{"prompt": f"{n}?", "label": n * 5 % 23} for n in range(30)]
-    verdict = found(mine(lambda t, a: float(t == names[a]), "label"), rows)
-    assert verdict.reference == "Sci/Tech" and verdict.passed
 
 
 def test_a_reward_of_one_task_leaves_the_rows_of_another_to_the_others():
@@ -969,9 +940,7 @@ WHOLE = [
     ("no reference", "note", long, [{"prompt": "Write."}] * 4),
     ("reference loses", "warning", mine(lambda t, a: exact(t, a) * (a != "77")), NUMBERS),
     ("empty reference", "stop", OF_EMPTY, EMPTY),
-    ("one answer", "note", SOUND, [{**row, "answer": "41"} for row in NUMBERS]),
     ("form not read", "stop", reads(r"<answer>(\d+)</answer>"), ASKS_BOX),
-    ("prompt", "warning", SOUND, [{"answer": row["answer"]} for row in NUMBERS]),
 ]
 
 
@@ -994,12 +963,13 @@ def test_a_weight_of_the_wrong_sign_is_named_and_a_penalty_is_not():
 # -- sampled completions, attacks of your own, output
 
 
-@pytest.mark.parametrize("sampled", [["<answer>41</answer>", "?"], [["<answer>41</answer>"] * 2]])
-def test_sampled_completions_are_scored(sampled):
-    (check,) = found(SOUND, completions=sampled).findings
-    assert check.name == "sampled completions" and "mean " in check.evidence
-    chats = [[{"role": "assistant", "content": "?"}]]
-    assert "mean 0, from 0 to 0" in found(SOUND, CHATS, completions=chats).findings[0].evidence
+def test_sampled_completions_without_differences_are_named():
+    same = [["<answer>41</answer>"] * 2, [[{"role": "assistant", "content": "?"}]]]
+    (check,) = found(SOUND, CHATS, completions=same).findings
+    assert (check.name, check.state) == ("sampled completions", "warning")
+    assert "on each of 2 prompts" in check.evidence
+    assert not found(SOUND, completions=["<answer>41</answer>", "?"]).findings
+    assert not found(SOUND, completions=[["<answer>41</answer>", "?"]]).findings
 
 
 def test_wrong_completions_that_the_model_is_paid_for_are_attacks_on_every_row():
@@ -1035,12 +1005,8 @@ def test_attacks_of_your_own_join_the_verdict(reward, kind, completion, state):
     ("attack", "refusal"),
     [
         (
-            Attack("a", "a", "wrong", "{reference}"),
-            "'a' has the placeholder {reference}: use those",
-        ),
-        (
             Attack("a", "a", "wrong", [("{wrong}", "1")]),
-            "the placeholder {wrong}: use those of ans",
+            "the placeholder {wrong}: use those of a",
         ),
         (Attack("a", "a", "evil", "1"), "has the kind 'evil': give one of hollow, wrong, honest"),
     ],
@@ -1054,29 +1020,6 @@ def test_completions_in_one_list_for_all_rows_are_refused():
     refusal = "completions has 9 entries, and dataset 4 rows: give one list for each row"
     with pytest.raises(ValueError, match=refusal):
         found(SOUND, NUMBERS[:4], completions=["41"] * 9)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "no JSON",
-        "[]",
-        '{"attack": "a"}',
-        '{"completion": "1"}',
-        '{"attack": "a", "completion": 5}',
-        '{"attack": "a", "completion": "1", "kind": "evil"}',
-        '{"attack": "a", "completion": "1", "weight": 2}',
-    ],
-)
-def test_a_line_that_is_no_attack_is_refused_with_its_number(line, tmp_path):
-    path = tmp_path / "own.jsonl"
-    path.write_text('{"attack": "one", "completion": [["{long}", "{other}"]]}\n\n' + line)
-    with pytest.raises(ValueError, match=r"own.jsonl, line 3: .* is not an attack: write"):
-        read_attacks(path)
-    path.write_text(path.read_text().removesuffix(line))
-    assert read_attacks(path) == [Attack("one", "one", "wrong", [("{long}", "{other}")])]
-    with pytest.raises(FileNotFoundError, match=r"create it, or set rewards\.cases"):
-        read_attacks(tmp_path / "none.jsonl")
 
 
 # -- rewards that fail on some completions are judged by what they score
@@ -1160,10 +1103,10 @@ def test_the_command_exits_with_what_it_finds(code, tmp_path, capsys):
     assert told["passed"] is (status == 0) and "helper" not in told["roles"]
 
 
-def test_the_command_names_a_file_that_is_missing_and_a_line_that_is_no_json(tmp_path, capsys):
+def test_the_command_names_a_file_that_is_missing_or_is_no_json(tmp_path, capsys):
     rewards, rows = tmp_path / "own.py", tmp_path / "rows.jsonl"
     rewards.write_text(FILE.replace("{}", "found == [a]"))
-    for text, told in ((None, "does not exist"), ('{"a": 1}\n{', "line 2 is no JSON")):
+    for text, told in ((None, "does not exist"), ('{"a": 1}\n{', "cannot be read")):
         if text:
             rows.write_text(text)
         assert main(["check", str(rewards), "--data", str(rows)]) == 2
@@ -1184,24 +1127,3 @@ def test_a_file_may_bring_its_reference_or_its_form(tmp_path, capsys):
 
 
 SHOUT = "f\"ANSWER!{row['answer']}!\""
-
-
-def test_only_the_order_of_answers_in_tags_is_no_hedge():
-    """A policy that writes the right one first, or last, has to know it."""
-
-    def tagged(pick):
-        def mine(completions, answer, **kwargs):
-            texts = [
-                re.findall(r"<answer>(.*?)</answer>", one[0]["content"]) for one in completions
-            ]
-            return [float(bool(a) and pick(a, t)) for a, t in zip(texts, answer, strict=True)]
-
-        return mine
-
-    def several(pick):
-        verdict = found(tagged(pick), CHATS)
-        return [check.state for check in verdict.findings if check.name == "several answers"]
-
-    assert several(lambda answers, target: answers[-1] == target) == []
-    assert several(lambda answers, target: answers[0] == target) == ["warning"]
-    assert several(lambda answers, target: target in answers) == ["stop"]

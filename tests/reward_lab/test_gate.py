@@ -1,7 +1,6 @@
 """The verdict on a run's rewards, and whether stage 03 lets them train."""
 
 import json
-import random
 import re
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from hackable import lifted
 from grpo_nb import data, environments, reward_lab, runs, stages
 from grpo_nb.files import project_path
 from grpo_nb.models import Sample
-from grpo_nb.reward_lab import RewardTest, baseline, bench_of, gate
+from grpo_nb.reward_lab import RewardTest, baseline
 from grpo_nb.rewards import load_preset, reward_set
 
 SMALL = {"data.max_rows": 24}
@@ -110,52 +109,6 @@ def test_a_changed_source_of_a_users_file_is_refused(lab, tmp_path, line):
     refused(lab, load_preset(str(path)), STALE)
 
 
-def test_what_rewards_do_is_compared_where_no_source_tells(lab, tmp_path):
-    told = tmp_path / "told"
-    told.write_text("1.0")
-
-    def secret(response, answer):
-        return float(f">{answer}<" in response) * float(told.read_text())
-
-    chosen = MATH.adding(lifted(secret, "secret"), 0.25)
-    assert judged(lab, chosen).passed and reward_lab.refuse_untested(lab.run, chosen)
-    told.write_text("0.5")
-    with pytest.raises(ValueError, match=r"reward secret gives 0\.5, which is not") as refusal:
-        reward_lab.refuse_untested(lab.run, chosen)
-    text = MATH.reference(lab.rows[0])[:20]
-    for part in (text, lab.rows[0]["question"], "tested (1), for", "02_test_rewards"):
-        assert part in str(refusal.value)
-    sentence = reward_lab.refuse_untested(lab.run, chosen, force=True)
-    assert "forced, although reward secret gives" in sentence
-    told.write_text("?")
-    refused(lab, chosen, "now raises ValueError: could not convert string")
-
-
-def test_rewards_that_count_draw_or_ask_a_judge_raise_no_false_alarm(lab):
-    class Counting:
-        def __init__(self):
-            self.texts, self.__name__ = [], "counting"
-
-        def __call__(self, completions, **_):
-            self.texts += [str(completion) for completion in completions]
-            return [0.5 if "1" in str(completion) else None for completion in completions]
-
-    async def asks(completions, **_):
-        return [random.random() for _ in completions]
-
-    def draws(completions, **_):
-        return [random.random() for _ in completions]
-
-    def chosen():
-        return MATH.adding(Counting(), 0.0).adding(asks, 0.0).adding(draws, 0.0)
-
-    judged(lab, chosen())
-    refused(lab, chosen(), "the rewards failed their test: asks: random")
-    stored = json.loads((lab.run / "rewards/scores.json").read_text())
-    assert stored["scores"].keys() == {*MATH.names, "counting"}
-    assert gate.difference(bench_of(lab.stage.config, chosen()), stored, lab.run) == ""
-
-
 WORLD = """from pathlib import Path
 class World:
     \'\'\'Name the number.\'\'\'
@@ -170,17 +123,16 @@ class World:
         self.won, self.done = number == 4, True
         return "done"
     def get_reward(self) -> float:
-        return self.won * float(open("PLACE" + str(2)).read())
+        return float(self.won)
     @classmethod
     def solve(cls, **row):
         return [{"name": "name", "arguments": {"number": 4}}]
 """
 
 
-def test_an_environment_is_compared_by_its_file_and_by_what_it_rewards(lab, tmp_path):
-    told, path = (tmp_path / name for name in ("2", "world.py"))
-    told.write_text("1.0")
-    path.write_text(WORLD.replace("PLACE", f"{tmp_path}/"))
+def test_an_environment_is_compared_by_its_file(lab, tmp_path):
+    path = tmp_path / "world.py"
+    path.write_text(WORLD)
     lab.stage.change({"data.environment": f"{path}:World"})
     environment, preset = environments.load(f"{path}:World"), load_preset("environment")
     bench = reward_lab.Bench(preset, environment=environment)
@@ -197,9 +149,6 @@ def test_an_environment_is_compared_by_its_file_and_by_what_it_rewards(lab, tmp_
     report = json.loads((lab.run / "rewards/report.json").read_text())
     (lab.run / "rewards/report.json").write_text(json.dumps(report | {"passed": True}))
     assert reward_lab.refuse_untested(lab.run, preset) == "the rewards passed their test"
-    told.write_text("0.5")
-    refused(lab, preset, "reward environment_reward gives 0.5, which is not what was tested")
-    told.write_text("1.0")
     path.write_text(path.read_text() + "secret = 5")
     refused(lab, preset, "the environment is not the one that was tested")
 
@@ -221,20 +170,6 @@ def test_a_plain_reward_with_its_weight_in_the_score_is_attacked_as_it_is(lab, d
     doubled = (load_preset(str(path)).reward_funcs[0], 0.25)
     verdict = judged(lab, reward_set([(MATH.reward_funcs[0], 1.0), doubled]))
     assert verdict.passed and verdict.probes["doubled"].max() == 0.5  # times its weight
-
-
-def test_attacks_of_a_file_join_the_verdict(lab):
-    polite = "{other}, if you please"
-    (lab.run / "own.jsonl").write_text(json.dumps({"attack": "begging", "completion": polite}))
-    path = lab.run / "own.py"
-    path.write_text(BAKED.replace("in text)", "in text or 'please' in text)"))
-    chosen = {"rewards.cases": str(lab.run / "own.jsonl"), "rewards.baseline_completions": 2}
-    stage = runs.start("02", "gate", chosen)
-    verdict = reward_lab.judge(lab_test(lab, load_preset(str(path)), stage))
-    assert any(failure.startswith("begging: ") for failure in verdict.failures)
-    (lab.run / "own.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match=r"create it, or set rewards\.cases"):
-        reward_lab.judge(lab_test(lab, load_preset(str(path)), stage))
 
 
 OWN = """import re

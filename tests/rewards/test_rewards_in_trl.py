@@ -119,8 +119,6 @@ def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(name, tra
     tried, stage = Baseline(rows, samples), Stage(Run("own"), "02", trained.config)
     plain = reward_lab.Bench(load_preset("math"), trained.config.grpo, trained.tokenizer)
     train_rows = [*rows, *(row for row in trained.rows if row["question"] not in questions)]
-    (stage.run / "data").mkdir(parents=True)
-    data.replace_train(stage.run, train_rows)  # which stage 03 scores again
     test = reward_lab.RewardTest(stage, train_rows, tried, plain)
     test = stages.adopt(test, FOREIGN[name])
     ours = test.bench

@@ -53,10 +53,6 @@ REFUSED = [  # settings; what the refusal says
         "sft_steps has no rows to learn from: set data.sft_rows = 64",
     ),
     (
-        {"data.max_pass_rate": 0.9},
-        "is set, but no .*: data.difficulty_prompts = 200",
-    ),
-    (
         VLLM | {"policy.backend": "transformers"},
         "needs policy.backend = 'unsloth' .*: set model.f",
     ),

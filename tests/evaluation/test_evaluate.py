@@ -126,34 +126,9 @@ def test_the_sentence_says_how_much_of_a_gain_is_format():
         [pair] = report_of(samples, preset)["comparisons"]
         sentences.append(pair["sentence"])
     assert sentences[0].endswith(
-        "; read leniently 66.7 % → 100.0 %, in the form 33.3 % → 100.0 %: "
-        "33.3 of the 66.7 points are format"
+        "; read leniently 66.7 % → 100.0 %: 33.3 of the 66.7 points are format"
     )
     assert "leniently" not in sentences[1] and "33.3 % → 100.0 %" in sentences[1]
-
-
-def test_a_model_that_gives_every_prompt_the_same_answer_is_named():
-    """Its gain is the share of the rows whose answer that is."""
-    references = list("1112345678" * 2)
-
-    def evaluated(after: str) -> tuple[dict, str]:
-        samples = {}
-        for label, given in {"base": "9" * 20, "tuned": after * 2}.items():
-            lines = answers(given)
-            own = lines["row"].map(dict(enumerate(references)))
-            right = (lines["completion"] == own).astype(float)
-            scores = dict.fromkeys([*MATH.names, "reward", "format"], right)
-            samples[label] = lines.assign(reference=own, **scores)
-        report = report_of(samples)
-        return report["comparisons"][0], evaluation.checks(report)[1].state
-
-    pair, state = evaluated("1" * 10)
-    assert (pair["verdict"], pair["gained"], state) == ("better", 6, "warning")
-    assert pair["sentence"].endswith(
-        "; 100 % of the answers of tuned are '1', and the commonest reference answer is 30 % of all"
-    )
-    pair, state = evaluated("1112345111")  # it favours the usual answer, and solves others too
-    assert (pair["gained"], pair["one_answer"], state) == (14, False, "ok")
 
 
 def build(before: str, after: str) -> dict:

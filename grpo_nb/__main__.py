@@ -23,7 +23,7 @@ docs/check-rewards.md says what else the file may define."""
 AUTOPSY = """WHAT: TRL's output_dir, a trainer_state.json, JSON lines, CSV, or an executed notebook.
 exit code: 0 if nothing is as grave as --fail-on, 1 if something is, 2 if WHAT cannot be read."""
 
-SERVED = """a server with OpenAI's interface (vLLM, llama.cpp, Ollama); on export.parity_prompts prompts.
+SERVED = """vLLM's, llama.cpp's, Ollama's or transformers' server; on export.parity_prompts prompts.
 exit code: 0 if the answers are the model's, 1 if they are not."""
 
 

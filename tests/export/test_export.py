@@ -192,13 +192,8 @@ def test_a_merge_gone_wrong_is_caught_and_not_put_in_place(run, monkeypatch, fau
     assert [one["state"] for one in run.manifest()["04"]["checks"]] == ["stop"]
     assert run.files("model/merged") == before
     assert {p.name for p in (run / "model").iterdir()} <= {"merged", "parity.json"}
-
-
-def test_a_merge_that_fails_the_gate_is_put_in_place_by_force_alone(run, monkeypatch):
-    monkeypatch.setattr(merging, *damage(drop_a_delta))
-    folder, forced = merge(run, force=True)
-    assert forced.state == "stop"
-    assert (folder / "model.safetensors").exists()
+    _, forced = merge(run, force=True)
+    assert forced.state == "stop" and run.files("model/merged") != before
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -423,10 +418,3 @@ def test_each_program_gets_a_line_with_an_absolute_path(runs_dir):
     text = export.where(run)
     assert f"llama-server -m '{merged}/gguf/r-q8_0.gguf'" in text
     assert f"ollama create r -f '{merged}/gguf/Modelfile'" in text
-
-
-def test_a_base_without_safetensors_is_refused(run, tmp_path):
-    shutil.copytree(project_path(TINY), tmp_path / "tiny_base")
-    (tmp_path / "tiny_base/model.safetensors").rename(tmp_path / "tiny_base/pytorch_model.bin")
-    with pytest.raises(OSError, match=r"no file named model.safetensors"):
-        merge(run, {"model.model_name": str(tmp_path / "tiny_base")})

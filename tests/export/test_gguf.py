@@ -260,14 +260,14 @@ def test_an_unknown_kind_is_named_before_anything_is_merged():
 
 
 @pytest.fixture(scope="module")
-def server(merged, tmp_path_factory):
+def server(tmp_path_factory):
     """transformers' own server of the folder, in a process of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     line = [str(Path(sys.executable).with_name("transformers")), "serve", "--port", str(port)]
     log = (tmp_path_factory.mktemp("server") / "log").open("w+")
-    process = subprocess.Popen([*line, str(merged)], stdout=log, stderr=log)
+    process = subprocess.Popen([*line, str(project_path(BASE))], stdout=log, stderr=log)
     for _ in range(1200):
         with suppress(ValueError):
             gate.Server(f"http://127.0.0.1:{port}/v1")
@@ -279,15 +279,12 @@ def server(merged, tmp_path_factory):
     process.wait()
 
 
-def test_a_server_that_tells_nothing_but_answers_is_judged_by_them(server, sound, tmp_path):
-    engine, questions, answers = sound[0]
-    figures = gate.served(server, (engine, questions, answers))
-    assert figures["kl"] is None and gate.verdict("served", figures).state == "ok", (
-        figures,
-        [gate.Server(server).reply(chat, 40) for chat in CHATS[:2]],
-    )
-    others = [answer._replace(text="no") for answer in answers]
-    check = gate.verdict("served", gate.served(server, (engine, questions, others)))
+def test_a_server_that_tells_nothing_but_answers_is_judged_by_them(server):
+    model = gate.model_of(project_path(BASE), gate.Questions(CHATS, 40))
+    figures = gate.served(server, model)
+    assert figures["kl"] is None and gate.verdict("served", figures).state == "ok", figures
+    others = [answer._replace(text="no") for answer in model[2]]
+    check = gate.verdict("served", gate.served(server, (*model[:2], others)))
     assert check.evidence.startswith("the weights differ; greedy answers equal 0 of 6")
     with pytest.raises(ValueError, match=r"no server answers at .*: start it first"):
         gate.Server("http://127.0.0.1:1")

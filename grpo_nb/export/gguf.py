@@ -73,7 +73,7 @@ def write(folder: Path, kinds: Sequence[str], questions: gate.Questions) -> Chec
                 file.unlink()
             if checks[-1].state == "stop":
                 break
-        for file in sorted(temporary.iterdir())[-1:]:
+        for file in sorted(temporary.iterdir())[-1:]:  # q8_0, if it is there
             write_modelfile(file, model)
     return checks
 

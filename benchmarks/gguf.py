@@ -13,10 +13,11 @@ os.environ |= {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOS
 
 import argparse
 import tempfile
+import time
 from pathlib import Path
 
 from grpo_nb import data, models, rewards
-from grpo_nb.export import llama_cpp, served
+from grpo_nb.export import gate, gguf
 from grpo_nb.models import template
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.runs import Run
@@ -31,7 +32,7 @@ class Task:
         self.name, self.rows, self.right = name, data.load(run, "eval")[:prompts], []
         self.bench = bench_of(config, rewards.load_rewards(config.rewards))
         chats = [row["prompt"] for row in self.rows]
-        self.questions = served.Questions(chats, config.grpo.max_completion_length, self.score)
+        self.questions = gate.Questions(chats, config.grpo.max_completion_length, self.score)
 
     def score(self, texts: list[str]) -> float:
         self.right.append(self.bench.score(self.rows, texts)[:, 0] >= 1)
@@ -54,12 +55,6 @@ def word_problems(model: Path, prompts: int) -> Task:
     return Task("word problems", run, config, prompts)
 
 
-def children_seconds() -> float:
-    """Return the CPU time of the processes that were started and have ended."""
-    used = os.times()
-    return used.children_user + used.children_system
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", default="json")
@@ -70,20 +65,20 @@ def main() -> None:
     folder = run / "model/merged"
     tasks = [Task(options.run, run, run.config(), options.prompts)]
     tasks.append(word_problems(folder, options.prompts))
-    own = [served.model_of(folder, task.questions) for task in tasks]
+    own = [gate.model_of(folder, task.questions) for task in tasks]
     print("| file | MB | written in | task | KL | equal | accuracy |", flush=True)
     print("|---|---|---|---|---|---|---|")
-    for kind in llama_cpp.kinds_of(options.kinds):
+    for kind in gguf.kinds_of(options.kinds):
         with tempfile.TemporaryDirectory() as parent:
-            file, before = Path(parent) / "model.gguf", children_seconds()
-            llama_cpp.run_converter(folder, file, kind)
-            size = f"{file.stat().st_size / 1e6:.0f} | {children_seconds() - before:.0f} s"
-            with llama_cpp.serving(file, 1024) as url:
-                for task, model in zip(tasks, own, strict=True):
-                    figures = served.compare(served.server_at(url), model)
-                    line = f"{task.name} | {figures['kl']:.2g}"
-                    line += f" | {figures['equal']} of {figures['prompts']}"
-                    print(f"| {kind} | {size} | {line} | {task.accuracy(-1)} |", flush=True)
+            file, before = Path(parent) / "model.gguf", time.process_time()
+            gguf.convert(folder, file, kind)
+            seconds = time.process_time() - before
+            size = f"{file.stat().st_size / 1e6:.0f} | {seconds:.0f} s"
+            for task, model in zip(tasks, own, strict=True):
+                figures = gguf.compare(file, kind, model)
+                line = f"{task.name} | {figures['kl']:.2g}"
+                line += f" | {figures['equal']} of {len(task.rows)}"
+                print(f"| {kind} | {size} | {line} | {task.accuracy(-1)} |", flush=True)
     for task in tasks:
         print(f"| the model | {task.name} | {task.accuracy(0)} |")
 

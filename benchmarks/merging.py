@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from grpo_nb import data, models, rewards
-from grpo_nb.export import merging, parity
+from grpo_nb.export import gate, merging
 from grpo_nb.models import TransformersEngine, hub, template
 from grpo_nb.models import weights as dtypes
 from grpo_nb.runs import Run, Stage
@@ -65,7 +65,7 @@ def changed(base: str, adapter: Path) -> Iterator[tuple[str, Tensor, Tensor]]:
         if isinstance(layer, LoraLayer):
             with torch.no_grad():
                 weight, change = layer.get_base_layer().weight, layer.get_delta_weight("default")
-                yield f"{parity.plain_name(name)}.weight", weight.detach().float(), change.detach()
+                yield f"{gate.plain_name(name)}.weight", weight.detach().float(), change.detach()
 
 
 def nearest(weight: Tensor) -> Tensor:
@@ -83,7 +83,8 @@ def costs(base: str, run: Run, adapter: Path) -> dict[str, float]:
     pairs = [(before, list(one.ids)) for before, [one] in zip(ids, answers, strict=True)]
 
     def logs(model: torch.nn.Module) -> Tensor:
-        return torch.cat([parity.log_probs(model, torch.tensor([a + b]), len(b)) for a, b in pairs])
+        each = [({"input_ids": torch.tensor([a + b])}, len(b)) for a, b in pairs]
+        return torch.cat([gate.log_probs(model, *inputs) for inputs in each])
 
     outputs = {"forward in bf16": logs(tuned)}
     with tuned.disable_adapter():
@@ -106,13 +107,16 @@ def costs(base: str, run: Run, adapter: Path) -> dict[str, float]:
         for name, _, change in parts:
             merged.get_parameter(name).copy_(dense.get_parameter(name) + change)
         outputs["base dequantised to fp32"] = logs(merged)
-    return {name: parity._kl(exact, other).mean().item() for name, other in outputs.items()}
+    return {
+        name: (exact.exp() * (exact - other)).sum(-1).mean().item()
+        for name, other in outputs.items()
+    }
 
 
 def figures(weight: Tensor, change: Tensor, held: Tensor) -> list[float]:
     """Return what is kept of the change, its standard errors from 1, far share, distance."""
     error = held - weight - change
-    allowed = parity.RELATIVE * (weight + change).abs().maximum(weight.abs()) + parity.ABSOLUTE
+    allowed = gate.RELATIVE * (weight + change).abs().maximum(weight.abs()) + gate.ABSOLUTE
     products = (error * change).double()
     kept = 1 + float(products.sum() / change.double().square().sum())
     sure = abs(float(products.sum() / products.norm()))

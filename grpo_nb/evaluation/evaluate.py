@@ -5,7 +5,7 @@ evaluate({"base": base, "trained": (base, "outputs/checkpoint-250")}, held_out, 
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -202,46 +202,30 @@ def compare_models(
     labels = [candidate.label for candidate in candidates]
     if not labels or len(set(labels)) < len(labels):
         raise ValueError(f"models {labels}: give at least one, each with a label of its own")
-    for candidate in candidates:  # what is missing is reported before any model is evaluated
-        _refuse_missing(candidate)
+    for _, model, adapter, _ in candidates:  # what is missing is reported before any evaluation
+        if not isinstance(model, Policy):
+            find_model(str(model))
+        if adapter is not None:
+            trained_base(str(model), Path(adapter))
     tables, models, each = {}, {}, len(rows) * (1 + sampling["samples"])
-    for candidate in candidates:
-        label, model, adapter, _ = candidate
+    for label, model, adapter, quantization in candidates:
         start_time = time.perf_counter()
         report = part_of(progress, len(tables) * each, len(candidates) * each, label)
-        with _opened(candidate, template) as engine:
+        if isinstance(model, Policy):
+            name, opened = model.model.name_or_path, nullcontext(model.engine)
+        else:
+            options = {"quantization": quantization, "chat_template_kwargs": template}
+            name, opened = str(model), closing(open_engine(str(model), adapter=adapter, **options))
+        with opened as engine:
             bench = bench_with(engine.tokenizer)
             tables[label] = answer_rows(engine, rows, bench, progress=report, **sampling)
-        models[label] = {
-            "model": model.model.name_or_path if isinstance(model, Policy) else str(model),
-            "adapter": adapter and str(adapter),
-            "seconds": round(time.perf_counter() - start_time, 1),
-            "engine": engine.name,
-        }
+        seconds = round(time.perf_counter() - start_time, 1)
+        about = {"model": name, "adapter": adapter and str(adapter), "seconds": seconds}
+        models[label] = about | {"engine": engine.name}
     tables, length = with_accuracy(tables, bench.preset), bench.grpo.max_completion_length
     about = {name: sampling[name] for name in ("samples", "seed")}
     report = build(tables, bench.preset, about | {"max_completion_length": length})
     return Evaluation(tables, {"models": models, **report})
-
-
-def _refuse_missing(candidate: Candidate) -> None:
-    """Raise FileNotFoundError for a model that is not there, ValueError for another's adapter."""
-    _, model, adapter, _ = candidate
-    if not isinstance(model, Policy):
-        find_model(str(model))
-        if adapter is not None:
-            trained_base(str(model), Path(adapter))
-
-
-def _opened(
-    candidate: Candidate, template: Mapping[str, Any] | None
-) -> AbstractContextManager[Engine]:
-    """Return an engine with the candidate's model, which is closed in the end if it was opened."""
-    _, model, adapter, quantization = candidate
-    if isinstance(model, Policy):
-        return nullcontext(model.engine)
-    options = {"quantization": quantization, "chat_template_kwargs": template}
-    return closing(open_engine(str(model), adapter=adapter, **options))
 
 
 def answer_rows(

@@ -9,10 +9,8 @@ solving anything new once it writes them. So each answer is also read leniently.
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -39,8 +37,7 @@ EPISODE = ("turns", "calls", "tool_errors", "malformed")  # counts per episode
 
 COLUMNS = ("answer", "solution", "ground_truth", "target", "label")  # that hold references
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-LENIENT, STRICT = "right, read leniently", "right, in the form"
-LEAST_ANSWERS, UNLIKE = 16, 0.4  # from so many on, shares that differ by more are told
+LENIENT = "right, read leniently"
 
 Samples = Mapping[str, pd.DataFrame]
 
@@ -75,7 +72,7 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
         level of the rows its accuracy, NaN for prompts of other levels.
     """
     names = ["accuracy", "format", "reward", *preset.names, "tokens", "truncated"]
-    names += [name for name in (LENIENT, STRICT, *EPISODE) if name in lines]
+    names += [name for name in (LENIENT, *EPISODE) if name in lines]
     by_row = lines.groupby("row")
     table = by_row[names].mean().astype(float)
     right = np.stack([group.to_numpy() for _, group in by_row["correct"]])
@@ -142,44 +139,18 @@ def is_right(completion: str, reference: str | None) -> float:
 
 
 def with_readings(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Add whether each answer is right read leniently, and right in the form that is paid for.
+    """Add whether each answer is right read leniently.
 
     Args:
-        tables: {label: table} with the columns correct, completion, reference and format. Where no
-            completion has the form, or no reward pays for it, what is correct is in the form.
+        tables: {label: table} with the columns correct, completion and reference.
     """
-    if any(not {"format", "completion", "reference"} <= {*lines} for lines in tables.values()):
-        return dict(tables)
-    formats = np.concatenate([lines["format"].to_numpy(dtype=float) for lines in tables.values()])
-    most = np.nanmax(formats) if np.isfinite(formats).any() else np.nan
     results = {}
     for label, lines in tables.items():
         pairs = zip(lines["completion"], lines["reference"], strict=True)
         lenient = np.array([is_right(*pair) for pair in pairs])
-        strict = lines["correct"] & ((lines["format"] >= most) | ~(most > 0))
-        lenient = np.where(lines["correct"] & ~np.isnan(lenient), 1.0, lenient)
-        results[label] = lines.assign(**{LENIENT: lenient, STRICT: strict.astype(float)})
+        lenient[lines["correct"] & ~np.isnan(lenient)] = 1.0
+        results[label] = lines.assign(**{LENIENT: lenient})
     return results
-
-
-def one_answer(label: str, lines: pd.DataFrame) -> str:
-    """Say that a model answers mostly the same, where the references do not; else return "".
-
-    Args:
-        label: The name of the model.
-        lines: Its greedy answers, with the columns completion and reference.
-    """
-    if not {"completion", "reference"} <= {*lines} or len(lines) < LEAST_ANSWERS:
-        return ""
-    answers = Counter(find_answer(text) or text for text in lines["completion"])
-    references = Counter(map(str, lines["reference"].dropna()))
-    [(answer, count)], usual = answers.most_common(1), max(references.values(), default=len(lines))
-    if (count - usual) / len(lines) < UNLIKE:
-        return ""
-    return (
-        f"; {100 * count / len(lines):.0f} % of the answers of {label} are {shorten(answer, 40)!r}"
-        f", and the commonest reference answer is {100 * usual / len(lines):.0f} % of all"
-    )
 
 
 def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,9 +165,9 @@ def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict
         prompts and settings; `greedy` and `sampled`: {label: {figure: mean, "intervals": {figure:
         [low, high]}}}, with intervals of accuracy and pass@k; `comparisons`: pairs of models,
         compared by greedy answers, with verdict, sentence, the difference in accuracy, McNemar's p,
-        the shares of fully correct answers, how many prompts were gained and lost, and whether the
-        second gives mostly `one_answer`. `graded` means that the first reward gives partial credit,
-        so that `accuracy` is a mean score, as a share of its range.
+        the shares of fully correct answers, and how many prompts were gained and lost. `graded`
+        means that the first reward gives partial credit, so that `accuracy` is a mean score, as a
+        share of its range.
     """
     seed = about["seed"]
     report: dict[str, Any] = {
@@ -212,10 +183,6 @@ def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict
         report[decoding] = {label: _summary(each, seed) for label, each in figures.items()}
     pairs = combinations(figures.items(), 2)  # `figures` now holds the greedy answers
     report["comparisons"] = [compare_pair(*pair, seed) for pair in pairs]
-    for pair in report["comparisons"]:
-        lines = samples[pair["after"]].query("decoding == 'greedy'")
-        same = "" if {*EPISODE} & {*lines} else one_answer(pair["after"], lines)
-        pair |= {"one_answer": bool(same), "sentence": pair["sentence"] + same}
     return report
 
 
@@ -236,19 +203,14 @@ def checks(report: Mapping[str, Any]) -> Checks:
     elif pair["differences"]["accuracy"]["interval"] is None:
         evidence = f"{first} and {last} cannot be compared: no completion could be scored"
         state, fix = "stop", "see in eval/samples.parquet why the rewards give no score"
-    baseline = Check("baseline", state, evidence, fix)
-    is_sure = pair["mcnemar_p"] < 0.05 and pair["gained"] > pair["lost"]
+    results = Checks([Check("baseline", state, evidence, fix)])
     state, fix = "ok", ""
+    is_sure = pair["mcnemar_p"] < 0.05 and pair["gained"] > pair["lost"]
     if pair["verdict"] != "better":
         state, fix = "stop", "train longer, or hold out more prompts (data.eval_rows)"
-    elif pair["one_answer"]:
-        state, fix = (
-            "warning",
-            "it learnt which answer is usual: train longer, or on rows that vary",
-        )
     elif pair["graded"] and not is_sure:
         state, fix = "warning", "see in notebook 4 what the partly right answers lack"
-    results = Checks([baseline, Check("better", state, pair["sentence"], fix)])
+    results.append(Check("better", state, pair["sentence"], fix))
     if WARM_UP in report["greedy"]:
         parts = [pairs[first, WARM_UP], pairs[WARM_UP, last]]
         is_gain = parts[1]["verdict"] == "better"
@@ -342,24 +304,19 @@ def _sentence(pair: Mapping[str, Any], before: float | None, after: float | None
 
 
 def _of_format(before: pd.DataFrame, after: pd.DataFrame) -> str:
-    """Return how much of the gain in right answers is format; "" if form changes nothing.
+    """Return how much of the gain in right answers is format; "" if it is nothing.
 
     Args:
-        before: Figures of each prompt, with LENIENT, STRICT and pass@1, greedily decoded.
+        before: Figures of each prompt, with LENIENT and pass@1, greedily decoded.
         after: The same of the other model.
     """
-    if LENIENT not in before or before[LENIENT].isna().all():
-        return ""
-    was, now = (100 * each[[LENIENT, STRICT, "pass@1"]].mean() for each in (before, after))
-    if all(np.allclose(each, each["pass@1"]) for each in (was, now)):
+    was, now = (100 * each[[LENIENT, "pass@1"]].mean() for each in (before, after))
+    if np.isnan(was[LENIENT]) or all(np.allclose(each, each["pass@1"]) for each in (was, now)):
         return ""
     gain = now - was
     part = gain["pass@1"] - gain[LENIENT]
-    whole = f"{part:.1f} of the {gain['pass@1']:.1f} points are format"
-    return (
-        f"; read leniently {was[LENIENT]:.1f} % → {now[LENIENT]:.1f} %, in the form "
-        f"{was[STRICT]:.1f} % → {now[STRICT]:.1f} %" + (f": {whole}" if part > 0.05 else "")
-    )
+    whole = f": {part:.1f} of the {gain['pass@1']:.1f} points are format" if part > 0.05 else ""
+    return f"; read leniently {was[LENIENT]:.1f} % → {now[LENIENT]:.1f} %{whole}"
 
 
 def table(report: Mapping[str, Any]) -> pd.DataFrame:

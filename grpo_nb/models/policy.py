@@ -90,10 +90,10 @@ class Policy(NamedTuple):
         for name in ENGINE_VARIABLES:
             os.environ.pop(name, None)
         os.environ.update(before)
-        for module in self.model.modules():
-            vars(module).pop("quant_state", None)  # both a 4-bit layer and its weight refer to it
-        for tensor in [*self.model.parameters(), *self.model.buffers()]:
-            vars(tensor).pop("quant_state", None)
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        for owner in (*self.model.modules(), *tensors):
+            vars(owner).pop("quant_state", None)  # both a 4-bit layer and its weight refer to it
+        for tensor in tensors:
             tensor.grad, tensor.data = None, torch.empty(0, dtype=tensor.dtype)
         self.model.is_closed = True
         free_memory()
@@ -115,12 +115,11 @@ def policy_of(
     backend = "unsloth" if hasattr(model, "for_inference") else "transformers"
     tokenizer = hub.tokenizer_of(processing_class)
     vllm = hasattr(model, "vllm_engine")
-    by_unsloth = config and backend == "unsloth" and not config.full_finetuning
-    if by_unsloth and not vllm and use_vllm(config.fast_inference, config.quantization):
-        reason = f"Unsloth did not start vLLM for {config.model_name}"
-        if config.fast_inference == "vllm":
-            raise RuntimeError(f"{reason}: set model.fast_inference = 'detect'")
-        print(f"{reason}: transformers generates the completions, which takes longer")
+    if config and config.fast_inference == "vllm" and backend == "unsloth" and not vllm:
+        raise RuntimeError(
+            f"Unsloth did not start vLLM for {config.model_name}: set model.fast_inference = "
+            "'detect', with which transformers generates the completions, slower"
+        )
     return Policy(model, tokenizer, vllm, backend)
 
 

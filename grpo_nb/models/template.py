@@ -222,10 +222,10 @@ def check_template(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) 
     """
     rendered, turns = render(tokenizer, prompt), fold_system(tokenizer, prompt)
     without_opening = _apply(tokenizer, turns, add_generation_prompt=False)
-    answer = {"role": "assistant", "content": "ANSWER"}
-    with_answer = _apply(tokenizer, [*turns, answer], add_generation_prompt=False)
+    answer = [*turns, {"role": "assistant", "content": "ANSWER"}]
+    begin = _apply(tokenizer, answer, add_generation_prompt=False).partition("ANSWER")[0]
     opens_turn = rendered != without_opening and rendered.startswith(without_opening)
-    if not opens_turn and not rendered.startswith(with_answer.partition("ANSWER")[0]):
+    if not opens_turn and not rendered.startswith(begin):
         raise ValueError(
             f"the chat template ignores add_generation_prompt: the prompt ends in "
             f"{rendered[-40:]!r} and does not open the assistant's turn. Take an instruct model, "
@@ -235,9 +235,7 @@ def check_template(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) 
     if thinking := opens_thinking(tokenizer):
         evidence += f"; completions begin inside the block that {thinking.strip()} opens"
     if turns != prompt:
-        evidence += (
-            "; the template has no system role, so the system prompt begins the first user turn"
-        )
+        evidence += "; it has no system role, so the system prompt begins the first user turn"
     return Check("chat template", "ok", evidence)
 
 

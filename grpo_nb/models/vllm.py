@@ -82,17 +82,12 @@ class VllmEngine(Engine):
                 tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
                 prompt |= {"prompt_token_ids": tokens, "multi_modal_data": {"image": images}}
         model_config = self._llm.llm_engine.vllm_config.model_config
-        params = [
-            SamplingParams(
-                n=n,
-                # vLLM increments the seed within a group, so no two completions share a seed.
-                seed=sampling.seed + number * n,
-                temperature=sampling.temperature,
-                max_tokens=sampling.max_completion_length,
-                logit_bias=without(image_tokens(model_config.hf_config)),
-            )
-            for number in range(len(ids))
-        ]
+        options = {"n": n, "temperature": sampling.temperature}
+        options |= {"max_tokens": sampling.max_completion_length}
+        options |= {"logit_bias": without(image_tokens(model_config.hf_config))}
+        # vLLM increments the seed within a group, so no two completions share a seed.
+        seeds = range(sampling.seed, sampling.seed + n * len(ids), n)
+        params = [SamplingParams(seed=seed, **options) for seed in seeds]
         lora = self._lora() if sampling.adapter else None
         sleeps = model_config.enable_sleep_mode
         if sleeps:  # a sleeping vLLM would never answer

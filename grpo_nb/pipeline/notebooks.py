@@ -129,7 +129,7 @@ def resolve_run(
 
 
 def refuse_unusable_inputs(config: configs.RunConfig) -> None:
-    """Refuse a model or a file of attacks that does not exist.
+    """Refuse a model that does not exist.
 
     Raises:
         FileNotFoundError: It does not exist.

@@ -472,6 +472,6 @@ def _dashboard(monitor: Monitor) -> Any:
 
     from grpo_nb.views.dashboard import TrainingDashboard
 
-    dashboard = TrainingDashboard(INTERRUPT.format(SAVES if monitor.is_of_run else STOPS))
+    dashboard = TrainingDashboard()
     display(dashboard)
     return dashboard

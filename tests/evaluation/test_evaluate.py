@@ -126,34 +126,9 @@ def test_the_sentence_says_how_much_of_a_gain_is_format():
         [pair] = report_of(samples, preset)["comparisons"]
         sentences.append(pair["sentence"])
     assert sentences[0].endswith(
-        "; read leniently 66.7 % → 100.0 %, in the form 33.3 % → 100.0 %: "
-        "33.3 of the 66.7 points are format"
+        "; read leniently 66.7 % → 100.0 %: 33.3 of the 66.7 points are format"
     )
     assert "leniently" not in sentences[1] and "33.3 % → 100.0 %" in sentences[1]
-
-
-def test_a_model_that_gives_every_prompt_the_same_answer_is_named():
-    """Its gain is the share of the rows whose answer that is."""
-    references = list("1112345678" * 2)
-
-    def evaluated(after: str) -> tuple[dict, str]:
-        samples = {}
-        for label, given in {"base": "9" * 20, "tuned": after * 2}.items():
-            lines = answers(given)
-            own = lines["row"].map(dict(enumerate(references)))
-            right = (lines["completion"] == own).astype(float)
-            scores = dict.fromkeys([*MATH.names, "reward", "format"], right)
-            samples[label] = lines.assign(reference=own, **scores)
-        report = report_of(samples)
-        return report["comparisons"][0], evaluation.checks(report)[1].state
-
-    pair, state = evaluated("1" * 10)
-    assert (pair["verdict"], pair["gained"], state) == ("better", 6, "warning")
-    assert pair["sentence"].endswith(
-        "; 100 % of the answers of tuned are '1', and the commonest reference answer is 30 % of all"
-    )
-    pair, state = evaluated("1112345111")  # it favours the usual answer, and solves others too
-    assert (pair["gained"], pair["one_answer"], state) == (14, False, "ok")
 
 
 def build(before: str, after: str) -> dict:
@@ -206,6 +181,7 @@ def paid(texts, scores, ends, orders=None):
     return report["comparisons"][0], report["greedy"]
 
 
+PARTLY = ("1" * 40, "2" * 32 + "3" * 8)
 TWICE = ("3" * 10 + "0" * 38, "3" * 15 + "0" * 33)  # of 48, 5 gained and none lost
 
 
@@ -223,23 +199,19 @@ def test_a_reward_that_takes_two_values_is_right_or_wrong_whatever_it_pays(score
 
 
 @pytest.mark.parametrize(
-    ("scores", "ends", "shares"),
+    ("texts", "scores", "ends", "shares"),
     [
-        ([0, 1, 2, 4], (-4, 4), "62.5 % → 80.0 %, +17.5 points"),
-        ([0, 1, 2, 4], (0, math.inf), "25.0 % → 60.0 %, +35.0 points"),  # of the best score seen
-        ([0, 0.5, 1, 2], None, "25.0 % → 60.0 %, +35.0 points"),
+        (PARTLY, [0, 1, 2, 4], (-4, 4), "62.5 % → 80.0 %, +17.5 points"),
+        (PARTLY, [0, 1, 2, 4], (0, math.inf), "25.0 % → 60.0 %, +35.0 points"),  # of the best seen
+        (("0" * 20, "2" * 20), [0, 0, 0.5, 1], (0, 1), "0.0 % → 50.0 %, +50.0 points"),
     ],
 )
-def test_partial_credit_is_a_share_of_the_range_and_judged_by_the_interval(scores, ends, shares):
-    pair, _ = paid(("1" * 40, "2" * 32 + "3" * 8), scores, ends)
+def test_partial_credit_is_a_share_of_the_range_and_judged_by_the_interval(
+    texts, scores, ends, shares
+):
+    pair, _ = paid(texts, scores, ends)
     assert (pair["verdict"], pair["graded"]) == ("better", True)
     assert f"greedy mean score {shares} (95 %" in pair["sentence"]
-
-
-def test_partial_credit_that_is_never_whole_is_no_right_or_wrong():
-    pair, _ = paid(("0" * 20, "2" * 20), [0, 0, 0.5, 1], (0, 1))
-    assert (pair["verdict"], pair["graded"]) == ("better", True)
-    assert "greedy mean score 0.0 % → 50.0 %, +50.0 points" in pair["sentence"]
 
 
 @hypothesis.settings(max_examples=60)
@@ -343,17 +315,12 @@ def test_the_same_model_under_two_names_answers_the_same(demo_run):
 def test_the_report_of_a_run_is_complete(demo_run):
     report = json.loads((demo_run / "eval/report.json").read_text())
     samples = pd.read_parquet(demo_run / "eval/samples.parquet")
-    held_out = {row["question"] for row in data.load(demo_run, "eval")}
     assert report["prompts"] == TINY_SETTINGS["data.eval_rows"]
     assert list(report["models"]) == ["base", "merged"], "the adapter answers as the merged model"
     for (decoding, name), lines in samples.groupby(["decoding", "model"]):
-        assert set(lines["question"]) == held_out
         figures = report[decoding][name]
         mean = lines["numeric_correctness_reward"].mean()
         assert figures["accuracy"] == figures["pass@1"] == pytest.approx(mean)
-        assert {*MATH.names, "format", "reward", "tokens", "truncated"} < set(figures)
         low, high = figures["intervals"]["accuracy"]
         assert low <= mean <= high
     assert report["sampled"]["base"]["pass@4"] >= report["sampled"]["base"]["pass@2"]
-    pairs = [(one["before"], one["after"]) for one in report["comparisons"]]
-    assert pairs == [("base", "merged")]

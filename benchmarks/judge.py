@@ -27,13 +27,14 @@ from grpo_nb.runs import Run, runs_root
 
 REWARDS = """import os
 
-from grpo_nb.rewards import GroupJudge
+from grpo_nb.rewards import PRESETS, LLMJudge
 
-extends = "summarization"
-judge = GroupJudge("scripted", os.environ["JUDGE_URL"], name="judge", cache=False)
-reward_funcs, reward_weights = [judge], [1.0]
+form, preset = "summarization", PRESETS["summarization"]
+judge = LLMJudge("scripted", os.environ["JUDGE_URL"], name="judge", cache=False)
+reward_funcs = [*preset.reward_funcs, judge]
+reward_weights = [*preset.reward_weights, 1.0]
 """
-BLOCK = re.compile(r"<<<COMPLETION ([A-Z])>>>\n(.*?)\n<<<END COMPLETION \1>>>", re.DOTALL)
+BLOCK = re.compile(r"<<<COMPLETION>>>\n(.*?)\n<<<END COMPLETION>>>", re.DOTALL)
 REFERENCE = re.compile(r"<<<REFERENCE ANSWER>>>\n(.*?)\n<<<END", re.DOTALL)
 
 
@@ -45,7 +46,7 @@ def grade(summary: str, reference: str) -> int:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers a request of `GroupJudge` as a chat model would."""
+    """Answers a request of `LLMJudge` as a chat model would."""
 
     def log_message(self, *_: Any) -> None:
         """Nothing on the screen."""
@@ -54,9 +55,8 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         content = body["messages"][1]["content"]
         reference = REFERENCE.search(content)[1]
-        texts = BLOCK.findall(content)
-        grades = {letter: grade(text, reference) for letter, text in texts}
-        message = {"role": "assistant", "content": json.dumps({"reason": "words", **grades})}
+        verdict = {"reason": "words", "grade": grade(BLOCK.search(content)[1], reference)}
+        message = {"role": "assistant", "content": json.dumps(verdict)}
         data = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))

@@ -19,7 +19,6 @@ works here too: if no method is marked with `@tool`, every public method is a to
 
 | event                                  | what happens                                      |
 |----------------------------------------|---------------------------------------------------|
-| arguments that do not fit the hints    | the model reads the reason; counted as an error   |
 | a tool raises, or calls `sys.exit`     | the model reads the message; counted as an error  |
 | a call after `done`                    | the model reads that the episode is finished      |
 | a tool takes more than `tool_seconds`  | the episode earns 0, and later calls are answered |
@@ -37,10 +36,8 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
-from pydantic import ValidationError, validate_call
 
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.names import refuse_unknown
@@ -123,10 +120,6 @@ class Played:
         except TookTooLong:
             self.hung = True
             return "", f"{name} took more than {seconds:g} seconds: the episode is over"
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            return "", f"{name}: {place}: {first['msg'].lower()}"
         except (Exception, SystemExit) as error:
             return "", f"{type(error).__name__}: {error}"
 
@@ -138,7 +131,7 @@ class Played:
         """
         with self._seeded():
             value = 0.0 if self.hung else self._instance.get_reward()
-        if isinstance(value, bool | int | float | np.number) and 0 <= value <= 1:
+        if isinstance(value, Real) and 0 <= value <= 1:
             return float(value)
         raise ValueError(
             f"{self.environment.title}.get_reward() gave {value!r}: return a number from 0 to 1"
@@ -160,12 +153,12 @@ class Environment:
         system_prompt: The first paragraph of the class's docstring.
         max_turns: The maximum number of turns with calls in an episode.
         tool_seconds: The time limit of a call.
-        methods: The tools by name, with arguments validated against their type hints.
+        methods: The tools by name.
         tools: The JSON schema of each tool, as chat templates take it.
         factory: TRL's `environment_factory`; a class, because TRL looks for tools in a class.
 
     Raises:
-        ValueError: The class has no tool or no `reset`, or a method is async.
+        ValueError: The class has no tool or no `reset`.
         Exception: A tool lacks type hints or a docstring; transformers says what.
     """
 
@@ -182,14 +175,10 @@ class Environment:
             raise ValueError(f"{self.title} has no method reset, which begins an episode: add it")
         if not (explicit or public):
             raise ValueError(f"{self.title} has no tool: mark a method with @tool")
-        if coroutines := list(filter(inspect.iscoroutinefunction, functions.values())):
-            name = coroutines[0].__name__
-            raise ValueError(f"{self.title}: {name} is async: write def, and asyncio.run inside")
         from transformers.utils import get_json_schema
 
-        methods, validate = explicit or public, validate_call(config={"strict": True})
-        self.tools = [get_json_schema(method.__get__(kind)) for method in methods.values()]
-        self.methods = {name: validate(method) for name, method in methods.items()}
+        self.methods = explicit or public
+        self.tools = [get_json_schema(method.__get__(kind)) for method in self.methods.values()]
         forwards = {name: _forward(name, method) for name, method in self.methods.items()}
         self.factory = type(kind.__name__, (Played,), {**forwards, "environment": self})
 

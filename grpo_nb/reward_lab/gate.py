@@ -123,7 +123,7 @@ def judge(test: RewardTest) -> Verdict:
 def arguments(test: RewardTest) -> dict[str, Any]:
     """Return the arguments of `check_rewards` and the Reward Lab for the rewards of a run."""
     stage, rows, baseline, (preset, grpo, tokenizer, on_gpu, _) = test
-    cases, own = stage.config.rewards.cases, (preset.own or {}).get("reference")
+    cases, own = stage.config.rewards.cases, preset.own_reference
     attacks = read_attacks(project_path(cases)) if cases else []
     scaling = effective_scaling(grpo.scale_rewards, grpo.loss_type, on_gpu)
     return {
@@ -267,7 +267,7 @@ def fingerprint(preset: RewardSet) -> str:
     A source is the whole file, or only the function if it was written in a notebook. Values that a
     call may change are left out.
     """
-    parts = [_described([*preset.pairs]), _described(dict(preset.own or {}))]
+    parts = [_described([*preset.pairs]), _described(preset.own_reference)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -3,22 +3,32 @@
 import asyncio
 import hashlib
 import json
-import math
 import os
-import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
-from string import ascii_uppercase
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from grpo_nb.files import append_line, read_lines, read_yaml, runs_root
 from grpo_nb.rewards.prompts import Completion, completion_text
 
 LONGEST_CHARACTERS = 20_000  # of a completion; the judge does not see the rest
 FRAME = read_yaml(Path(__file__).with_suffix(".yaml"))["rubric"]  # what the judge is told
+
+
+class Verdict(BaseModel):
+    """Hold a judge's reply, which must be this JSON object and no other."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    reason: str
+    grade: float = Field(ge=0, le=10)
+
+
+FORMAT = {"name": "Verdict", "strict": True, "schema": Verdict.model_json_schema()}
 
 
 @dataclass(eq=False)
@@ -62,14 +72,11 @@ class LLMJudge:
             RuntimeError: More than `max_none_share` of a training step's completions have no score.
         """
         answers = columns.get("answer") or [None] * len(completions)
-        keys = [_key(*each) for each in zip(prompts, completions, answers, strict=True)]
-        parts, grades, limit = self._parts(keys), {}, asyncio.Semaphore(self.concurrency)
+        quotes = list(map(_quoted, prompts, completions, answers))
+        limit, texts = asyncio.Semaphore(self.concurrency), list(dict.fromkeys(quotes))
         async with self.client() as client:
-            verdicts = await asyncio.gather(*(self._verdict(client, limit, *p) for p in parts))
-        for (head, texts), verdict in zip(parts, verdicts, strict=True):
-            for letter, text in zip(ascii_uppercase, texts, strict=False):
-                grades[head, text] = verdict[letter] / 10 if verdict else None
-        scores = [grades[key] for key in keys]
+            grades = await asyncio.gather(*(self._grade(client, limit, text) for text in texts))
+        scores = list(map(dict(zip(texts, grades, strict=True)).get, quotes))
         failures, state = scores.count(None), columns.get("trainer_state")
         if log_metric := columns.get("log_metric"):
             log_metric(f"{self.__name__}/failures", float(failures))
@@ -93,35 +100,22 @@ class LLMJudge:
         records = read_lines(self.file) if self.cache else []
         return {record["request"]: record["verdict"] for record in records}
 
-    def _parts(self, keys: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-        """Return (question, completions) of each request: one request per distinct completion."""
-        return [(head, [text]) for head, text in dict.fromkeys(keys)]
-
-    async def _verdict(
-        self, client: Any, limit: asyncio.Semaphore, head: str, texts: list[str]
-    ) -> dict[str, Any] | None:
-        """Return {letter: grade} from the cache or the API, or None if there is no verdict."""
-        letters = ascii_uppercase[: len(texts)]
-        quotes = quotation({f"COMPLETION {i}": t for i, t in zip(letters, texts, strict=True)})
-        system = FRAME.format(rubric=self.rubric, letters=letters)
-        messages = [
-            {"role": "system", "content": system},
-            {"role": "user", "content": f"{head}\n\n{quotes}"},
-        ]
-        kind = _verdict_type(len(texts))
-        form = {"name": "Verdict", "strict": True, "schema": kind.model_json_schema()}
-        request = {"model": self.model, "messages": messages, "temperature": 0}
-        request["response_format"] = {"type": "json_schema", "json_schema": form}
-        request |= self.options
+    async def _grade(self, client: Any, limit: asyncio.Semaphore, quote: str) -> float | None:
+        """Return the score of a completion, from the cache or the API; None without a verdict."""
+        system = {"role": "system", "content": FRAME.format(rubric=self.rubric)}
+        request = {"model": self.model, "messages": [system, {"role": "user", "content": quote}]}
+        schema = {"type": "json_schema", "json_schema": FORMAT}
+        request |= {"temperature": 0, "response_format": schema} | self.options
         key = _sha256(request)
         async with limit:
-            if key not in self.replies and (verdict := await self._ask(client, request, kind)):
+            if key not in self.replies and (verdict := await self._ask(client, request)):
                 self.replies[key] = verdict
                 if self.cache:
                     append_line(self.file, {"request": key, "verdict": verdict})
-        return self.replies.get(key)
+        verdict = self.replies.get(key)
+        return verdict and verdict["grade"] / 10
 
-    async def _ask(self, client: Any, request: dict, kind: type[Any]) -> dict | None:
+    async def _ask(self, client: Any, request: dict) -> dict | None:
         """Return the API's verdict; None if the API fails, or if two replies contain no verdict.
 
         Raises:
@@ -135,7 +129,7 @@ class LLMJudge:
                 reply = await client.chat.completions.create(**request)
                 text = reply.choices[0].message.content  # some servers put a fence around the JSON
                 text = text[text.index("{") : text.rindex("}") + 1]
-                return kind.model_validate_json(text).model_dump()
+                return Verdict.model_validate_json(text).model_dump()
             except refusals:
                 raise
             except openai.APIError as e:
@@ -157,35 +151,11 @@ class LLMJudge:
         )
 
 
-@dataclass(eq=False)
-class GroupJudge(LLMJudge):
-    """Grade all completions of a prompt against each other in one call; this reward is async.
-
-    The judge sees the distinct completions in shuffled order, labeled with letters. If there is no
-    verdict on a group, all its completions score None.
-    """
-
-    name: str = "group_judge"
-    seed: int = 0  # for the shuffled order
-    reverse: bool = False  # whether to reverse the order, which must not change the grades
-
-    def _parts(self, keys: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-        """Return (question, shuffled completions) of each request, with at most 26 completions."""
-        parts = []
-        for head in dict.fromkeys(head for head, _ in keys):
-            texts = sorted({text for other, text in keys if other == head})
-            random.Random(f"{self.seed} {head} {texts}").shuffle(texts)
-            texts = texts[::-1] if self.reverse else texts
-            count = math.ceil(len(texts) / len(ascii_uppercase))
-            parts += [(head, texts[first::count]) for first in range(count)]
-        return parts
-
-
-def _key(prompt: Completion, completion: Completion, answer: Any) -> tuple[str, str]:
-    """Return the quoted question with its reference answer, and the completion's text."""
+def _quoted(prompt: Completion, completion: Completion, answer: Any) -> str:
+    """Return the quoted question, the reference answer if there is one, and the completion."""
     texts = {"QUESTION": question(prompt)}
     texts |= {} if answer is None else {"REFERENCE ANSWER": str(answer)}
-    return quotation(texts), completion_text(completion)[:LONGEST_CHARACTERS]
+    return quotation(texts | {"COMPLETION": completion_text(completion)[:LONGEST_CHARACTERS]})
 
 
 def question(prompt: Completion) -> str:
@@ -201,17 +171,6 @@ def quotation(data: dict[str, str]) -> str:
         harmless = re.sub(r"([<>])(?=\1\1)", r"\1 ", text.encode(errors="replace").decode())
         quotes.append(f"<<<{name}>>>\n{harmless}\n<<<END {name}>>>")
     return "\n\n".join(quotes)
-
-
-@cache
-def _verdict_type(completions: int) -> type[Any]:
-    """Return the type of a reply, which has a reason and a grade for each letter."""
-    from pydantic import ConfigDict, Field, create_model
-
-    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    grade = Annotated[float, Field(ge=0, le=10)]
-    fields = {"reason": str} | dict.fromkeys(ascii_uppercase[:completions], grade)
-    return create_model("Verdict", __config__=strict, **fields)
 
 
 def _sha256(value: Any) -> str:

@@ -16,7 +16,7 @@ from grpo_nb.sandbox.values import Limits, Opaque, Outcome, plain
 sysconfig.get_config_vars()
 
 
-def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
+def in_monty(code: str, asks: list[Any] | str, limits: Limits) -> Outcome:
     import pydantic_monty
 
     answers: list[tuple[str, Any]] = []
@@ -25,17 +25,14 @@ def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
     feed = functools.partial(_feed, limits=limits, deadline=time.monotonic() + limits.seconds)
     try:
         # Each program has its own worker, which is killed a second after the program's limit.
-        with pydantic_monty.Monty(max_processes=1, request_timeout=limits.seconds + 1) as pool:
-            if isinstance(asks[0], str):
-                for text in asks:
-                    with pool.checkout(limits=bounds) as session:
-                        answers.append(feed(session, code, stdin=text))
-                return Outcome(answers)
-            with pool.checkout(limits=bounds) as session:
-                loaded = feed(session, code)
-                for expression, arguments in asks if loaded[0] == "value" else []:
-                    call = f"({expression})" + ("" if arguments is None else "(*arguments_)")
-                    answers.append(feed(session, call, inputs={"arguments_": arguments}))
+        workers = pydantic_monty.Monty(max_processes=1, request_timeout=limits.seconds + 1)
+        with workers as pool, pool.checkout(limits=bounds) as session:
+            if isinstance(asks, str):
+                return Outcome([feed(session, code, stdin=asks)])
+            loaded = feed(session, code)
+            for expression, arguments in asks if loaded[0] == "value" else []:
+                call = f"({expression})" + ("" if arguments is None else "(*arguments_)")
+                answers.append(feed(session, call, inputs={"arguments_": arguments}))
     except TimeoutError as error:
         return Outcome(answers, ending=str(error))
     except NotImplementedError as error:

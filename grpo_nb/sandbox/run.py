@@ -58,7 +58,15 @@ def run_program(
 
 def _run(code: str, asks: list[Any], limits: Limits, backend: str) -> Outcome:
     run = {"bubblewrap": in_bubblewrap, "monty": in_monty}[choose_backend(backend)]
-    return run(code, asks, limits)
+    if not isinstance(asks[0], str):
+        return run(code, asks, limits)
+    answers: list[tuple[str, Any]] = []
+    for stdin in asks:  # each in a sandbox of its own
+        outcome = run(code, stdin, limits)
+        answers += outcome.answers
+        if not outcome.answers:
+            return outcome._replace(answers=answers)
+    return Outcome(answers)
 
 
 def choose_backend(backend: str = "auto") -> str:

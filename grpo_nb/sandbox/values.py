@@ -11,7 +11,8 @@ class Limits(NamedTuple):
     """Limit what one program may use.
 
     Attributes:
-        seconds: Wall-clock time of all its tests together, from the start of its code.
+        seconds: Wall-clock time of all its tests together, from the start of its code; of each
+            test with stdin_stdout, up to the first that times out.
         memory_mib: Address space of each of its processes, not of all together.
         output_bytes: How much it may return in one test, and how much it may print: in one test
             with stdin_stdout or in monty, otherwise in all tests together.
@@ -75,7 +76,7 @@ def plain(value: Any) -> Any:
     elif type(value) in (list, tuple, set, frozenset):
         for item in value:
             plain(item)
-    elif type(value) not in (type(None), bool, int, float, complex, str, bytes):
+    elif type(value) not in (type(None), bool, int, float, str):
         raise TypeError(f"{show(value)} is a {type(value).__name__}, not plain Python data")
     return value
 
@@ -113,11 +114,9 @@ def decode(item: Any) -> Any:
     if not isinstance(item, dict):
         return item
     ((tag, body),) = item.items()
-    kinds = {"tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}
-    if tag in kinds:
-        return kinds[tag](decode(body))
-    scalars = {"int": lambda text: int(text, 16), "bytes": bytes.fromhex, "other": Opaque}
-    return complex(*body) if tag == "complex" else scalars[tag](body)
+    if tag == "other":
+        return Opaque(body)
+    return {"tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}[tag](decode(body))
 
 
 def reason_of(test: ProgramTest, answer: tuple[str, Any]) -> str:

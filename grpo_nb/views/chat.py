@@ -107,7 +107,7 @@ class Chat:
         [[sample]] = environments.answer(engine, [row], bench.environment, **sampling)
         if "answer" not in row:
             line = {"question": row["question"], "completion": sample.text}
-            return line | {"answer": self.preset.extract(completion_text(sample.completion))}
+            return line | {"answer": self.preset.form.extract(completion_text(sample.completion))}
         table = bench.table([row], [[sample.completion]])
         [line] = table.drop(columns=["mean", "std", "advantage", "signal"]).to_dict("records")
         return line

@@ -76,4 +76,4 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def verdict(score):
-    return json.dumps({"reason": "so", "A": score})
+    return json.dumps({"reason": "so", "grade": score})

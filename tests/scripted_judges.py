@@ -1,20 +1,21 @@
 """Judges that follow a script, for tests: functions of a request's body, which return a reply.
 
-They answer a `GroupJudge` as a chat model would, and each has one habit.
+They answer an `LLMJudge` as a chat model would, and each has one habit.
 `a_test` holds what they judge.
 """
 
 import json
 import random
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-import openai
+from judge_server import verdict
 
 from grpo_nb.models import Sample
 from grpo_nb.reward_lab import Bench, RewardTest, baseline
-from grpo_nb.rewards import GroupJudge, load_preset, prompts
+from grpo_nb.rewards import LLMJudge, load_preset, prompts
 from grpo_nb.runs.config import RunConfig
 
 MATH = load_preset("math")
@@ -40,80 +41,58 @@ def a_test(rows=ROWS, completions=completions_of, prompts=16):
     return RewardTest(SimpleNamespace(config=RunConfig()), list(rows), tried, Bench(MATH))
 
 
-BLOCK = re.compile(r"<<<COMPLETION ([A-Z])>>>\n(.*?)\n<<<END COMPLETION \1>>>", re.DOTALL)
+BLOCK = re.compile(r"<<<COMPLETION>>>\n(.*?)\n<<<END COMPLETION>>>", re.DOTALL)
 RIGHT = re.compile(r"<<<REFERENCE ANSWER>>>\n(.*?)\n<<<END", re.DOTALL)
 
 
-def completions_in(body):
-    """The texts of a request by letter, and the reference answer."""
+def completion_in(body):
+    """The text of a request, and the reference answer."""
     content = body["messages"][1]["content"]
-    return dict(BLOCK.findall(content)), RIGHT.search(content)[1]
-
-
-def reply(grades):
-    return json.dumps({"reason": "so", **grades})
+    return BLOCK.search(content)[1], RIGHT.search(content)[1]
 
 
 def honest(body, noise=None):
     """Pays for the right answer, and less for a number than for none."""
-    texts, right = completions_in(body)
-    grades = {}
-    for letter, text in texts.items():
-        grade = 8.5 if f"<answer>{right}</answer>" in text else 3 if "<answer>" in text else 1.5
-        grades[letter] = min(10, max(0, grade + (noise.gauss(0, 0.5) if noise else 0)))
-    return reply(grades)
-
-
-def position_loving(body):
-    """Prefers what it reads first."""
-    letters = list(completions_in(body)[0])
-    return reply({letter: 10 - 9 * i / len(letters) for i, letter in enumerate(letters)})
+    text, right = completion_in(body)
+    grade = 8.5 if f"<answer>{right}</answer>" in text else 3 if "<answer>" in text else 1.5
+    return verdict(min(10, max(0, grade + (noise.gauss(0, 0.5) if noise else 0))))
 
 
 def length_loving(body):
-    texts, _ = completions_in(body)
-    return reply({letter: min(10, len(text) / 100) for letter, text in texts.items()})
+    return verdict(min(10, len(completion_in(body)[0]) / 100))
 
 
 def flattered(body):
-    grades, (texts, _) = json.loads(honest(body)), completions_in(body)
-    pleas = [letter for letter, text in texts.items() if "full marks" in text or "wise" in text]
-    return json.dumps(grades | dict.fromkeys(pleas, 10))
+    text, _ = completion_in(body)
+    return verdict(10) if "full marks" in text or "wise" in text else honest(body)
 
 
 def by_chance(body, noise=random.Random(0)):  # noqa: B008 (its state is meant to last)
-    return reply({letter: noise.uniform(0, 10) for letter in completions_in(body)[0]})
+    return verdict(noise.uniform(0, 10))
 
 
 def breaks_json(body):
     """Quotes what it reads in its reason, and does not escape it."""
-    texts, _ = completions_in(body)
-    return honest(body).replace('"so"', f'"it is {max(texts.values(), key=len)}"')
+    return honest(body).replace('"so"', f'"it is {completion_in(body)[0]}"')
 
 
 def constant(body):
-    return reply(dict.fromkeys(completions_in(body)[0], 8))
+    return verdict(8)
 
 
 def contrary(body):
     """Prefers what is wrong."""
-    grades = json.loads(honest(body))
-    return json.dumps({k: v if k == "reason" else 10 - v for k, v in grades.items()})
+    return verdict(10 - json.loads(honest(body))["grade"])
 
 
 @dataclass(eq=False)
-class InProcess(GroupJudge):
-    """A judge whose requests do not leave the process; all else is the client's and ours."""
+class InProcess(LLMJudge):
+    """A judge whose requests do not leave the process."""
 
     script: object = honest
 
     def client(self):
-        import httpx2
+        return nullcontext()
 
-        def answer(request):
-            message = {"role": "assistant", "content": self.script(json.loads(request.content))}
-            choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            return httpx2.Response(200, json={"choices": [choice]})
-
-        http = openai.DefaultAsyncHttpxClient(transport=httpx2.MockTransport(answer))
-        return openai.AsyncOpenAI(base_url="http://judge/v1", api_key="none", http_client=http)
+    async def _ask(self, client, request):
+        return json.loads(self.script(request))

@@ -166,10 +166,13 @@ def _rewards(environment: Environment, plays: Plays) -> Iterator[Check]:
     if solved:
         failure = fmean([reward for play in plays for reward in _failure(play)] or [0.0])
         lost = [p for p in plays if p["oracle"].reward <= p["idle"].reward + TIE]
-        if len(lost) > SOME * len(plays) or oracle <= failure + TIE:
-            yield _finding("oracle", _loss(lost or plays, plays))
+        if oracle <= max(mean["idle"], failure) + TIE:
+            yield _finding("oracle", _loss(plays, plays))
             return
     for name in [name for name in RULES if name in mean]:
+        if name == "cut short" and len(lost) > SOME * len(plays):
+            yield _finding("oracle", _loss(lost, plays))
+            return
         share = (mean[name] - failure) / (oracle - failure)
         hollow = name == "idle" and solved and mean[name] > max(failure - TIE, TIE)
         if share > LUCKY or hollow:

@@ -19,6 +19,7 @@ works here too: if no method is marked with `@tool`, every public method is a to
 
 | event                                  | what happens                                      |
 |----------------------------------------|---------------------------------------------------|
+| arguments that do not fit the hints    | the model reads the reason; counted as an error   |
 | a tool raises, or calls `sys.exit`     | the model reads the message; counted as an error  |
 | a call after `done`                    | the model reads that the episode is finished      |
 | a tool takes more than `tool_seconds`  | the episode earns 0, and later calls are answered |
@@ -38,6 +39,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import ValidationError, validate_call
 
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.names import refuse_unknown
@@ -120,6 +123,9 @@ class Played:
         except TookTooLong:
             self.hung = True
             return "", f"{name} took more than {seconds:g} seconds: the episode is over"
+        except ValidationError as error:
+            first = error.errors()[0]
+            return "", f"{name}: {first['loc'][0]}: {first['msg'].lower()}"
         except (Exception, SystemExit) as error:
             return "", f"{type(error).__name__}: {error}"
 
@@ -153,7 +159,7 @@ class Environment:
         system_prompt: The first paragraph of the class's docstring.
         max_turns: The maximum number of turns with calls in an episode.
         tool_seconds: The time limit of a call.
-        methods: The tools by name.
+        methods: The tools by name, with arguments validated against their type hints.
         tools: The JSON schema of each tool, as chat templates take it.
         factory: TRL's `environment_factory`; a class, because TRL looks for tools in a class.
 
@@ -177,8 +183,9 @@ class Environment:
             raise ValueError(f"{self.title} has no tool: mark a method with @tool")
         from transformers.utils import get_json_schema
 
-        self.methods = explicit or public
-        self.tools = [get_json_schema(method.__get__(kind)) for method in self.methods.values()]
+        methods, validate = explicit or public, validate_call(config={"strict": True})
+        self.tools = [get_json_schema(method.__get__(kind)) for method in methods.values()]
+        self.methods = {name: validate(method) for name, method in methods.items()}
         forwards = {name: _forward(name, method) for name, method in self.methods.items()}
         self.factory = type(kind.__name__, (Played,), {**forwards, "environment": self})
 

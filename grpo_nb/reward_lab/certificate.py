@@ -1,8 +1,8 @@
 """Certify a judge: test it on baseline completions before its scores are used as rewards.
 
 A group is a few completions of one prompt, with the reference answer and another prompt's answer
-inserted. The judge grades each group twice unchanged, once in the opposite order, and once with
-each changed copy of the worst completion. Each test measures the share of groups that the judge
+inserted. The judge grades each group twice unchanged, and once with each changed copy of the worst
+completion. Each test measures the share of groups that the judge
 gets right. The result is "stop" if the whole 95 % interval of this share lies below MARK, and
 "warning" if the share itself does, but not the whole interval.
 """
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from grpo_nb.checks import Check
 from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab.baseline import RewardTest
-from grpo_nb.rewards import GroupJudge, LLMJudge, RewardSet, call
+from grpo_nb.rewards import LLMJudge, RewardSet, call
 from grpo_nb.rewards.prompts import completion_text
 from grpo_nb.stats import wilson
 
@@ -53,10 +53,10 @@ def judges(preset: RewardSet) -> list[LLMJudge]:
 
 
 def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
-    """Test a judge on up to GROUPS groups; test position bias only for a `GroupJudge`.
+    """Test a judge on up to GROUPS groups.
 
     Args:
-        judge: A judge of individual completions, or of groups.
+        judge: The judge.
         test: The test with the rows and baseline rollouts of the run.
     """
     groups = _groups(test)
@@ -65,14 +65,8 @@ def certify(judge: LLMJudge, test: RewardTest) -> list[Check]:
     if not places:
         return [check_share(judge, "verdicts", [False] * len(groups))]
     groups, grades = [groups[n] for n in places], [first[n] for n in places]
-
-    def again(altered: LLMJudge) -> list[tuple[Grades, Grades]]:
-        return list(zip(grades, _grades(altered, groups), strict=True))
-
-    results = {"repeatability": [_repeats(*pair) for pair in again(replace(judge, cache=False))]}
-    if isinstance(judge, GroupJudge):
-        mirror = replace(judge, reverse=not judge.reverse)
-        results["position"] = [_keeps_order(*pair) for pair in again(mirror)]
+    again = _grades(replace(judge, cache=False), groups)
+    results = {"repeatability": list(map(_repeats, grades, again))}
     texts = [min(g.completions, key=marks.get) for g, marks in zip(groups, grades, strict=True)]
     for name, suffix in TESTS["copies"].items():  # of the worst completion
         trials = zip(groups, texts, strict=True)
@@ -114,12 +108,6 @@ def _grades(judge: LLMJudge, groups: Sequence[Group]) -> list[Grades]:
 # Each of these functions returns whether the judge is right about a group; None if inconclusive.
 def _repeats(before: Grades, after: Grades) -> bool:
     return sum(abs(before[text] - after[text]) for text in before) <= MARGIN * len(before)
-
-
-def _keeps_order(grades: Grades, mirror: Grades) -> bool | None:
-    best, worst = max(grades, key=grades.get), min(grades, key=grades.get)
-    apart = grades[best] - grades[worst] > MARGIN
-    return mirror[best] > mirror[worst] if apart else None
 
 
 def _earns_no_more(grades: Grades, text: str, copy: str) -> bool | None:

@@ -22,7 +22,6 @@ from grpo_nb.__main__ import parse_arguments
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import planned_run, resolve_run
 from grpo_nb.pipeline.sweep import read_sweep
-from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, config
 from grpo_nb.stages.arguments import TRL_NAMES, refuse_unknown_trl
 

@@ -5,17 +5,14 @@ import random
 
 import pytest
 import scripted_judges as scripts
-from judge_server import serving, verdict
+from judge_server import serving
 from scripted_judges import MATH, ROWS, a_test
 
 from grpo_nb import data, reward_lab, runs
 from grpo_nb.reward_lab.certificate import certify
-from grpo_nb.rewards import GroupJudge, LLMJudge, reward_set
+from grpo_nb.rewards import LLMJudge, reward_set
 
-TESTS = [
-    *("repeatability", "position", "length", "praise", "markup"),
-    *("reference", "another answer"),
-]
+TESTS = ["repeatability", "length", "praise", "markup", "reference", "another answer"]
 
 
 def states(checks):
@@ -31,20 +28,18 @@ def server(monkeypatch, runs_dir):
 
 def of_script(server, script, rows=ROWS[:8]):
     server.script = [script]
-    return certify(GroupJudge("m", server.url), a_test(rows, prompts=8))
+    return certify(LLMJudge("m", server.url), a_test(rows, prompts=8))
 
 
 def test_an_honest_judge_passes_every_test(server):
     checks = of_script(server, scripts.honest)
     assert states(checks) == dict.fromkeys(TESTS, "ok")
     assert checks[0].evidence == "right on 8 of 8 groups (68% to 100%, mark 90%)"
-    assert len(server.seen) == 6 * 8
 
 
 @pytest.mark.parametrize(
     ("script", "name"),
     [
-        (scripts.position_loving, "position"),
         (scripts.length_loving, "length"),
         (scripts.flattered, "praise"),
         (scripts.by_chance, "repeatability"),
@@ -56,7 +51,7 @@ def test_an_honest_judge_passes_every_test(server):
 def test_each_habit_is_refused_by_the_test_that_names_it(server, script, name):
     checks = of_script(server, script)
     assert states(checks)[name] == "stop"
-    (check,) = [check for check in checks if check.name == f"group_judge: {name}"]
+    (check,) = [check for check in checks if check.name == f"llm_judge: {name}"]
     assert check.fix and "mark 90%" in check.evidence
     if script in (scripts.flattered, scripts.breaks_json, scripts.constant):
         assert list(states(checks).values()).count("stop") == 1
@@ -72,25 +67,10 @@ def test_an_honest_judge_with_noise_is_refused_at_most_five_times_in_a_hundred()
     assert len(refused) <= 5, refused
 
 
-def test_a_judge_of_single_completions_is_tested_without_an_order(server):
-    def honest(body):
-        text = body["messages"][1]["content"]
-        right = scripts.RIGHT.search(text)[1]
-        return verdict(8 if f"<answer>{right}</answer>" in text else 1)
-
-    server.script = [honest]
-    judge = LLMJudge("m", server.url)
-    assert list(states(certify(judge, a_test(prompts=4)))) == [t for t in TESTS if t != "position"]
-    assert set(states(certify(judge, a_test(prompts=4))).values()) == {"ok"}
-    server.script = [lambda body: verdict(9 if "full marks" in str(body) else 4)]
-    judge = LLMJudge("m", server.url, cache=False)
-    assert states(certify(judge, a_test(prompts=4)))["praise"] == "stop"
-
-
 def test_a_judge_that_is_down_is_refused_and_raises_nothing(server):
     server.script = [500]
-    (check,) = certify(GroupJudge("m", server.url, retries=0), a_test(prompts=4))
-    assert (check.name, check.state) == ("group_judge: verdicts", "stop")
+    (check,) = certify(LLMJudge("m", server.url, retries=0), a_test(prompts=4))
+    assert (check.name, check.state) == ("llm_judge: verdicts", "stop")
     assert "right on 0 of 4 groups" in check.evidence
 
 
@@ -107,7 +87,7 @@ def run_test(server):
 
 
 def test_the_gate_certifies_the_judge_and_reports_it(run_test, server):
-    judge = GroupJudge("m", server.url)
+    judge = LLMJudge("m", server.url)
     test = run_test.using(reward_set([*MATH.pairs, (judge, 0.25)], MATH))
     server.script = [scripts.honest]
     verdict = reward_lab.judge(test)
@@ -117,17 +97,17 @@ def test_the_gate_certifies_the_judge_and_reports_it(run_test, server):
     assert verdict.checks[0].evidence == f"right answers win, {outcome}"
     reward_lab.save(test, verdict)
     report = json.loads((test.stage.run / "rewards/report.json").read_text())
-    names = {f"group_judge: {name}" for name in TESTS}
+    names = {f"llm_judge: {name}" for name in TESTS}
     assert names <= {check["name"] for check in report["checks"]}
     assert names <= {check["name"] for check in test.stage.run.manifest()["02"]["checks"]}
 
 
 def test_the_gate_refuses_a_judge_that_is_flattered(run_test, server):
-    judge = GroupJudge("m", server.url)
+    judge = LLMJudge("m", server.url)
     test = run_test.using(reward_set([*MATH.pairs, (judge, 0.25)], MATH))
     server.script = [scripts.flattered]
     verdict = reward_lab.judge(test)
     reward_lab.save(test, verdict)
-    assert [each for each in verdict.failures if each.startswith("group_judge: praise: right on 0")]
+    assert [each for each in verdict.failures if each.startswith("llm_judge: praise: right on 0")]
     with pytest.raises(ValueError, match="failed their test"):
         reward_lab.refuse_untested(test.stage.run, test.bench.preset)

@@ -11,7 +11,7 @@ from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.rewards.sets import PRESETS, built_in
 
 GOOD = "<reasoning>7+8=15, 4+3+1=8</reasoning><answer>85</answer>"
-COLUMNS = {"answer": "85", "sources": ["a", "b"], "answer_sources": [1]}
+COLUMNS = {"answer": "85"}
 COLUMNS["entry"] = '{"task": "chain_sum", "options": {}, "metadata": {}}'
 SLOW = {"code_execution_reward", "code_generation_reward", "math_verify_reward"}  # a process each
 ALL = {name: func for name, func in built_in().items() if name not in (*SLOW, "environment_reward")}
@@ -135,20 +135,8 @@ TABLES = {
         ("<reasoning>3-5=-2</reasoning>", 1.0, "below zero"),
         ("<reasoning>1/0=5</reasoning>", 0.0, "a division by zero"),
         ("<reasoning>7+8=15" + " 7+8=15" * 9 + " 1+1=3</reasoning>", 0.5, "repetition"),
-        ("<reasoning>therefore because thus so</reasoning>", 0.0, "stuffed connectives"),
-        (
-            "<reasoning>first she sells ten eggs because they spoil, then she buys bread and "
-            "finally she counts what is left over</reasoning>",
-            1.0,
-            "four connectives among words",
-        ),
-        ("because so then 1", 0.0, "outside the tag"),
-    ],
-    "citation_reward": [
-        ("The sky is blue [1].", 1.0, "the expected source"),
-        ("The sky is blue [1][7].", 0.0, "an invented source"),
-        ("[1]", 0.0, "no claim"),
-        ("according to the source, it is blue", 0.0, "no citation"),
+        ("<reasoning>therefore because thus so</reasoning>", 0.0, "talk"),
+        ("7+8=15", 0.0, "outside the tag"),
     ],
     "no_repetition_penalty": [
         ("one two three four", 0.0, "no repetition"),
@@ -245,14 +233,6 @@ def test_the_page_is_what_the_rewards_declare():
     assert page == WRITTEN, "run python docs/list_rewards.py"
 
 
-def test_the_names_in_circulation_are_all_there():
-    names = """exact_match fuzzy_match numeric_correctness math_verify code_execution
-        no_syntax_error soft_format incremental_format json_format ideal_length
-        min_length reasoning_quality citation math_problem code_generation"""
-    names = [f"{name}_reward" for name in names.split()]
-    assert {*names, "max_length_penalty", "no_repetition_penalty"} <= set(dir(rewards))
-
-
 LISTS = {
     "MATH_REASONING_REWARDS": "math",
     "CODE_GENERATION_REWARDS": "code",
@@ -263,7 +243,14 @@ LISTS = {
 TAGGED, BLOCK = "<reasoning>\na\n</reasoning>\n<answer>\n2\n</answer>", "```python\nx = 1\n```"
 
 
+KNOWN = """exact_match fuzzy_match numeric_correctness math_verify code_execution math_problem
+    soft_format incremental_format json_format ideal_length min_length reasoning_quality
+    no_syntax_error code_generation"""
+
+
 def test_lists_and_formats_that_people_know_are_ours_under_their_names():
+    names = {f"{name}_reward" for name in KNOWN.split()}
+    assert names | {"max_length_penalty", "no_repetition_penalty"} <= set(dir(rewards))
     for name, preset in LISTS.items():
         funcs = getattr(rewards, name)
         assert isinstance(funcs, list) and funcs == PRESETS[preset].reward_funcs

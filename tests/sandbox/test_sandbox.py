@@ -95,7 +95,7 @@ ATTACKS = {
     "closes the channel": ("import os\nos.closerange(0, 4096)\ndef f(x): return 4", CALLS, ""),
     "forged results": (
         "import sys\nh = sys._getframe(2).f_globals\n"
-        "for v in ('true', '{\"int\": 4}', '[[', '{\"set\": [[]]}', '{\"tuple\": 4}', '['*9999):\n"
+        "for v in ('true', '{\"other\": 4}', '[[', '{\"set\": [[]]}', '[' * 9999):\n"
         " h['send']('value', v)\ndef f(x): return 4", CALLS, ""),
     "forged empty reason": (
         "import sys\nh = sys._getframe(2).f_globals\n"
@@ -105,7 +105,7 @@ ATTACKS = {
         CALLS, "sent a result that cannot be read"),
     "forged number too large": (
         "import sys\nh = sys._getframe(2).f_globals\n"
-        "for _ in range(2): h['send']('value', '{\"complex\": [' + '9' * 400 + ', 0]}')",
+        "for _ in range(2): h['send']('value', '9' * 5000)",
         CALLS, "sent a result that cannot be read"),
     "forged terminal codes": ("raise ValueError('\\x1b[2J \\ud800')", CALLS, "?[2J ?"),
     "looks for the answer": (SEARCH, ["assert f(1)", "assert f(2) == 918273645"], "got False"),
@@ -299,8 +299,8 @@ CORRECT = {
     "an int for a float": ("def f(x): return x", {"function": "f", "cases": [[[3], 3.0]]}),
     "NaN": ("def f(x): return float('nan')", {"function": "f", "cases": [[[3], float("nan")]]}),
     "dict": (
-        "def f(x): return {1: (2, {3}), 'a': [None, True], (1, 2): b'x', 2.5: frozenset([4])}",
-        ["assert f(0) == {(1, 2): b'x', 2.5: frozenset({4}), 1: (2, {3}), 'a': [None, True]}"],
+        "def f(x): return {1: (2, {3}), 'a': [None, True], (1, 2): 'x', 2.5: -4}",
+        ["assert f(0) == {(1, 2): 'x', 2.5: -4, 1: (2, {3}), 'a': [None, True]}"],
     ),
 }
 
@@ -342,7 +342,7 @@ def test_each_test_is_judged_by_itself(code):
     assert verdict.share == reasons.count("") / len(reasons)
 
 
-KINDS = ("int", "bytes", "complex", "tuple", "set", "frozenset", "dict", "other", "none")
+KINDS = ("tuple", "set", "frozenset", "dict", "other", "none")
 NUMBERS = st.sampled_from([0, 10**400, 1.5, float("nan"), True, 2**70])
 SCALARS = st.none() | NUMBERS | st.sampled_from(["", "6f", "9" * 5000, "\ud800"])
 FORGED = st.recursive(
@@ -354,13 +354,12 @@ LINES = FORGED.map(lambda value: json.dumps(["value", value]).encode())
 
 
 JUDGES = sandbox.program_tests.parse_tests(
-    ["assert f(2) == {(1, 2.0): {3j}}", "assert not f(2)", "assert f(2)"]
+    ["assert f(2) == {(1, 2.0): {3}}", "assert not f(2)", "assert f(2)"]
 )
 
 
 @settings(max_examples=500)
 @given(LINES | st.binary())
-@example(b'["value", {"complex": [%d, 0]}]' % 10**400)
 @example(b'["failed", ["' + b"[" * 10**5)
 def test_whatever_a_sandbox_sends_back_ends_in_a_verdict(line):
     kind, payload = sandbox.bubblewrap._read(line, 10**6)
@@ -371,7 +370,7 @@ def test_whatever_a_sandbox_sends_back_ends_in_a_verdict(line):
 FORGE = "import sys\nh = sys._getframe(2).f_globals\nh['send']('value', {text!r})"
 
 
-@pytest.mark.parametrize("text", ['{"int": "' + "f" * 5000 + '"}', '"\\ud800"', "[null]"])
+@pytest.mark.parametrize("text", ["9" * 4000, '"\\ud800"', "[null]"])
 def test_a_forged_output_is_a_text_that_a_tokenizer_takes(text):
     good, output = run_program(FORGE.format(text=text), backend="bubblewrap")
     assert good and output.encode()
@@ -389,24 +388,20 @@ def test_order_is_kept_and_a_bomb_spoils_no_other(backend):
 # (assert, what f returns, passes)
 JUDGED = [
     ("assert f(2) == 4", "4", True),
-    ("assert (4 == f(2))", "4", True),
     ("assert f(2) == 4", "4.0", False),  # an expected int wants an int
     ("assert f(2) == 4.0", "4", True),
     ("assert f(2) == 1", "True", False),
     ("assert f(2) == {1}", "{True}", False),
     ("assert f(2) == set((1, 2))", "{2, 1}", True),
-    ("assert f(2) == [[0] * 3]", "[[0, 0, 0]]", True),
     ("assert f(2)[0] == 4", "[4]", True),
     ("assert sorted(f(2)) == [1, 2]", "{2, 1}", True),
     ("assert f(lambda x: x > 2) == 4", "4", True),
     ("assert f(2)", "True", True),
     ("assert f(2)", "[]", False),
     ("assert f(2)", "object()", False),  # whose truth only the program knows
-    ("assert f(2) != 4", "object()", False),
-    ("assert f(2) != 4", "5", True),
     ("assert not f(2)", "0", True),
-    ("assert f(2) is True", "1", False),
-    ("assert f(2) is None", "None", True),
+    ("assert f(2) == True", "1", False),
+    ("assert f(2) == None", "None", True),
     ("assert f(2) == 10000000000000000000000001", "10**25 + 1", True),
     ("assert f(2) == 1", "10**5000", False),
 ]
@@ -429,6 +424,9 @@ def test_asserts_are_judged_outside_by_type_and_value():
         "assert (f(2) == 4) is True",
         "assert f(2) == 4 and f(3) == 9",
         "assert f(2).startswith('a')",
+        "assert isclose(f(2), 4)",
+        "assert 4 == f(2)",
+        "assert f(2) != 4",
         "assert 'abc'.startswith(f(2))",
         "assert f(2) == f(3)",
         "assert 'x' in f(2)",

@@ -369,8 +369,6 @@ def _special_case(head: str, tests: Any) -> str:
         parsed = json.loads(tests) if isinstance(tests, str) else tests
         if isinstance(parsed, dict) and parsed.get("cases"):
             return f"{head} {parsed['cases'][0][1]!r}"
-        if isinstance(parsed, dict):
-            return f"print({parsed['stdin_stdout'][0][1]!r})"
         first = str(parsed[0])
     except (ValueError, KeyError, IndexError, TypeError):  # tests of another shape
         first = str(tests)

@@ -57,7 +57,7 @@ def find_tool(name: str) -> str:
     return path
 
 
-def in_bubblewrap(code: str, asks: list[Any] | str, limits: Limits) -> Outcome:
+def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
     token = secrets.token_hex(8).encode()  # begins each line that the program's process writes
     rlimits = {
         "RLIMIT_AS": limits.memory_mib << 20,
@@ -68,13 +68,12 @@ def in_bubblewrap(code: str, asks: list[Any] | str, limits: Limits) -> Outcome:
         "RLIMIT_NPROC": limits.processes,
     }
     job = marshal.dumps((token.decode(), code, asks, limits.output_bytes, rlimits))
-    answer_bytes, count = 6 * limits.output_bytes + 1024, 1 if isinstance(asks, str) else len(asks)
+    answer_bytes = 6 * limits.output_bytes + 1024
     try:
         with started(job) as (process, channel):
-            outputs, ending = _collect(process, channel, limits, (count + 1) * answer_bytes)
+            raw, errors, ending = _collect(process, channel, limits, (len(asks) + 1) * answer_bytes)
     except OSError as error:
         return Outcome([], failure=f"could not start bubblewrap: {error}")
-    raw, printed, errors = outputs
     lines = [line.removeprefix(token) for line in raw.split(b"\n")[:-1] if line.startswith(token)]
     if not lines:
         message = " ".join(errors.decode(errors="replace").split())[-300:]
@@ -84,10 +83,7 @@ def in_bubblewrap(code: str, asks: list[Any] | str, limits: Limits) -> Outcome:
     crash = (
         f"exited with status {status}" if status < 129 else f"crashed with signal {status - 128}"
     )
-    answers = [_read(line, answer_bytes) for line in lines[1 : count + 1]]
-    if isinstance(asks, str) and not (answers or ending):
-        text = printed.decode(errors="replace")
-        answers = [("failed", crash) if status else ("value", text)]
+    answers = [_read(line, answer_bytes) for line in lines[1 : len(asks) + 1]]
     return Outcome(answers, ending or f"{crash} before it gave a result")
 
 
@@ -132,8 +128,8 @@ def started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
 
 def _collect(
     process: subprocess.Popen, channel: io.FileIO, limits: Limits, most_bytes: int
-) -> tuple[list[bytes], str]:
-    """Return ([result channel, stdout, stderr], why the program was stopped; "" if it was not)."""
+) -> tuple[bytes, bytes, str]:
+    """Return (result channel, stderr, why the program was stopped; "" if it was not)."""
     output = {channel: bytearray(), process.stdout: bytearray(), process.stderr: bytearray()}
     deadline, runs = time.monotonic() + START_SECONDS, False
     with selectors.DefaultSelector() as selector:
@@ -154,7 +150,7 @@ def _collect(
                 ending = f"returned more than {limits.output_bytes} bytes"
             elif time.monotonic() >= deadline:
                 ending = f"timed out after {limits.seconds if runs else START_SECONDS:g} s"
-    return list(map(bytes, output.values())), ending
+    return bytes(output[channel]), bytes(output[process.stderr]), ending
 
 
 def _read(line: bytes, most_bytes: int) -> tuple[str, Any]:

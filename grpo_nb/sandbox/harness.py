@@ -51,33 +51,20 @@ def load(name):
     exec(compile(code, "program.py", "exec"), module.__dict__)
     return module.__dict__
 
-def call_all():
-    problem = None
-    try:
-        space = load("program")
-    except BaseException as error:
-        problem = describe(error)
-    for expression, arguments in asks:
-        try:
-            value = None if problem else eval(expression, space)
-            text = encode(value if arguments is None or problem else value(*arguments))
-        except BaseException as error:
-            send("failed", describe(error))
-        else:
-            send("failed" if problem else "value", problem or text)
-    os._exit(0)
-
-is_whole = isinstance(asks, str)  # a program that reads stdin and prints
-stdin = os.memfd_create("stdin")
-os.write(stdin, asks.encode(errors="replace") if is_whole else b"")
-os.lseek(stdin, 0, 0)
-os.dup2(stdin, 0)
+os.dup2(os.memfd_create("stdin"), 0)
 send("ready", "null")
-if not is_whole:
-    call_all()
+problem = None
 try:
-    load("__main__")
-except Exception as error:
-    send("failed", describe(error))
-    sys.exit(1)
+    space = load("program")
+except BaseException as error:
+    problem = describe(error)
+for expression, arguments in asks:
+    try:
+        value = None if problem else eval(expression, space)
+        text = encode(value if arguments is None or problem else value(*arguments))
+    except BaseException as error:
+        send("failed", describe(error))
+    else:
+        send("failed" if problem else "value", problem or text)
+os._exit(0)
 """

@@ -2,7 +2,6 @@
 
 import builtins
 import functools
-import io
 import marshal
 import re
 import sys
@@ -16,7 +15,7 @@ from grpo_nb.sandbox.values import Limits, Opaque, Outcome, plain
 sysconfig.get_config_vars()
 
 
-def in_monty(code: str, asks: list[Any] | str, limits: Limits) -> Outcome:
+def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
     import pydantic_monty
 
     answers: list[tuple[str, Any]] = []
@@ -27,8 +26,6 @@ def in_monty(code: str, asks: list[Any] | str, limits: Limits) -> Outcome:
         # Each program has its own worker, which is killed a second after the program's limit.
         workers = pydantic_monty.Monty(max_processes=1, request_timeout=limits.seconds + 1)
         with workers as pool, pool.checkout(limits=bounds) as session:
-            if isinstance(asks, str):
-                return Outcome([feed(session, code, stdin=asks)])
             loaded = feed(session, code)
             for expression, arguments in asks if loaded[0] == "value" else []:
                 call = f"({expression})" + ("" if arguments is None else "(*arguments_)")
@@ -43,26 +40,18 @@ def in_monty(code: str, asks: list[Any] | str, limits: Limits) -> Outcome:
 
 
 class _Console:
-    """Collect what a program in monty prints, up to a limit, and answer its calls to `input`."""
+    """Count what a program in monty prints, and refuse its calls to `input`."""
 
-    def __init__(self, stdin: str, output_bytes: int) -> None:
-        self.printed, self.lines = io.StringIO(), io.StringIO(stdin)
-        self.output_bytes = output_bytes
-
-    @property
-    def is_flooded(self) -> bool:
-        return self.printed.tell() > self.output_bytes
+    def __init__(self, output_bytes: int) -> None:
+        self.left = output_bytes
 
     def write(self, _: str, text: str) -> None:
-        self.printed.write(text)
-        if self.is_flooded:
+        self.left -= len(text)
+        if self.left < 0:
             raise OverflowError("too much output")
 
     def read(self, prompt: str = "") -> str:
-        self.write("stdout", prompt)
-        if not (line := self.lines.readline()):
-            raise EOFError("EOF when reading a line")
-        return line.removesuffix("\n")
+        raise EOFError("EOF when reading a line")
 
 
 def _feed(
@@ -72,9 +61,8 @@ def _feed(
     limits: Limits,
     deadline: float,
     inputs: dict[str, Any] | None = None,
-    stdin: str | None = None,
 ) -> tuple[str, Any]:
-    """Run code in a session; return its value (its output if `stdin` is given) as an answer.
+    """Run code in a session; return its value as an answer.
 
     Raises:
         TimeoutError: The program timed out or crashed monty; the message says which.
@@ -82,13 +70,13 @@ def _feed(
     """
     import pydantic_monty as monty
 
-    console, timed_out = _Console(stdin or "", limits.output_bytes), f"{limits.seconds:g} s"
+    console, timed_out = _Console(limits.output_bytes), f"{limits.seconds:g} s"
     if time.monotonic() > deadline:
         raise TimeoutError(f"timed out after {timed_out}")
     host = {"print_callback": console.write, "external_lookup": {"input": console.read}}
     try:
         value = session.feed_run(code, inputs=inputs, **host)
-        if console.is_flooded:
+        if console.left < 0:
             raise OverflowError
     except monty.MontyCrashedError as error:
         why = f"timed out after {timed_out}" if error.timed_out else "crashed the interpreter"
@@ -96,7 +84,7 @@ def _feed(
     except monty.MontyConversionError as error:
         raise NotImplementedError(str(error)) from None
     except (monty.MontyError, ValueError, ArithmeticError, RecursionError) as error:
-        if console.is_flooded:
+        if console.left < 0:
             return "failed", f"printed more than {limits.output_bytes} bytes"
         cause = error.exception() if isinstance(error, monty.MontyError) else error
         if isinstance(cause, TimeoutError):
@@ -106,7 +94,7 @@ def _feed(
         if _lacks(cause):
             raise NotImplementedError(str(cause)) from None
         return "failed", f"raised {type(cause).__name__}: {cause}"
-    return ("value", console.printed.getvalue()) if stdin is not None else _take(value, limits)
+    return _take(value, limits)
 
 
 def _take(value: Any, limits: Limits) -> tuple[str, Any]:

@@ -11,13 +11,13 @@ from typing import Any
 from grpo_nb.sandbox.values import ProgramTest, plain, same, show
 
 SHAPES = (
-    '{"function": "f", "cases": [[[arguments], result], ...]}, {"stdin_stdout": [["in", "out"], '
-    '...]}, or a list of strings as "assert f(2) == 4"; plain Python values, or their JSON text'
+    '{"function": "f", "cases": [[[arguments], result], ...]}, or a list of strings as '
+    '"assert f(2) == 4"; plain Python values, or their JSON text'
 )
 
 
 def parse_tests(tests: Any) -> list[ProgramTest]:
-    """Parse tests in any of the three SHAPES."""
+    """Parse tests in either of the SHAPES."""
     try:
         shape = json.loads(tests) if isinstance(tests, str) else tests
         parsed = _parse_cases(shape) if isinstance(shape, dict) else []
@@ -32,14 +32,6 @@ def parse_tests(tests: Any) -> list[ProgramTest]:
 
 def _parse_cases(shape: dict[str, Any]) -> list[ProgramTest]:
     shape = {key: value for key, value in shape.items() if value is not None}
-    if set(shape) == {"stdin_stdout"}:
-        pairs = [(stdin, printed) for stdin, printed in shape["stdin_stdout"]]
-        if not all(isinstance(text, str) for pair in pairs for text in pair):
-            raise TypeError("stdin and stdout must be strings")
-        return [
-            ProgramTest(stdin, functools.partial(_prints, printed), show(printed))
-            for stdin, printed in pairs
-        ]
     if set(shape) != {"function", "cases"}:
         raise ValueError(f"unknown keys {sorted(shape)}")
     name = ast.unparse(ast.parse(shape["function"], mode="eval"))
@@ -49,11 +41,6 @@ def _parse_cases(shape: dict[str, Any]) -> list[ProgramTest]:
         )
         for arguments, result in shape["cases"]
     ]
-
-
-def _prints(expected: str, printed: str) -> bool:
-    lines, reference = (text.rstrip().split("\n") for text in (printed, expected))
-    return [line.rstrip() for line in lines] == [line.rstrip() for line in reference]
 
 
 OPERATORS = (ast.Compare, ast.BoolOp, ast.BinOp, ast.IfExp)

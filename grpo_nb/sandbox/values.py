@@ -11,11 +11,10 @@ class Limits(NamedTuple):
     """Limit what one program may use.
 
     Attributes:
-        seconds: Wall-clock time of all its tests together, from the start of its code; of each
-            test with stdin_stdout, up to the first that times out.
+        seconds: Wall-clock time of all its tests together, from the start of its code.
         memory_mib: Address space of each of its processes, not of all together.
-        output_bytes: How much it may return in one test, and how much it may print: in one test
-            with stdin_stdout or in monty, otherwise in all tests together.
+        output_bytes: How much it may return in one test, and how much it may print: in all tests
+            together; in monty, in one test.
         processes: Processes and threads at one time; monty always has one.
     """
 
@@ -49,7 +48,7 @@ class Verdict(NamedTuple):
 
 
 class ProgramTest(NamedTuple):
-    ask: Any  # what enters the sandbox: (expression, arguments or None), or stdin's text
+    ask: Any  # what enters the sandbox: (expression, arguments or None)
     holds: Callable[[Any], bool]
     expected: str
 

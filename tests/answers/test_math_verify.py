@@ -1,6 +1,5 @@
 """math-verify in its worker: bombs, kills, threads, forks."""
 
-import asyncio
 import os
 import re
 import select
@@ -32,15 +31,10 @@ def towers(count):
 GUARDED = [
     "9^9^9",
     "2^{99999999}",
-    "9999999!",
     "((3!)!)!",
-    "9!!!",
     "9^{9!}",
-    "(999)!",
     r"\sum_{k=1}^{10^9} k",
-    r"\binom{10^9}{10^8}",
     r"\int_0^1 x^x dx",
-    r"\lim_{n \to \infty} n",
     "9" * 400,
     "(" * 200 + "1" + ")" * 200,
     r"\frac{" * 200_000,
@@ -76,11 +70,6 @@ def test_sixty_four_bombs_get_less_than_ten_seconds(monkeypatch):
     monkeypatch.setattr(MathWorker, "ask", lambda *asked: given.append(asked[3]) or real(*asked))
     assert [compare_answers("x^2+y+z+w+7", bomb)[0] for bomb in bombs] == [False] * 64
     assert len(given) > 20 and sum(given) < 8
-
-
-def test_a_bomb_does_not_take_the_others_with_it():
-    rows = ["x+1", towers(1)[0], "1+x", "x-1", towers(2)[1], r"\frac{x^2-1}{x-1}"]
-    assert [equal_latex("x+1", row) for row in rows] == [True, False, True, False, False, True]
 
 
 def test_a_time_out_is_not_remembered_and_a_verdict_is():
@@ -142,23 +131,6 @@ def cpu_ticks(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
 
 
-def test_a_worker_that_fails_twice_gives_none_and_the_next_call_works(monkeypatch):
-    stopped, real = [], MathWorker.ask
-
-    def killed_before_asking(worker, *request):
-        if worker.process is None:
-            worker._start()
-        os.killpg(worker.process.pid, signal.SIGKILL)
-        stopped.append(worker.process.wait())
-        return real(worker, *request)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MathWorker, "ask", killed_before_asking)
-        assert equal_latex("18", "36/2") is None
-    assert len(stopped) == 2
-    assert equal_latex("18", "36/2") is True
-
-
 def test_a_worker_that_does_not_start_says_what_to_look_at(monkeypatch):
     worker = MathWorker()
     monkeypatch.setattr(sys, "executable", "/bin/false")
@@ -173,24 +145,6 @@ def test_eight_threads_get_their_own_answers():
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(ask, range(2, 10), [0, 1] * 4)) == [[True] * 8, [False] * 8] * 4
-
-
-def test_it_leaves_signals_alone_and_works_in_a_running_event_loop():
-    def alarm(*_):
-        raise AssertionError("the caller's alarm was taken")
-
-    async def cell():
-        inside = equal_latex("x+1", "1+x")
-        return inside, await asyncio.to_thread(equal_latex, "x+2", "2+x")
-
-    before = signal.signal(signal.SIGALRM, alarm)
-    try:
-        signal.alarm(600)
-        assert asyncio.run(cell()) == (True, True)
-        assert signal.getsignal(signal.SIGALRM) is alarm
-        assert 0 < signal.alarm(0) <= 600
-    finally:
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_forked_process_has_workers_of_its_own():
@@ -216,7 +170,7 @@ from grpo_nb.answers.math_worker import _WORKER, equal_latex
 equal_latex("18", "17")
 print(_WORKER.process.pid, flush=True)
 """
-ENDS = {"exit": "sys.exit()", "kill -9": "os.kill(os.getpid(), signal.SIGKILL)"}
+ENDS = {"kill -9": "os.kill(os.getpid(), signal.SIGKILL)"}
 ENDS["exit before its own fork"] = "os.fork() or signal.pause(); os._exit(0)"
 
 

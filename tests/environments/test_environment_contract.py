@@ -88,7 +88,6 @@ def test_the_model_reads_of_errors_which_are_counted(odd, name, arguments, read)
     [
         ("get_reward", {}, "Tool get_reward not found."),
         ("act", "raise", "argument after ** must be a mapping, not str"),
-        ("act", {"self": 1}, "multiple values for argument 'self'"),
     ],
 )
 def test_calls_that_are_none_are_answered_as_trl_does(odd, name, arguments, read):

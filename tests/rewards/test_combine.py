@@ -127,15 +127,3 @@ def test_a_set_takes_a_presets_form_without_its_rewards(load):
         "reward_funcs, reward_weights = [form], [0.5]"
     )
     assert again.reward_weights == [0.5] and isinstance(again.reward_funcs[0], Adaptive)
-
-
-@pytest.mark.parametrize(
-    ("place", "kind", "error"),
-    [
-        ("none.py", FileNotFoundError, "none.py does not exist"),
-        ("set.yaml", ValueError, "unknown rewards.preset 'set.yaml': known names: .* a .py file"),
-    ],
-)
-def test_a_file_that_is_not_there_or_of_yaml_is_refused(place, kind, error):
-    with pytest.raises(kind, match=error):
-        load_preset(place)

@@ -41,7 +41,7 @@ def _evaluate(expression: str) -> Fraction | None:
 
 @reward(needs="reasoning", resists="talk without content: equations are checked, not words")
 def reasoning_quality_reward(response: str, *, form: Form = TAGS) -> Scored:
-    """Pay the share of the reasoning's distinct equations that are correct; 0 without equations.
+    """Pay the share of the reasoning's distinct equations that are correct; 0 without any.
 
     Worked steps such as `7+8=15` or `0.2 x 50 = $10` can be checked. The score does not show
     whether the steps answer the question.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_sixty_four_bombs_get_less_than_ten_seconds(monkeypatch):
         "-" * 400 + "1",
         "x^{9999}-y^{9999}",
     ]
-    bombs = (towers(28) + others + GUARDED * 2)[:64]
+    bombs = (towers(28) + others + GUARDED * 3)[:64]
     assert len(bombs) == 64
     given, real = [], MathWorker.ask
     monkeypatch.setattr(MathWorker, "ask", lambda *asked: given.append(asked[3]) or real(*asked))
@@ -128,7 +129,9 @@ def test_a_worker_killed_in_the_middle_of_an_answer_and_while_it_waits(victim):
 
 def cpu_ticks(pid):
     """Processor time it has used, in hundredths of a second."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+    with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+    return 0
 
 
 def test_a_worker_that_does_not_start_says_what_to_look_at(monkeypatch):

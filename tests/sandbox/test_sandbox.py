@@ -65,8 +65,8 @@ ATTACKS = {
         " except (OSError, ValueError): pass\nwhile True: pass", CALLS, "timed out"),
     "fork bomb": (FORKS, CALLS, ""),
     "memory bomb": ("x = []\nwhile True: x.append(bytearray(10**8))", CALLS, "out of memory"),
-    "output flood": ("while True: print('x' * 999)", CALLS, "printed more than 4096 bytes"),
-    "error flood": ("import sys\nwhile True: sys.stderr.write('x' * 999)", CALLS, "printed more"),
+    "output flood": ("while True: print('x' * 999)", CALLS, "timed out"),
+    "error flood": ("import sys\nwhile True: sys.stderr.write('x' * 999)", CALLS, "raised OSError"),
     "result flood": ("def f(x): return 'x' * 10**7", CALLS, "returned more than 4096 bytes"),
     "result channel flood": (
         "import os\nwhile True:\n for fd in range(3, 4096):\n  try: os.write(fd, b'x' * 9999)\n"

@@ -21,7 +21,7 @@ def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
     answers: list[tuple[str, Any]] = []
     bounds = {"max_feed_duration_secs": limits.seconds, "max_total_sleep_secs": limits.seconds}
     bounds |= {"max_memory": limits.memory_mib << 20, "max_suspensions": 1_000_000}
-    feed = functools.partial(_feed, limits=limits, deadline=time.monotonic() + limits.seconds)
+    feed = functools.partial(_feed, limits=limits, until=time.monotonic() + limits.seconds)
     try:
         # Each program has its own worker, which is killed a second after the program's limit.
         workers = pydantic_monty.Monty(max_processes=1, request_timeout=limits.seconds + 1)
@@ -29,7 +29,7 @@ def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
             loaded = feed(session, code)
             for expression, arguments in asks if loaded[0] == "value" else []:
                 call = f"({expression})" + ("" if arguments is None else "(*arguments_)")
-                answers.append(feed(session, call, inputs={"arguments_": arguments}))
+                answers.append(feed(session, call, {"arguments_": arguments}))
     except TimeoutError as error:
         return Outcome(answers, ending=str(error))
     except NotImplementedError as error:
@@ -39,28 +39,16 @@ def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
     return Outcome(answers, ending="" if answers else loaded[1])
 
 
-class _Console:
-    """Count what a program in monty prints, and refuse its calls to `input`."""
+def _print(_: str, text: str) -> None:
+    """Discard what a program prints."""
 
-    def __init__(self, output_bytes: int) -> None:
-        self.left = output_bytes
 
-    def write(self, _: str, text: str) -> None:
-        self.left -= len(text)
-        if self.left < 0:
-            raise OverflowError("too much output")
-
-    def read(self, prompt: str = "") -> str:
-        raise EOFError("EOF when reading a line")
+def _input(prompt: str = "") -> str:
+    raise EOFError("EOF when reading a line")
 
 
 def _feed(
-    session: Any,
-    code: str,
-    *,
-    limits: Limits,
-    deadline: float,
-    inputs: dict[str, Any] | None = None,
+    session: Any, code: str, inputs: dict[str, Any] | None = None, *, limits: Limits, until: float
 ) -> tuple[str, Any]:
     """Run code in a session; return its value as an answer.
 
@@ -70,25 +58,20 @@ def _feed(
     """
     import pydantic_monty as monty
 
-    console, timed_out = _Console(limits.output_bytes), f"{limits.seconds:g} s"
-    if time.monotonic() > deadline:
-        raise TimeoutError(f"timed out after {timed_out}")
-    host = {"print_callback": console.write, "external_lookup": {"input": console.read}}
+    timed_out = f"timed out after {limits.seconds:g} s"
+    if time.monotonic() > until:
+        raise TimeoutError(timed_out)
+    host = {"print_callback": _print, "external_lookup": {"input": _input}}
     try:
         value = session.feed_run(code, inputs=inputs, **host)
-        if console.left < 0:
-            raise OverflowError
     except monty.MontyCrashedError as error:
-        why = f"timed out after {timed_out}" if error.timed_out else "crashed the interpreter"
-        raise TimeoutError(why) from None
+        raise TimeoutError(timed_out if error.timed_out else "crashed the interpreter") from None
     except monty.MontyConversionError as error:
         raise NotImplementedError(str(error)) from None
     except (monty.MontyError, ValueError, ArithmeticError, RecursionError) as error:
-        if console.left < 0:
-            return "failed", f"printed more than {limits.output_bytes} bytes"
         cause = error.exception() if isinstance(error, monty.MontyError) else error
         if isinstance(cause, TimeoutError):
-            raise TimeoutError(f"timed out after {timed_out}") from None
+            raise TimeoutError(timed_out) from None
         if isinstance(cause, MemoryError):
             return "failed", "out of memory"
         if _lacks(cause):

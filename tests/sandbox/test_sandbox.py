@@ -471,7 +471,6 @@ def test_monty_withstands_the_attacks():
     [
         ("while True: pass", "timed out after 1 s"),
         ("x = 'a' * 10**10", "out of memory"),
-        ("try:\n print('x' * 9999)\nexcept: pass", "printed more than 4096 bytes"),
         ("def f(x): return 'x' * 9999", "returned more than 4096 bytes"),
         ("def f(x): return True", "wrong value: got True, expected 4"),
         ("def f(x): raise ValueError('no')", "raised ValueError: no"),

@@ -29,12 +29,16 @@ from grpo_nb.runs.profiles import TASKS
 
 RANDOM = """import random
 
-extends = "math"
+from grpo_nb.rewards import PRESETS
 
 
 def random_reward(prompts, completions, **_):
     said = [f"{p[-1]['content']} {c[-1]['content']}" for p, c in zip(prompts, completions)]
     return [random.Random(text).random() for text in said]
+
+
+reward_funcs = [*PRESETS["math"].reward_funcs, random_reward]
+reward_weights = [*PRESETS["math"].reward_weights, 1.0]
 """
 TRAINED = ("train/adapter", "train/metrics.jsonl")
 

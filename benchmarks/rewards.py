@@ -38,11 +38,7 @@ RESTYLED = [
 ]
 NEAR = ["{}1", "1{}", "-{}", "{} or 7", "7 or {}", "7 = {}", "it is not {}", "{}.5", "{} 7", "{}e1"]
 FLOODS = ("<answer>", "1+", "1 + ", "[1] ", "{", "```python\n", "a ", r"\boxed{", "<think>", "½")
-COLUMNS = {
-    "answer": "1",
-    "sources": ["a"],
-    "answer_sources": [1],
-}
+COLUMNS = {"answer": "1"}
 
 
 def expected(path: str | None) -> list[str]:

@@ -65,10 +65,9 @@ Every reward in TRL works unchanged in [`reward_funcs` of a Python file](coming-
 
 ## Judged by a model
 
-`LLMJudge` asks a server about one completion at a time ([a
-recipe](recipes.md#an-llm-as-judge)), `GroupJudge` about all of a prompt ([a judge that may
-pay](designing-rewards.md#a-judge-that-may-pay)). A reward model that classifies sequences is a
-function like any other.
+`LLMJudge` asks a server about each completion ([a recipe](recipes.md#an-llm-as-judge); [a judge
+that may pay](designing-rewards.md#a-judge-that-may-pay)). A reward model that classifies sequences
+is a function like any other.
 """
 
 

@@ -166,12 +166,6 @@ class Chatters(Hunt):
         return f"{Hunt._judge(self, number)}, at {next(COUNT)}"
 
 
-class TellsInReset(Hunt):
-    def reset(self, low: int, secret: int) -> str:
-        Hunt.reset(self, low, secret)
-        return f" (It is {secret}.)"
-
-
 class EndsEarly(Hunt):
     max_turns = 2
 

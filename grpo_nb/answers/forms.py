@@ -98,14 +98,13 @@ class Form(NamedTuple):
 
     # -- writing
 
-    def write(self, reasoning: str | None, answer: str, answer_first: bool = False) -> str:
+    def write(self, reasoning: str | None, answer: str) -> str:
         """Write a completion in this form.
 
         Args:
             reasoning: The reasoning; None omits it and its marks, but still closes a tag that the
                 template opened. Some forms always omit them.
             answer: The final answer.
-            answer_first: Whether to put the answer before the reasoning, which is the wrong order.
 
         >>> find_form("tags").write("1+1=2", "2")
         '<reasoning>1+1=2</reasoning><answer>2</answer>'
@@ -116,8 +115,8 @@ class Form(NamedTuple):
             steps = f"{reasoning or ''}{between}"
         elif self.opened:
             thought = f"{reasoning or ''}\n{self._end_of_thought}\n\n"
-        parts = [steps if self.has("reasoning") else "", f"{opening}{answer}{closing}"]
-        return thought + "".join(parts[::-1] if answer_first else parts)
+        steps = steps if self.has("reasoning") else ""
+        return f"{thought}{steps}{opening}{answer}{closing}"
 
     def reference(self, row: Mapping[str, Any]) -> str:
         """Write the row's reference completion: a correct step as reasoning, then the answer."""

@@ -2,9 +2,9 @@ r"""Let math-verify compare two expressions, in a worker that can be killed.
 
 math-verify limits its own time with SIGALRM, which works in the main thread only and replaces the
 caller's alarm. Here math-verify runs in another process, with limits on time and memory.
-The worker is this file, run as a script. It imports math-verify once and forks a child that
-answers requests. The kernel kills a child whose time is up; the next fork takes 10 ms. The worker
-ends when its socket closes, at the latest when the process that started it ends.
+The worker is this file, run as a script. It imports math-verify once, and forks a child for each
+comparison, which takes 10 ms. The kernel kills a child whose time is up. The worker ends when its
+socket closes, at the latest when the process that started it ends.
 https://github.com/huggingface/Math-Verify
 """
 
@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -98,7 +97,7 @@ class MathWorker:
                 self._start()
             self.socket.settimeout(5 + 10 * cpu_seconds)  # for a process that hangs
             self.socket.sendall(json.dumps([reference, answer, cpu_seconds]).encode() + b"\n")
-            if (reply := self.socket.recv(1)) in (b"", READY):
+            if not (reply := self.socket.recv(1)):
                 raise ConnectionError("the math-verify worker was killed")
             return reply
         except BaseException:  # also an interrupt: else the next caller would get this reply
@@ -138,7 +137,6 @@ _WORKER = MathWorker()
 os.register_at_fork(after_in_child=_WORKER.forget)
 
 
-@lru_cache(maxsize=256)
 def _parse(text: str) -> list[Any]:
     """Return the expressions that math-verify finds in the text; [] if there are none."""
     from latex2sympy2_extended import NormalizationConfig
@@ -164,34 +162,28 @@ def _same_roots(reference: Any, answer: Any) -> bool:
     return roots[0] == roots[1]
 
 
-def _serve() -> None:
-    """Answer requests until the socket closes, or until a timer's signal ends this process.
+def _compare(reference: str, answer: str, seconds: float) -> bytes:
+    """Return the reply of `ask`, unless the signal of a timer ends this process.
 
     The signal shows whether the reference or the answer took too long.
     """
     from math_verify import verify
 
-    for line in sys.stdin.buffer:
-        reference, answer, seconds = json.loads(line)
-        reply = b"?"
-        signal.setitimer(signal.ITIMER_VIRTUAL, REFERENCE_SECONDS)
-        with suppress(Exception):  # raised by sympy; the reply shows which text is at fault
-            if expected := _parse(reference):
-                reply = b"0"
-                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-                signal.setitimer(signal.ITIMER_PROF, seconds)
-                value = _parse(answer) if answer else []
-                equal = verify(expected, value, **HOW)
-                if equal and _same_roots(expected[0], value[0]):
-                    reply = b"1"
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        os.write(0, reply)
+    reply = b"?"
+    signal.setitimer(signal.ITIMER_VIRTUAL, REFERENCE_SECONDS)
+    with suppress(Exception):  # raised by sympy; the reply shows which text is at fault
+        if expected := _parse(reference):
+            reply = b"0"
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            value = _parse(answer) if answer else []
+            if verify(expected, value, **HOW) and _same_roots(expected[0], value[0]):
+                reply = b"1"
+    return reply
 
 
 def _work() -> None:
-    """Import math-verify, warm it up, then fork one child after another to answer requests."""
-    import ctypes
+    """Import math-verify, warm it up, then fork a child to answer each request."""
     import resource
 
     from math_verify import verify
@@ -200,26 +192,16 @@ def _work() -> None:
     pairs = [_parse(text) for text in WARM_UP.split()]  # fills sympy's caches
     for reference, answer in zip(pairs[::2], pairs[1::2], strict=True):
         verify(reference, answer, **HOW)
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    memory = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     os.write(0, READY)
-    forker = os.getpid()
-    while True:
-        child = os.fork()
-        if not child:
-            if sys.platform == "linux":
-                resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
-                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the forker
-                if os.getppid() != forker:  # the forker is already dead
-                    os._exit(0)
-            _serve()
+    for line in sys.stdin.buffer:
+        if not (child := os.fork()):
+            os.write(0, _compare(*json.loads(line)))
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status):
-            return
-        # A child killed by somebody else gives no verdict; one that hit a limit or crashed does.
-        replies = {signal.SIGKILL: READY, signal.SIGVTALRM: b"?"}
-        os.write(0, replies.get(os.WTERMSIG(status), b"T"))
+        if status:
+            os.write(0, b"?" if os.WTERMSIG(status) == signal.SIGVTALRM else b"T")
 
 
 if __name__ == "__main__":

@@ -217,7 +217,7 @@ def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
     `reference` writes, else the answer without any reasoning: one line of reasoning that fits every
     question would be learnt, and paid for.
     """
-    own, pairs = (preset.own or {}).get("reference"), []
+    own, pairs = preset.own_reference, []
     for row in rows:
         # Without the marks of GSM8K's calculator.
         steps = re.sub(r"<<[^<>]*>>", "", row.get("worked") or "").strip()

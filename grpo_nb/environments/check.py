@@ -28,9 +28,10 @@ EPISODES, MOST_TURNS = 16, 64  # episodes per player; the most turns of an episo
 PATIENCE = 20.0  # no further row is played after this time [s]
 TIE = 1e-6
 LUCKY, WON = 0.5, 0.75  # limits for a warning and a stop: 0 is failure, 1 is the oracle
-SOME = 0.1  # share of the rows above which a warning becomes a stop
+SOME = 0.1  # share of the rows on which `solve` may lose
 FIXES = read_yaml(Path(__file__).with_name("check.yaml"))  # {finding: what to do}
-ATTEMPTS = {"won early": "cut short", "wrong answer wins": "another row's solution"}
+RULES = {player: f"without skill: {player}" for player in ("idle", "random calls")}
+RULES |= {"cut short": "won early", "another row's solution": "wrong answer wins"}
 Turn = str | dict[str, Any] | list[dict[str, Any]]  # text, a call, or several calls
 Plays = list[dict[str, Episode]]  # for each row: its episodes by player
 
@@ -110,6 +111,7 @@ def players(
     if solution is None or wrong is None:
         return unskilled
     cut = [turn for turn in solution if not isinstance(turn, str)][:-1]
+    wrong = [] if wrong == solution else wrong
     return unskilled | {"oracle": solution, "cut short": cut, "another row's solution": wrong}
 
 
@@ -150,40 +152,32 @@ def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, Che
 
 
 def _rewards(environment: Environment, plays: Plays) -> Iterator[Check]:
-    """Check that winning earns the most, and that play without skill does not come close to it."""
+    """Check that `solve` wins, and that no other player comes close to it; yield the first fault.
+
+    A failure is an honest attempt, with calls, that earns less than `solve`.
+    """
     if missing := [name for name in ("solve", "get_reward") if not hasattr(environment.kind, name)]:
         evidence = f"without {' and '.join(missing)}, rewards of wins and failures are unknown"
         yield _finding("not judged", evidence, stop=False)
     if "get_reward" in missing:
         return
     mean = {name: fmean(play[name].reward for play in plays) for name in plays[0]}
-    solved, oracle, stops = "oracle" in mean, mean.get("oracle", 1.0), 0
-    failure = fmean([reward for play in plays if solved for reward in _failure(play)] or [0.0])
-    if solved and not oracle > max(mean["idle"], failure) + TIE:
-        yield _finding("oracle", _loss(plays, plays))
-        return
-    for name in ("idle", "random calls"):
+    solved, oracle, failure = "oracle" in mean, mean.get("oracle", 1.0), 0.0
+    if solved:
+        failure = fmean([reward for play in plays for reward in _failure(play)] or [0.0])
+        lost = [p for p in plays if p["oracle"].reward <= p["idle"].reward + TIE]
+        if oracle <= max(mean["idle"], failure) + TIE:
+            yield _finding("oracle", _loss(plays, plays))
+            return
+    for name in [name for name in RULES if name in mean]:
+        if name == "cut short" and len(lost) > SOME * len(plays):
+            yield _finding("oracle", _loss(lost, plays))
+            return
         share = (mean[name] - failure) / (oracle - failure)
         hollow = name == "idle" and solved and mean[name] > max(failure - TIE, TIE)
         if share > LUCKY or hollow:
             evidence = f"earns {mean[name]:.2f}, a failure {failure:.2f}, a win {oracle:.2f}"
-            yield _finding(f"without skill: {name}", evidence, stop := hollow or share > WON)
-            stops += stop
-    if solved and not stops:  # solve matters only if skill is needed
-        yield from _attempts(plays)
-
-
-def _attempts(plays: Plays) -> Iterator[Check]:
-    """Check that `solve` wins on each row, that it needs its last call, and that no other wins."""
-    best = max(play["oracle"].reward for play in plays) - TIE
-    lost = [p for p in plays if p["oracle"].reward < min(best, p["idle"].reward + TIE)]
-    if lost:
-        yield _finding("oracle", _loss(lost, plays), len(lost) > SOME * len(plays))
-    for rule, name in ATTEMPTS.items():
-        share = fmean(_wins(play, name) for play in plays if play not in lost)
-        if share > LUCKY:
-            evidence = f"{name} earns as much as solve on {share:.0%} of the rows"
-            yield _finding(rule, evidence, share > WON)
+            yield _finding(RULES[name], evidence, hollow or share > WON)
             return
 
 
@@ -198,14 +192,8 @@ def _loss(lost: Plays, plays: Plays) -> str:
     return f"solve earns no more than others on {rows}; its calls gave {error}"
 
 
-def _wins(play: Mapping[str, Episode], name: str) -> bool:
-    """Return whether an attempt earns as much as `solve` does, with different calls."""
-    calls, solution = ([call.arguments for call in play[n].calls] for n in (name, "oracle"))
-    return calls != solution and play[name].reward >= play["oracle"].reward - TIE
-
-
 def _failure(play: Mapping[str, Episode]) -> list[float]:
     """Return a list of the highest reward of an honest attempt that fails; [] if none fails."""
-    attempts, win = [play[name] for name in ATTEMPTS.values()], play["oracle"].reward
+    attempts, win = [play["cut short"], play["another row's solution"]], play["oracle"].reward
     failures = [each.reward for each in attempts if each.calls and each.reward < win - TIE]
     return sorted(failures)[-1:]

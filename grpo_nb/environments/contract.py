@@ -37,9 +37,9 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from pydantic import ValidationError, validate_call
 
 from grpo_nb.machine import PROJECT_ROOT
@@ -125,8 +125,7 @@ class Played:
             return "", f"{name} took more than {seconds:g} seconds: the episode is over"
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            return "", f"{name}: {place}: {first['msg'].lower()}"
+            return "", f"{name}: {first['loc'][0]}: {first['msg'].lower()}"
         except (Exception, SystemExit) as error:
             return "", f"{type(error).__name__}: {error}"
 
@@ -138,7 +137,7 @@ class Played:
         """
         with self._seeded():
             value = 0.0 if self.hung else self._instance.get_reward()
-        if isinstance(value, bool | int | float | np.number) and 0 <= value <= 1:
+        if isinstance(value, Real) and 0 <= value <= 1:
             return float(value)
         raise ValueError(
             f"{self.environment.title}.get_reward() gave {value!r}: return a number from 0 to 1"
@@ -165,7 +164,7 @@ class Environment:
         factory: TRL's `environment_factory`; a class, because TRL looks for tools in a class.
 
     Raises:
-        ValueError: The class has no tool or no `reset`, or a method is async.
+        ValueError: The class has no tool or no `reset`.
         Exception: A tool lacks type hints or a docstring; transformers says what.
     """
 
@@ -182,9 +181,6 @@ class Environment:
             raise ValueError(f"{self.title} has no method reset, which begins an episode: add it")
         if not (explicit or public):
             raise ValueError(f"{self.title} has no tool: mark a method with @tool")
-        if coroutines := list(filter(inspect.iscoroutinefunction, functions.values())):
-            name = coroutines[0].__name__
-            raise ValueError(f"{self.title}: {name} is async: write def, and asyncio.run inside")
         from transformers.utils import get_json_schema
 
         methods, validate = explicit or public, validate_call(config={"strict": True})

@@ -13,11 +13,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from grpo_nb.checks import Check
 from grpo_nb.environments.contract import Call, Environment, Played, Row, of
-from grpo_nb.files import atomic_path
+from grpo_nb.files import read_json, write_json
 from grpo_nb.models import template
 from grpo_nb.models.engine import Engine, Sample, Sampling
 from grpo_nb.rewards.prompts import Message, json_key, transcript
@@ -118,24 +116,13 @@ class Sampled(Episode):
         return Sample(text, len(self.ids), self.truncated, self.ids, self.mask, messages, end)
 
 
-def check_rows(
-    environment: Environment | None,
-    rows: Sequence[Row],
-    tokenizer: "PreTrainedTokenizerBase | None" = None,
-    max_prompt_tokens: int = 0,
-) -> list[Check]:
+def check_rows(environment: Environment | None, rows: Sequence[Row]) -> list[Check]:
     """Begin an episode with each row; return a list of one check, or [] without an environment.
 
     Stage 01 calls this function before anything is sampled.
 
-    Args:
-        environment: The environment of the task, if there is one.
-        rows: Prepared rows.
-        tokenizer: The model's tokenizer; None leaves prompts unmeasured.
-        max_prompt_tokens: The most tokens in a prompt, including the text that `reset` adds.
-
     Raises:
-        ValueError: A row has images or lacks a column that `reset` takes, or a prompt is too long.
+        ValueError: A row has images, or lacks a column that `reset` takes.
     """
     if environment is None:
         return []
@@ -144,15 +131,8 @@ def check_rows(
             f"{environment.title} supports no images: clear data.image_column or data.environment"
         )
     played = environment.factory()
-    prompts = [Episode(environment, row, played).prompt for row in rows]
-    if tokenizer:
-        tokens = template.count_tokens(template.with_tools(tokenizer), prompts, environment.tools)
-        if (longest := max(tokens)) > max_prompt_tokens:
-            raise ValueError(
-                f"{environment.title}: with the text of reset, row {tokens.index(longest) + 1} has "
-                f"a prompt of {longest} tokens, over data.max_prompt_tokens = {max_prompt_tokens}: "
-                "shorten the text, or raise that and model.max_seq_length"
-            )
+    for row in rows:
+        Episode(environment, row, played)
     tools = ", ".join(environment.methods)
     evidence = f"{environment.kind.__name__} starts with each of {len(rows)} rows; tools: {tools}"
     return [Check("environment", "ok", evidence)]
@@ -216,7 +196,7 @@ def answer_cached(
     Rows with the same prompt, and the same columns for the environment, share their completions.
 
     Args:
-        path: The Parquet file, with one record per completion.
+        path: The JSON file.
         settings: Everything that the completions depend on, except the prompts, as JSON types. A
             file that was written with other settings is not read.
         rows: Rows with a prompt, and the columns that the environment reads.
@@ -227,24 +207,18 @@ def answer_cached(
     columns = [environment.columns(row) if environment else {} for row in rows]
     pairs = zip(rows, columns, strict=True)
     keys = [json.dumps([row["prompt"], more], default=json_key) for row, more in pairs]
-    stored = pd.read_parquet(path) if path.exists() else pd.DataFrame()
-    samples: dict[str, list[Sample]] = {}
-    for line in stored.to_dict("records") if stored.attrs.get("settings") == settings else []:
-        messages = tuple(json.loads(line["messages"]))
-        samples.setdefault(line.pop("prompt"), []).append(Sample(**line | {"messages": messages}))
+    stored = read_json(path) if path.exists() else {}
+    bare = {"ids": (), "mask": ()}  # which nothing reads later
+    samples = stored["completions"] if stored.get("settings") == settings else {}
     if missing := {k: row for k, row in zip(keys, rows, strict=True) if k not in samples}:
         groups = answer(opened(), list(missing.values()), environment, **sampling)
-        bare = [[each._replace(ids=(), mask=()) for each in group] for group in groups]
-        samples |= zip(missing, bare, strict=True)
-        frame = pd.DataFrame(
-            {"prompt": key, **each._asdict(), "messages": json.dumps(each.messages)}
-            for key, group in samples.items()
-            for each in group
-        ).drop(columns=["ids", "mask"])
-        frame.attrs = {"settings": settings}
-        with atomic_path(path) as temporary:
-            frame.to_parquet(temporary)
-    return [samples[key] for key in keys]
+        lines = [[each._asdict() | bare for each in group] for group in groups]
+        samples |= zip(missing, lines, strict=True)
+        write_json(path, {"settings": settings, "completions": samples})
+    return [
+        [Sample(**line | bare | {"messages": tuple(line["messages"])}) for line in samples[key]]
+        for key in keys
+    ]
 
 
 def replay(environment: Environment, row: Row, messages: Sequence[Message]) -> Played:

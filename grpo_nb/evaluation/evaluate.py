@@ -282,7 +282,7 @@ def score_rows(
     samples = [sample for group in groups for sample in group]
     columns = {name: None for row in rows for name in row}  # some rows may lack one
     prompts, completions = [columns | rows[i] for i in numbers], [one.completion for one in samples]
-    answers = map(bench.preset.extract, map(completion_text, completions))
+    answers = map(bench.preset.form.extract, map(completion_text, completions))
     last_turns = [completion_text(row["prompt"][-1:]) for row in prompts]
     pairs = zip(prompts, last_turns, strict=True)
     lines = pd.DataFrame(

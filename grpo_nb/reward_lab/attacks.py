@@ -337,8 +337,6 @@ def _special_case(head: str, tests: Any) -> str:
     """Return a program that always gives the first test's answer, which the prompt may show."""
     with suppress(ValueError, KeyError, IndexError, TypeError):  # tests of another shape
         parsed = json.loads(tests) if isinstance(tests, str) else tests
-        if isinstance(parsed, dict) and not parsed.get("cases"):
-            return f"print({parsed['stdin_stdout'][0][1]!r})"
         if isinstance(parsed, dict):
             return f"{head} {parsed['cases'][0][1]!r}"
         tests = parsed[0]

@@ -3,7 +3,7 @@
     test = open_test(stage, rewards.load_rewards(stage.config.rewards))
     verdict = reward_lab.judge(test)
 
-`rewards/baseline.parquet` stores the completions and the sampling settings. A later call
+`rewards/baseline.json` stores the completions and the sampling settings. A later call
 with the same settings reads this file, and samples only for prompts that are not in it.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from grpo_nb.runs import Run, Stage
     from grpo_nb.runs.config import RunConfig
 
-KEPT_AT = "rewards/baseline.parquet"
+KEPT_AT = "rewards/baseline.json"
 WARMED = "rewards/warm_up"  # folder of the weights after the SFT warm-up, from which GRPO starts
 
 

@@ -93,7 +93,7 @@ def judge(test: RewardTest) -> Verdict:
 def arguments(test: RewardTest) -> dict[str, Any]:
     """Return the arguments of `check_rewards` and the Reward Lab for the rewards of a run."""
     stage, rows, baseline, (preset, grpo, tokenizer, on_gpu, _) = test
-    own = (preset.own or {}).get("reference")
+    own = preset.own_reference
     is_found = own or stage.config.rewards.preset.endswith(".py")
     scaling = effective_scaling(grpo.scale_rewards, grpo.loss_type, on_gpu)
     return {
@@ -201,7 +201,7 @@ def fingerprint(preset: RewardSet) -> str:
     A source is the whole file, or only the function if it was written in a notebook. Values that a
     call may change are left out.
     """
-    parts = [_described([*preset.pairs]), _described(dict(preset.own or {}))]
+    parts = [_described([*preset.pairs]), _described(preset.own_reference)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

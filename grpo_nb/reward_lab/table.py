@@ -110,7 +110,7 @@ class Bench(NamedTuple):
         table = pd.DataFrame({"question": [row["question"] for row in row_of_each]})
         table["reference"] = [row["answer"] for row in row_of_each]
         table["completion"] = texts
-        answers = [self.preset.extract(completion_text(completion)) for completion in batch]
+        answers = [self.preset.form.extract(completion_text(completion)) for completion in batch]
         table["answer"] = pd.Series(answers, dtype=object)
         for func in self.preset.reward_funcs:
             results = explain(func, arguments)

@@ -19,8 +19,8 @@ PLACES = {
     "grpo_nb.rewards.sets": """CODE_GENERATION_REWARDS JSON_EXTRACTION_REWARDS
         MATH_REASONING_REWARDS QA_REWARDS SUMMARIZATION_REWARDS PRESETS RewardSet reward_set
         code_block_format_reward soft_xml_format_reward strict_xml_format_reward""",
-    "grpo_nb.rewards.style": """citation_reward ideal_length_reward max_length_penalty
-        min_length_reward no_repetition_penalty reasoning_quality_reward worked_steps_reward""",
+    "grpo_nb.rewards.style": """ideal_length_reward max_length_penalty min_length_reward
+        no_repetition_penalty reasoning_quality_reward""",
 }
 __all__ = " ".join(PLACES.values()).split()
 __getattr__ = exports(__name__, PLACES)

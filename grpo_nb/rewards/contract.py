@@ -15,7 +15,6 @@ import functools
 import inspect
 import math
 import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from grpo_nb.rewards.calls import contained
 from grpo_nb.rewards.prompts import Completion, as_text, completion_text
 
 Scores = list[float | None]
-THREADS = "grpo_nb_rewards"
 SMALL_BATCH = 20  # completions; max_none_share does not apply to smaller batches
 TRLS_OWN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
@@ -88,13 +86,13 @@ class Reward:
     ) -> list[Scored]:
         """Return each completion's score and reason; the arguments are those of `__call__`."""
         rows = self._rows(completions, prompts, columns)
-        nested = threading.current_thread().name.startswith(THREADS)
-        if not self.settings.parallel or nested:
-            return [self._scored(row) for row in rows]
+        if not self.settings.parallel:
+            return list(map(self._scored, rows))
         # If several processes train, each may use only its share of the cores.
         countable = hasattr(os, "sched_getaffinity")
-        cores = len(os.sched_getaffinity(0)) if countable else os.cpu_count() or 1
-        return list(_pool(cores, os.getpid()).map(self._scored, rows))
+        cores = len(os.sched_getaffinity(0)) if countable else os.cpu_count()
+        with ThreadPoolExecutor(cores) as pool:
+            return list(pool.map(self._scored, rows))
 
     def _rows(self, completions, prompts, columns) -> list[tuple[int, str, dict]]:
         """Check all columns, then return (number, response, {column: value}) per completion."""
@@ -160,12 +158,6 @@ class Reward:
                 f"{reasons[0]}. Correct the reward or the data, or raise max_none_share"
             )
         return [one.score for one in results]
-
-
-@functools.cache
-def _pool(cores: int, process: int) -> ThreadPoolExecutor:
-    """Return a thread pool that all rewards share, so that at most one program runs per core."""
-    return ThreadPoolExecutor(cores, thread_name_prefix=THREADS)
 
 
 @dataclass(frozen=True, kw_only=True)

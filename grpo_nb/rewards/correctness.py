@@ -4,7 +4,6 @@ Numbers are compared as rationals, and prose is never taken for a number. Code r
 and its results are compared outside of it.
 """
 
-import json
 import re
 import unicodedata
 from collections import Counter
@@ -22,6 +21,7 @@ from grpo_nb.rewards.format import (
     soft_format_reward,
 )
 from grpo_nb.rewards.prompts import split_words
+from grpo_nb.sandbox.values import same
 
 LONGEST_ANSWER = 2_000  # characters of an answer that are compared as text
 
@@ -153,15 +153,8 @@ def json_fields_reward(response: str, answer: str, *, form: Form = TAGS) -> Scor
         return Scored(0.0, f"not JSON: {error}")
     if not isinstance(value, dict):
         return Scored(0.0, "not a JSON object")
-    right = sum(key in value and _same(value[key], field) for key, field in expected.items())
+    right = sum(key in value and same(field, value[key]) for key, field in expected.items())
     return Scored(right / max(1, len(expected.keys() | value.keys())))
-
-
-def _same(left: Any, right: Any) -> bool:
-    """Return whether two values are equal as JSON: 1 and 1.0 are, 1 and true are not."""
-    if {type(left), type(right)} <= {int, float}:
-        return left == right
-    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
 
 @reward(
@@ -173,8 +166,7 @@ def code_execution_reward(
     """Pay the share of the tests that the code passes; `partial=False` pays all or nothing.
 
     The code is the last fenced block, or else the marked answer. The column `tests` contains calls
-    with expected values, pairs of stdin and stdout, or asserts, in a format that
-    `sandbox.run_tests` accepts.
+    with expected values, or asserts, in a format that `sandbox.run_tests` accepts.
     """
     from grpo_nb.sandbox import Limits, run_tests
 

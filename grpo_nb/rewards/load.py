@@ -16,6 +16,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb import rewards
+from grpo_nb.answers import find_form
 from grpo_nb.files import read_json, sha256
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.names import refuse_unknown
@@ -77,9 +78,7 @@ def load_python(
 
     The file may define `reward_funcs` and `reward_weights`. Otherwise every reward that it defines
     is used, with weight 1. Its variable `form` is the name of a form, or of a preset whose form is
-    used; the default is the form in the notes, else that of `extends`, else tags. If its variable
-    `extends` is the name of a preset, the set begins with the rewards of the preset, and the file's
-    rewards replace those of the same name. If the file defines `reference(row)` or `extract(text)`,
+    used; the default is the form in the notes, else tags. If the file defines `reference(row)`,
     that function replaces the form's. If it defines `correct`, that reward, or the one of that
     name, decides what is correct; otherwise it is the one that stage 02 found, or the first one
     that reads a column.
@@ -95,24 +94,19 @@ def load_python(
     """
     notes = read_about(path) if about is None else about
     module = load_source(path, text)
-    functions = {
-        name: vars(module)[name] for name in ("reference", "extract") if name in vars(module)
-    }
-    extends, form = getattr(module, "extends", ""), getattr(module, "form", notes.get("form"))
+    form = getattr(module, "form", notes.get("form", ""))
     form = form if isinstance(form, str) else ""  # `form` may also be the name of a reward
-    of_preset = form in PRESETS or form.endswith(".py")
-    base = load_preset(extends or (form if of_preset else "math"), form="" if of_preset else form)
+    if form in PRESETS or form.endswith(".py"):
+        base = load_preset(form)
+    else:
+        base = RewardSet([], [], find_form(form or "tags"))
     pairs = rewards_of(module, notes.get("ranges", {}))
     correct = getattr(module, "correct", notes.get("correct", "")) or next(
         (func.__name__ for func, _ in pairs if columns_read(func)), ""
     )
     correct = getattr(correct, "__name__", correct)
-    file_set = reward_set(pairs, base, own=functions or base.own, correct=str(correct))
-    if not extends:
-        return file_set
-    for func, weight in file_set.pairs:
-        base = base.adding(func, weight)
-    return base._replace(own=file_set.own)
+    own = getattr(module, "reference", base.own_reference)
+    return reward_set(pairs, base, own_reference=own, correct=str(correct))
 
 
 def about_path(path: Path) -> Path:

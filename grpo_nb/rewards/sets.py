@@ -21,11 +21,10 @@ class RewardSet(NamedTuple):
 
     reward_funcs: The rewards, in the order in which they were given.
     reward_weights: One weight for each reward.
-    form: How completions are written. `reference(row)` writes a completion that must earn the
-        first reward in full; `extract(text)` returns the answer in a completion.
+    form: How completions are written. `form.extract(text)` returns the answer in a completion.
     result: A sentence on what an answer must be. `in_form` adds it to the system prompt of
         another form.
-    own: The functions `reference` and `extract` of a file, which replace those of the form.
+    own_reference: The function `reference` of a file, which replaces that of the form.
     correct: The name of the reward that decides what is correct; "" means the first.
     """
 
@@ -33,16 +32,12 @@ class RewardSet(NamedTuple):
     reward_weights: list[float]
     form: Form = TAGS
     result: str = ""
-    own: Mapping[str, Callable[..., Any]] | None = None
+    own_reference: Callable[[Mapping[str, Any]], str] | None = None
     correct: str = ""
 
     def reference(self, row: Mapping[str, Any]) -> str:
         """Return the row's reference completion, which must earn the first reward in full."""
-        return (self.own or {}).get("reference", self.form.reference)(row)
-
-    def extract(self, text: str) -> str | None:
-        """Return the answer in the text of a completion, or None."""
-        return (self.own or {}).get("extract", self.form.extract)(text)
+        return (self.own_reference or self.form.reference)(row)
 
     def in_form(self, name: str = "", opened: str = "") -> "RewardSet":
         """Return the set in another form, without rewards that need a part which the form lacks.
@@ -66,11 +61,6 @@ class RewardSet(NamedTuple):
             if not isinstance(func, Reward) or form.has(func.settings.needs)
         ]
         return reward_set(pairs, self._replace(form=form))
-
-    def adding(self, func: Callable[..., Any], weight: float) -> "RewardSet":
-        """Return this set with one more reward, which replaces a reward of the same name."""
-        others = [pair for pair in self.pairs if pair[0].__name__ != func.__name__]
-        return reward_set([*others, (func, weight)], self)
 
     @property
     def pairs(self) -> list[tuple[Callable[..., Any], float]]:

@@ -1,4 +1,4 @@
-"""Style rewards: length, signs of sound reasoning, citations, and no repetition.
+"""Style rewards: length, worked steps that hold, and no repetition.
 
 A wrong answer can earn all of these rewards: give them small weights, or gate them. Length is
 counted in tokens if TRL passes `completion_ids`, and otherwise in words.
@@ -14,8 +14,6 @@ from grpo_nb.rewards.contract import Scored, reward
 
 READ_CHARACTERS = 20_000  # bounds the time spent on a runaway completion
 READ_EQUATION_CHARACTERS = 2_000
-CONNECTIVES = frozenset({"because", "since", "so", "therefore", "thus", "hence", "then", "first"})
-CONNECTIVES |= {"second", "next", "finally", "if", "but", "however"}
 _AMOUNT = r"[$€£]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 # A sum without a result is matched too, so that it is not searched again from each of its numbers.
 _EQUATION = re.compile(
@@ -41,17 +39,14 @@ def _evaluate(expression: str) -> Fraction | None:
     return total + product
 
 
-@reward(
-    needs="reasoning",
-    resists="connectives without content: equations are checked, words are not counted",
-)
-def worked_steps_reward(response: str, *, form: Form = TAGS) -> Scored:
-    """Pay the share of the reasoning's distinct equations that are correct; 0 without equations.
+@reward(needs="reasoning", resists="talk without content: equations are checked, not words")
+def reasoning_quality_reward(response: str, *, form: Form = TAGS) -> Scored:
+    """Pay the share of the reasoning's distinct equations that are correct; 0 without any.
 
     Worked steps such as `7+8=15` or `0.2 x 50 = $10` can be checked. The score does not show
     whether the steps answer the question.
 
-    >>> worked_steps_reward(completions=[
+    >>> reasoning_quality_reward(completions=[
     ...     "<reasoning>7+8=15, 4+3+1=8</reasoning>",
     ...     "<reasoning>7+8=15, 4+3+1=9</reasoning>",
     ...     "<reasoning>Therefore, first of all, it is 85.</reasoning>",
@@ -64,47 +59,6 @@ def worked_steps_reward(response: str, *, form: Form = TAGS) -> Scored:
         return Scored(0.0, "no equation")
     correct = sum(_evaluate(left) == _evaluate(right) for left, right in equations)
     return Scored(correct / len(equations), f"{correct} of {len(equations)} equations hold")
-
-
-@reward(
-    needs="reasoning",
-    resists="stuffed connectives: few of them, different ones, among other words",
-)
-def reasoning_quality_reward(response: str, *, form: Form = TAGS) -> Scored:
-    """Pay for correct equations or, without equations, for connectives such as "therefore".
-
-    Each of up to four different connectives earns a quarter. Connectives must be at most a fifth of
-    the words, and at least half of the words must be different.
-    """
-    steps = worked_steps_reward.score(response, form=form)
-    if steps.reason != "no equation":
-        return steps
-    reasoning = form.reasoning(response)[:READ_CHARACTERS]
-    words = re.findall(r"[a-z]+", reasoning.casefold())
-    connectives = [word for word in words if word in CONNECTIVES]
-    if not words or 5 * len(connectives) > len(words) or 2 * len(set(words)) < len(words):
-        return Scored(0.0, "too few words beside connectives, or repeated ones")
-    different = len(set(connectives))
-    return Scored(min(4, different) / 4, f"{different} different connectives")
-
-
-@reward(resists="invented sources, stuffing every source, citations without a claim")
-def citation_reward(response: str, sources: list[str], answer_sources: list[int]) -> Scored:
-    """Pay the F1 score of the cited sources against the right ones; [1] is the first source.
-
-    The score is 0 if a cited source does not exist, or if the completion is little more than
-    citations.
-    """
-    text = response[:READ_CHARACTERS]
-    numbers = {int(number) for number in re.findall(r"\[(\d{1,3})\]", text, re.ASCII)}
-    words = re.findall(r"[^\W\d_]+", re.sub(r"\[\d{1,3}\]", " ", text))
-    unknown = [number for number in sorted(numbers) if not 1 <= number <= len(sources)]
-    if unknown:
-        return Scored(0.0, f"[{unknown[0]}] is not a source: there are {len(sources)}")
-    if not numbers or len(words) < 3 * len(numbers):
-        return Scored(0.0, "no citation" if not numbers else "citations without a claim")
-    right = len(numbers & set(answer_sources))
-    return Scored(2 * right / (len(numbers) + len(set(answer_sources))), f"cites {sorted(numbers)}")
 
 
 @reward(low=-1.0, high=0.0, resists="loops and repeated sentences")

@@ -5,11 +5,10 @@ Each program has its own sandbox: bubblewrap with resource limits, or else pydan
 which interprets a subset of Python (for example in default Docker, where bubblewrap fails).
 The program never judges itself: inputs go in, plain values come out, and this process
 compares them. No expected value enters the sandbox, so no program can know or forge one.
-`run_tests` returns a `Verdict`; `run_program` runs one program for its output.
+`run_tests` returns a `Verdict`.
 
-Tests come in three shapes, as Python objects or as JSON text:
+Tests come in two shapes, as Python objects or as JSON text:
     {"function": "f", "cases": [[[2], 4], [[3], 9]]}    [[arguments, result], ...]
-    {"stdin_stdout": [["2 3", "5"]]}                    white space at line ends is ignored
     ["assert f(2) == 4", "assert not f(0)"]             see `parse_assert`
 
 Type and value must be equal: True is not 1, [1] is not (1,), and an instance of a subclass
@@ -18,5 +17,5 @@ equals NaN, and a subclass of dict counts as a dict. In bubblewrap, programs can
 standard library.
 """
 
-from grpo_nb.sandbox.run import choose_backend, run_program, run_tests
+from grpo_nb.sandbox.run import choose_backend, run_tests
 from grpo_nb.sandbox.values import DEFAULT_LIMITS, Limits, Verdict

@@ -8,7 +8,7 @@ import marshal
 import os
 import re
 import secrets
-import selectors
+import select
 import shutil
 import signal
 import subprocess
@@ -70,8 +70,9 @@ def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
     job = marshal.dumps((token.decode(), code, asks, limits.output_bytes, rlimits))
     answer_bytes = 6 * limits.output_bytes + 1024
     try:
-        with started(job) as (process, channel):
-            raw, errors, ending = _collect(process, channel, limits, (len(asks) + 1) * answer_bytes)
+        with started(job) as (process, channel, stderr):
+            raw, ending = _collect(channel, limits, (len(asks) + 1) * answer_bytes)
+            errors = os.pread(stderr.fileno(), 4096, 0)
     except OSError as error:
         return Outcome([], failure=f"could not start bubblewrap: {error}")
     lines = [line.removeprefix(token) for line in raw.split(b"\n")[:-1] if line.startswith(token)]
@@ -88,12 +89,15 @@ def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
 
 
 @contextlib.contextmanager
-def started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
-    """Yield a sandbox that works on `job`, and its result channel; then end all its processes."""
+def started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO, io.FileIO]]:
+    """Yield a sandbox that works on `job`, its result channel and stderr; then end its processes.
+
+    What it prints is lost, and the limit on files applies to its stderr.
+    """
     with contextlib.ExitStack() as stack:
-        own = (*os.pipe(), *os.pipe(), *os.pipe(), os.memfd_create("job"))
+        own = (*os.pipe(), *os.pipe(), *os.pipe(), *map(os.memfd_create, ("job", "stderr")))
         files = [stack.enter_context(os.fdopen(fd, "rb", 0)) for fd in own]
-        channel, channel_end, info, info_end, gate_end, gate, inbox = files
+        channel, channel_end, info, info_end, gate_end, gate, inbox, stderr = files
         with os.fdopen(os.dup(inbox.fileno()), "wb") as file:
             file.write(job)
         os.lseek(inbox.fileno(), 0, os.SEEK_SET)
@@ -103,9 +107,8 @@ def started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
             env={},  # not even bubblewrap's own processes may hold the caller's tokens
             cwd="/",
             stdin=inbox,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
             pass_fds=inherited,
             start_new_session=True,
         )
@@ -116,7 +119,7 @@ def started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
         first_fd = os.pidfd_open(int(first[1])) if first else None
         gate.close()  # the first process continues; it had to wait until its pidfd was open
         try:
-            yield process, channel
+            yield process, channel, stderr
         finally:
             if first_fd is None:
                 process.kill()
@@ -126,31 +129,21 @@ def started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO]]:
                 os.close(first_fd)
 
 
-def _collect(
-    process: subprocess.Popen, channel: io.FileIO, limits: Limits, most_bytes: int
-) -> tuple[bytes, bytes, str]:
-    """Return (result channel, stderr, why the program was stopped; "" if it was not)."""
-    output = {channel: bytearray(), process.stdout: bytearray(), process.stderr: bytearray()}
-    deadline, runs = time.monotonic() + START_SECONDS, False
-    with selectors.DefaultSelector() as selector:
-        for file in output:
-            selector.register(file, selectors.EVENT_READ)
-        ending = ""
-        while selector.get_map() and not ending:
-            for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
-                chunk = os.read(key.fd, 65536)
-                output[key.fileobj] += chunk
-                if not chunk:
-                    selector.unregister(key.fileobj)
-            if output[channel] and not runs:
-                deadline, runs = time.monotonic() + limits.seconds, True
-            if len(output[process.stdout]) + len(output[process.stderr]) > limits.output_bytes:
-                ending = f"printed more than {limits.output_bytes} bytes"
-            elif len(output[channel]) > most_bytes:
-                ending = f"returned more than {limits.output_bytes} bytes"
-            elif time.monotonic() >= deadline:
-                ending = f"timed out after {limits.seconds if runs else START_SECONDS:g} s"
-    return bytes(output[channel]), bytes(output[process.stderr]), ending
+def _collect(channel: io.FileIO, limits: Limits, most_bytes: int) -> tuple[bytes, str]:
+    """Return (what the channel gave, why the program was stopped; "" if it was not)."""
+    output, seconds = bytearray(), START_SECONDS
+    deadline, poller = time.monotonic() + seconds, select.poll()
+    poller.register(channel, select.POLLIN)
+    while poller.poll(1000 * max(0.0, deadline - time.monotonic())):
+        if not (chunk := channel.read(65536)):
+            return bytes(output), ""
+        if not output:
+            seconds = limits.seconds
+            deadline = time.monotonic() + seconds
+        output += chunk
+        if len(output) > most_bytes:
+            return bytes(output), f"returned more than {limits.output_bytes} bytes"
+    return bytes(output), f"timed out after {seconds:g} s"
 
 
 def _read(line: bytes, most_bytes: int) -> tuple[str, Any]:

@@ -2,7 +2,6 @@
 
 import builtins
 import functools
-import io
 import marshal
 import re
 import sys
@@ -22,20 +21,15 @@ def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
     answers: list[tuple[str, Any]] = []
     bounds = {"max_feed_duration_secs": limits.seconds, "max_total_sleep_secs": limits.seconds}
     bounds |= {"max_memory": limits.memory_mib << 20, "max_suspensions": 1_000_000}
-    feed = functools.partial(_feed, limits=limits, deadline=time.monotonic() + limits.seconds)
+    feed = functools.partial(_feed, limits=limits, until=time.monotonic() + limits.seconds)
     try:
         # Each program has its own worker, which is killed a second after the program's limit.
-        with pydantic_monty.Monty(max_processes=1, request_timeout=limits.seconds + 1) as pool:
-            if isinstance(asks[0], str):
-                for text in asks:
-                    with pool.checkout(limits=bounds) as session:
-                        answers.append(feed(session, code, stdin=text))
-                return Outcome(answers)
-            with pool.checkout(limits=bounds) as session:
-                loaded = feed(session, code)
-                for expression, arguments in asks if loaded[0] == "value" else []:
-                    call = f"({expression})" + ("" if arguments is None else "(*arguments_)")
-                    answers.append(feed(session, call, inputs={"arguments_": arguments}))
+        workers = pydantic_monty.Monty(max_processes=1, request_timeout=limits.seconds + 1)
+        with workers as pool, pool.checkout(limits=bounds) as session:
+            loaded = feed(session, code)
+            for expression, arguments in asks if loaded[0] == "value" else []:
+                call = f"({expression})" + ("" if arguments is None else "(*arguments_)")
+                answers.append(feed(session, call, {"arguments_": arguments}))
     except TimeoutError as error:
         return Outcome(answers, ending=str(error))
     except NotImplementedError as error:
@@ -45,39 +39,18 @@ def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
     return Outcome(answers, ending="" if answers else loaded[1])
 
 
-class _Console:
-    """Collect what a program in monty prints, up to a limit, and answer its calls to `input`."""
+def _print(_: str, text: str) -> None:
+    """Discard what a program prints."""
 
-    def __init__(self, stdin: str, output_bytes: int) -> None:
-        self.printed, self.lines = io.StringIO(), io.StringIO(stdin)
-        self.output_bytes = output_bytes
 
-    @property
-    def is_flooded(self) -> bool:
-        return self.printed.tell() > self.output_bytes
-
-    def write(self, _: str, text: str) -> None:
-        self.printed.write(text)
-        if self.is_flooded:
-            raise OverflowError("too much output")
-
-    def read(self, prompt: str = "") -> str:
-        self.write("stdout", prompt)
-        if not (line := self.lines.readline()):
-            raise EOFError("EOF when reading a line")
-        return line.removesuffix("\n")
+def _input(prompt: str = "") -> str:
+    raise EOFError("EOF when reading a line")
 
 
 def _feed(
-    session: Any,
-    code: str,
-    *,
-    limits: Limits,
-    deadline: float,
-    inputs: dict[str, Any] | None = None,
-    stdin: str | None = None,
+    session: Any, code: str, inputs: dict[str, Any] | None = None, *, limits: Limits, until: float
 ) -> tuple[str, Any]:
-    """Run code in a session; return its value (its output if `stdin` is given) as an answer.
+    """Run code in a session; return its value as an answer.
 
     Raises:
         TimeoutError: The program timed out or crashed monty; the message says which.
@@ -85,31 +58,26 @@ def _feed(
     """
     import pydantic_monty as monty
 
-    console, timed_out = _Console(stdin or "", limits.output_bytes), f"{limits.seconds:g} s"
-    if time.monotonic() > deadline:
-        raise TimeoutError(f"timed out after {timed_out}")
-    host = {"print_callback": console.write, "external_lookup": {"input": console.read}}
+    timed_out = f"timed out after {limits.seconds:g} s"
+    if time.monotonic() > until:
+        raise TimeoutError(timed_out)
+    host = {"print_callback": _print, "external_lookup": {"input": _input}}
     try:
         value = session.feed_run(code, inputs=inputs, **host)
-        if console.is_flooded:
-            raise OverflowError
     except monty.MontyCrashedError as error:
-        why = f"timed out after {timed_out}" if error.timed_out else "crashed the interpreter"
-        raise TimeoutError(why) from None
+        raise TimeoutError(timed_out if error.timed_out else "crashed the interpreter") from None
     except monty.MontyConversionError as error:
         raise NotImplementedError(str(error)) from None
     except (monty.MontyError, ValueError, ArithmeticError, RecursionError) as error:
-        if console.is_flooded:
-            return "failed", f"printed more than {limits.output_bytes} bytes"
         cause = error.exception() if isinstance(error, monty.MontyError) else error
         if isinstance(cause, TimeoutError):
-            raise TimeoutError(f"timed out after {timed_out}") from None
+            raise TimeoutError(timed_out) from None
         if isinstance(cause, MemoryError):
             return "failed", "out of memory"
         if _lacks(cause):
             raise NotImplementedError(str(cause)) from None
         return "failed", f"raised {type(cause).__name__}: {cause}"
-    return ("value", console.printed.getvalue()) if stdin is not None else _take(value, limits)
+    return _take(value, limits)
 
 
 def _take(value: Any, limits: Limits) -> tuple[str, Any]:

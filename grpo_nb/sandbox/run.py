@@ -1,11 +1,11 @@
-"""Run a program in the sandbox that works here, against its tests or for its output."""
+"""Run a program in the sandbox that works here, against its tests."""
 
 from typing import Any
 
 from grpo_nb.sandbox.bubblewrap import bubblewrap_problem, in_bubblewrap
 from grpo_nb.sandbox.monty import in_monty
 from grpo_nb.sandbox.program_tests import parse_tests
-from grpo_nb.sandbox.values import DEFAULT_LIMITS, Limits, Outcome, Verdict, reason_of, show
+from grpo_nb.sandbox.values import DEFAULT_LIMITS, Limits, Verdict, reason_of
 
 
 def run_tests(
@@ -15,7 +15,7 @@ def run_tests(
 
     Args:
         code: The program.
-        tests: Its tests, in one of the three shapes that `grpo_nb.sandbox` describes.
+        tests: Its tests, in one of the two shapes that `grpo_nb.sandbox` describes.
         limits: What the program may use.
         backend: "bubblewrap", "monty", or "auto" for the first of them that works here.
 
@@ -24,41 +24,12 @@ def run_tests(
         RuntimeError: The backend does not work here; the message names what to install.
     """
     parsed = parse_tests(tests)
-    outcome = _run(code, [test.ask for test in parsed], limits, backend)
+    run = {"bubblewrap": in_bubblewrap, "monty": in_monty}[choose_backend(backend)]
+    outcome = run(code, [test.ask for test in parsed], limits)
     ending = outcome.failure or outcome.ending or "gave no answer"
     answers = outcome.answers + [("failed", ending)] * (len(parsed) - len(outcome.answers))
     reasons = tuple(map(reason_of, parsed, answers))
     return Verdict(reasons.count(""), len(parsed), reasons, outcome.failure)
-
-
-def run_program(
-    code: str, stdin: str = "", *, limits: Limits = DEFAULT_LIMITS, backend: str = "auto"
-) -> tuple[bool, str]:
-    """Run one program and return what it prints.
-
-    Args:
-        code: The program.
-        stdin: Its standard input.
-        limits: What the program may use.
-        backend: The backend, as for `run_tests`.
-
-    Returns:
-        Whether the program succeeded, and what it printed or why it failed.
-
-    Raises:
-        RuntimeError: No backend works here, or the one that ran could not handle this program.
-    """
-    outcome = _run(code, [stdin], limits, backend)
-    if outcome.failure:
-        raise RuntimeError(outcome.failure)
-    [(kind, output)] = outcome.answers or [("failed", outcome.ending)]
-    text = output if isinstance(output, str) else show(output)  # any value may be forged
-    return kind == "value", text.encode(errors="replace").decode()
-
-
-def _run(code: str, asks: list[Any], limits: Limits, backend: str) -> Outcome:
-    run = {"bubblewrap": in_bubblewrap, "monty": in_monty}[choose_backend(backend)]
-    return run(code, asks, limits)
 
 
 def choose_backend(backend: str = "auto") -> str:

@@ -13,8 +13,7 @@ class Limits(NamedTuple):
     Attributes:
         seconds: Wall-clock time of all its tests together, from the start of its code.
         memory_mib: Address space of each of its processes, not of all together.
-        output_bytes: How much it may return in one test, and how much it may print: in one test
-            with stdin_stdout or in monty, otherwise in all tests together.
+        output_bytes: How much it may return in one test. What it prints is discarded.
         processes: Processes and threads at one time; monty always has one.
     """
 
@@ -48,7 +47,7 @@ class Verdict(NamedTuple):
 
 
 class ProgramTest(NamedTuple):
-    ask: Any  # what enters the sandbox: (expression, arguments or None), or stdin's text
+    ask: Any  # what enters the sandbox: (expression, arguments or None)
     holds: Callable[[Any], bool]
     expected: str
 
@@ -75,7 +74,7 @@ def plain(value: Any) -> Any:
     elif type(value) in (list, tuple, set, frozenset):
         for item in value:
             plain(item)
-    elif type(value) not in (type(None), bool, int, float, complex, str, bytes):
+    elif type(value) not in (type(None), bool, int, float, str):
         raise TypeError(f"{show(value)} is a {type(value).__name__}, not plain Python data")
     return value
 
@@ -113,11 +112,9 @@ def decode(item: Any) -> Any:
     if not isinstance(item, dict):
         return item
     ((tag, body),) = item.items()
-    kinds = {"tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}
-    if tag in kinds:
-        return kinds[tag](decode(body))
-    scalars = {"int": lambda text: int(text, 16), "bytes": bytes.fromhex, "other": Opaque}
-    return complex(*body) if tag == "complex" else scalars[tag](body)
+    if tag == "other":
+        return Opaque(body)
+    return {"tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}[tag](decode(body))
 
 
 def reason_of(test: ProgramTest, answer: tuple[str, Any]) -> str:

@@ -79,7 +79,7 @@ class Validation:
         if name := self.rewards.format_name:
             figures["eval/format"] = float(np.nanmean(scores_P_F[:, names.index(name)]))
         # This figure does not depend on the rewards: a judge may accept wrong answers.
-        extract = self.rewards.extract
+        extract = self.rewards.form.extract
         answers = [extract(completion_text(group[0].completion)) or "" for group in groups]
         pairs = zip(answers, self.rows, strict=True)
         same_P = [_plain(answer) == _plain(str(row["answer"])) for answer, row in pairs]

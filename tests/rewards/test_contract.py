@@ -8,7 +8,6 @@ import pytest
 
 from grpo_nb.rewards import Scored, call, reward
 from grpo_nb.rewards.combine import is_async
-from grpo_nb.rewards.prompts import build_prompt, completion_text
 
 
 def test_a_column_that_is_missing_or_of_another_length_is_named():
@@ -90,13 +89,6 @@ def test_past_the_allowed_share_of_none_it_raises():
         dry(completions=["a"] * 18 + ["x"] * 2)
 
 
-def test_a_reward_that_asks_another_in_its_thread_is_answered():
-    """They share their threads: it must not wait for one that never gets free."""
-    inner = reward(parallel=True)(lambda response: float(response))
-    outer = reward(parallel=True)(lambda response: inner(completions=[response])[0])
-    assert outer(completions=["0", "1"] * 64) == [0.0, 1.0] * 64
-
-
 def test_leaving_the_program_is_an_error_of_the_reward():
     leaver = reward()(lambda response: sys.exit(7))
     with pytest.raises(RuntimeError, match=r"called sys.exit\(7\): return a score or None") as left:
@@ -111,13 +103,3 @@ def test_leaving_the_program_is_an_error_of_the_reward():
     for func in (leaves, lambda **_: sys.exit()):
         with pytest.raises(RuntimeError, match=r"reward .* called sys.exit\(None\)"):
             call(func, completions=["x"])
-
-
-def test_every_shape_of_completion_gives_its_text():
-    assistant = {"role": "assistant"}
-    parts = [{"type": "text", "text": "8"}, {"type": "image"}, {"type": "text", "text": "5"}]
-    for completion in ("85", [assistant | {"content": "85"}], [assistant | {"content": parts}]):
-        assert completion_text(completion) == "85"
-    for completion in ([assistant | {"content": None}], [assistant], []):
-        assert completion_text(completion) == ""
-    assert build_prompt("2 + 2?", "") == [{"role": "user", "content": "2 + 2?"}]

@@ -18,12 +18,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo_nb import sandbox
-from grpo_nb.sandbox import Limits, choose_backend, run_program, run_tests
+from grpo_nb.sandbox import Limits, choose_backend, run_tests
 
 QUICK = Limits(seconds=1.0, memory_mib=128, output_bytes=4096, processes=16)
 SQUARE = "def f(x): return x * x"
 CALLS = {"function": "f", "cases": [[[2], 4], [[3], 9]]}
-PIPES = {"stdin_stdout": [["2", "4"], ["3\n", "9 \n\n"]]}
 ASSERTS = ["assert f(2) == 4", "assert f(3) == 9"]
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 MARKER = f"sandbox-test-{os.getpid()}"
@@ -60,18 +59,14 @@ def f(x):
 # name: (program, tests, what the reason says); none may pass a test
 ATTACKS = {
     "infinite loop": ("while True: pass", CALLS, "timed out after 1 s"),
-    "infinite loop on stdin": ("while True: pass", PIPES, "timed out after 1 s"),
     "sleeps": ("import time\ntime.sleep(60)", CALLS, "timed out"),
     "ignores signals": (
         "import signal\nfor s in range(1, 65):\n try: signal.signal(s, 1)\n"
         " except (OSError, ValueError): pass\nwhile True: pass", CALLS, "timed out"),
     "fork bomb": (FORKS, CALLS, ""),
-    "fork bomb on stdin": (FORKS, PIPES, ""),
     "memory bomb": ("x = []\nwhile True: x.append(bytearray(10**8))", CALLS, "out of memory"),
-    "memory bomb on stdin": ("x = 'a' * 10**10", PIPES, "out of memory"),
-    "output flood": ("while True: print('x' * 999)", CALLS, "printed more than 4096 bytes"),
-    "output flood on stdin": ("while True: print('x' * 999)", PIPES, "printed more than 4096"),
-    "error flood": ("import sys\nwhile True: sys.stderr.write('x' * 999)", CALLS, "printed more"),
+    "output flood": ("while True: print('x' * 999)", CALLS, "timed out"),
+    "error flood": ("import sys\nwhile True: sys.stderr.write('x' * 999)", CALLS, "raised OSError"),
     "result flood": ("def f(x): return 'x' * 10**7", CALLS, "returned more than 4096 bytes"),
     "result channel flood": (
         "import os\nwhile True:\n for fd in range(3, 4096):\n  try: os.write(fd, b'x' * 9999)\n"
@@ -87,15 +82,13 @@ ATTACKS = {
         "import sys\nh = sys._getframe(2).f_globals\n"
         "h['send'] = h['encode'] = lambda *a: 'null'\ndef f(x): return 5", CALLS, ""),
     "exit 0": ("import os\nos._exit(0)", CALLS, "exited with status 0 before it gave a result"),
-    "exit 0 on stdin": ("import os\nos._exit(0)", PIPES, "wrong value: got '', expected '4'"),
     "sys.exit": ("import sys\nsys.exit(0)", CALLS, "raised SystemExit: 0"),
-    "exit 3 after the answer": ("print(int(input()) ** 2)\nexit(3)", PIPES, "exited with status 3"),
     "prints PASS": ("print('PASS\\n2 passed\\nOK')\ndef f(x): return None", CALLS, "got None"),
     "junk as result": (WRITE_JUNK + "def f(x): return 5", CALLS, "wrong value: got 5"),
     "closes the channel": ("import os\nos.closerange(0, 4096)\ndef f(x): return 4", CALLS, ""),
     "forged results": (
         "import sys\nh = sys._getframe(2).f_globals\n"
-        "for v in ('true', '{\"int\": 4}', '[[', '{\"set\": [[]]}', '{\"tuple\": 4}', '['*9999):\n"
+        "for v in ('true', '{\"other\": 4}', '[[', '{\"set\": [[]]}', '[' * 9999):\n"
         " h['send']('value', v)\ndef f(x): return 4", CALLS, ""),
     "forged empty reason": (
         "import sys\nh = sys._getframe(2).f_globals\n"
@@ -105,7 +98,7 @@ ATTACKS = {
         CALLS, "sent a result that cannot be read"),
     "forged number too large": (
         "import sys\nh = sys._getframe(2).f_globals\n"
-        "for _ in range(2): h['send']('value', '{\"complex\": [' + '9' * 400 + ', 0]}')",
+        "for _ in range(2): h['send']('value', '9' * 5000)",
         CALLS, "sent a result that cannot be read"),
     "forged terminal codes": ("raise ValueError('\\x1b[2J \\ud800')", CALLS, "?[2J ?"),
     "looks for the answer": (SEARCH, ["assert f(1)", "assert f(2) == 918273645"], "got False"),
@@ -270,9 +263,8 @@ def test_nothing_is_left_behind():
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     before = children.read_text()
     scratch = f"open('/tmp/{MARKER}', 'w')\n" + SQUARE
-    on_stdin = DAEMON + "print(f(int(input())))"
-    for code, tests in ((scratch, CALLS), (DAEMON, CALLS), (on_stdin, PIPES)):
-        assert run_tests(code, tests, limits=QUICK, backend="bubblewrap").share == 1
+    for code in (scratch, DAEMON):
+        assert run_tests(code, CALLS, limits=QUICK, backend="bubblewrap").share == 1
     for code in ("while True: pass", FORKS):
         run_tests(code, CALLS, limits=QUICK, backend="bubblewrap")
     assert processes_with(MARKER) == []
@@ -285,10 +277,9 @@ BACKENDS = pytest.mark.parametrize("backend", ["bubblewrap", "monty"])
 CORRECT = {
     "calls": (SQUARE, CALLS),
     "calls as JSON": (SQUARE, json.dumps(CALLS)),
+    "a dataset's row, other shapes None": (SQUARE, CALLS | {"inputs": None}),
+    "reads an empty stdin": (f"{SQUARE}\ntry: input()\nexcept Exception: pass", CALLS),
     "asserts": (SQUARE, ASSERTS),
-    "a dataset's row, other shapes None": (SQUARE, CALLS | {"stdin_stdout": None}),
-    "stdin": ("print(int(input()) ** 2)", PIPES),
-    "long stdin": ("print(len(input()))", {"stdin_stdout": [["x" * 200_000, "200000"]]}),
     "a method": (
         "class Solution:\n    def f(self, a, b): return a + b",
         {"function": "Solution().f", "cases": [[[1, 2], 3]]},
@@ -299,8 +290,8 @@ CORRECT = {
     "an int for a float": ("def f(x): return x", {"function": "f", "cases": [[[3], 3.0]]}),
     "NaN": ("def f(x): return float('nan')", {"function": "f", "cases": [[[3], float("nan")]]}),
     "dict": (
-        "def f(x): return {1: (2, {3}), 'a': [None, True], (1, 2): b'x', 2.5: frozenset([4])}",
-        ["assert f(0) == {(1, 2): b'x', 2.5: frozenset({4}), 1: (2, {3}), 'a': [None, True]}"],
+        "def f(x): return {1: (2, {3}), 'a': [None, True], (1, 2): 'x', 2.5: -4}",
+        ["assert f(0) == {(1, 2): 'x', 2.5: -4, 1: (2, {3}), 'a': [None, True]}"],
     ),
 }
 
@@ -313,24 +304,11 @@ def test_a_correct_program_passes(backend, name):
     assert verdict.share == 1 and not verdict.failure and not any(verdict.reasons), verdict
 
 
-@BACKENDS
-def test_a_program_says_what_it_prints_or_why_it_failed(backend):
-    assert run_program("print(input() * 2)", "ab", backend=backend) == (True, "abab\n")
-    assert run_program("", backend=backend) == (True, "")
-    for code, why in {"print(1 // 0)": "raised ZeroDivisionError", "f(": "SyntaxError"}.items():
-        ended_well, said = run_program(code, backend=backend)
-        assert not ended_well and why in said
-    ended_well, said = run_program("while True: pass", limits=QUICK, backend=backend)
-    assert not ended_well and "timed out" in said
-
-
 SOME_PASS = "def f(x):\n    if x == 3: raise ValueError('no  threes')\n    return 5 - x // 9"
 REASONS = {  # program: (tests, the reasons)
     SOME_PASS: ({"function": "f", "cases": [[[1], 5], [[3], 5], [[9], 5], [[4], 5]]},
                 ("", "raised ValueError: no threes", "wrong value: got 4, expected 5", "")),
     "def f(x):\n    while x > 2: pass\n    return 4": (ASSERTS, ("", "timed out after 1 s")),
-    "import builtins\nprint(hasattr(builtins, 'x'), input())\nbuiltins.x = 1": (
-        {"stdin_stdout": [["a", "False a"], ["b", "False b"]]}, ("", "")),
 }  # fmt: skip
 
 
@@ -342,7 +320,7 @@ def test_each_test_is_judged_by_itself(code):
     assert verdict.share == reasons.count("") / len(reasons)
 
 
-KINDS = ("int", "bytes", "complex", "tuple", "set", "frozenset", "dict", "other", "none")
+KINDS = ("tuple", "set", "frozenset", "dict", "other", "none")
 NUMBERS = st.sampled_from([0, 10**400, 1.5, float("nan"), True, 2**70])
 SCALARS = st.none() | NUMBERS | st.sampled_from(["", "6f", "9" * 5000, "\ud800"])
 FORGED = st.recursive(
@@ -354,13 +332,12 @@ LINES = FORGED.map(lambda value: json.dumps(["value", value]).encode())
 
 
 JUDGES = sandbox.program_tests.parse_tests(
-    ["assert f(2) == {(1, 2.0): {3j}}", "assert not f(2)", "assert f(2)"]
+    ["assert f(2) == {(1, 2.0): {3}}", "assert not f(2)", "assert f(2)"]
 )
 
 
 @settings(max_examples=500)
 @given(LINES | st.binary())
-@example(b'["value", {"complex": [%d, 0]}]' % 10**400)
 @example(b'["failed", ["' + b"[" * 10**5)
 def test_whatever_a_sandbox_sends_back_ends_in_a_verdict(line):
     kind, payload = sandbox.bubblewrap._read(line, 10**6)
@@ -368,45 +345,21 @@ def test_whatever_a_sandbox_sends_back_ends_in_a_verdict(line):
     assert all(isinstance(sandbox.values.reason_of(test, (kind, payload)), str) for test in JUDGES)
 
 
-FORGE = "import sys\nh = sys._getframe(2).f_globals\nh['send']('value', {text!r})"
-
-
-@pytest.mark.parametrize("text", ['{"int": "' + "f" * 5000 + '"}', '"\\ud800"', "[null]"])
-def test_a_forged_output_is_a_text_that_a_tokenizer_takes(text):
-    good, output = run_program(FORGE.format(text=text), backend="bubblewrap")
-    assert good and output.encode()
-
-
-@BACKENDS
-def test_order_is_kept_and_a_bomb_spoils_no_other(backend):
-    bombs = ["while True: pass", "x = []\nwhile True: x.append('a' * 10**6)", "def f("]
-    programs = [(f"def f(x): return {n}", [f"assert f(0) == {n}"]) for n in range(6)]
-    mixed = programs[:3] + [(bomb, CALLS) for bomb in bombs] + programs[3:]
-    verdicts = run_many(mixed, limits=QUICK, backend=backend, workers=3)
-    assert [verdict.share for verdict in verdicts] == [1, 1, 1, 0, 0, 0, 1, 1, 1]
-
-
 # (assert, what f returns, passes)
 JUDGED = [
     ("assert f(2) == 4", "4", True),
-    ("assert (4 == f(2))", "4", True),
     ("assert f(2) == 4", "4.0", False),  # an expected int wants an int
     ("assert f(2) == 4.0", "4", True),
     ("assert f(2) == 1", "True", False),
     ("assert f(2) == {1}", "{True}", False),
-    ("assert f(2) == set((1, 2))", "{2, 1}", True),
-    ("assert f(2) == [[0] * 3]", "[[0, 0, 0]]", True),
     ("assert f(2)[0] == 4", "[4]", True),
     ("assert sorted(f(2)) == [1, 2]", "{2, 1}", True),
     ("assert f(lambda x: x > 2) == 4", "4", True),
     ("assert f(2)", "True", True),
-    ("assert f(2)", "[]", False),
     ("assert f(2)", "object()", False),  # whose truth only the program knows
-    ("assert f(2) != 4", "object()", False),
-    ("assert f(2) != 4", "5", True),
     ("assert not f(2)", "0", True),
-    ("assert f(2) is True", "1", False),
-    ("assert f(2) is None", "None", True),
+    ("assert f(2) == True", "1", False),
+    ("assert f(2) == None", "None", True),
     ("assert f(2) == 10000000000000000000000001", "10**25 + 1", True),
     ("assert f(2) == 1", "10**5000", False),
 ]
@@ -425,18 +378,17 @@ def test_asserts_are_judged_outside_by_type_and_value():
         "assert isinstance(f(2), int)",
         "assert math.isclose(f(2), 4)",
         "assert abs(f(2) - 4) < 0.1",  # the answer would enter, and f may return a number-like
-        "assert f(2) + 1 == 5",
-        "assert (f(2) == 4) is True",
         "assert f(2) == 4 and f(3) == 9",
         "assert f(2).startswith('a')",
+        "assert isclose(f(2), 4)",
+        "assert 4 == f(2)",
+        "assert f(2) != 4",
         "assert 'abc'.startswith(f(2))",
         "assert f(2) == f(3)",
-        "assert 'x' in f(2)",
         "assert f(2) is 4",
         "assert 2 == 2",
         "assert f(2) ==",
         "print(f(2))",
-        "assert f(2) == 4; assert f(3) == 9",
     ],
 )
 def test_an_assert_that_the_program_would_judge_is_refused(text):
@@ -451,15 +403,14 @@ def test_an_assert_that_the_program_would_judge_is_refused(text):
         None, 4, "", "assert f(2) == 4", "{", [], {}, [4], {"cases": []}, {"function": "f"},
         {"function": "f", "cases": []}, {"function": "f(", "cases": [[[1], 1]]},
         {"function": "f", "cases": [[1, 1]]}, {"function": "f", "cases": [[[1]]]},
-        {"function": "f", "cases": [[[1], object()]]}, {"stdin_stdout": [["a"]]},
-        {"stdin_stdout": [[1, 2]]}, {"stdin_stdout": [], "function": "f", "cases": []},
+        {"function": "f", "cases": [[[1], object()]]}, {"function": "f", "cases": [[[1], b"x"]]},
     ],
 )  # fmt: skip
 def test_tests_of_another_shape_are_refused_with_the_shapes_that_are_not(tests):
     with pytest.raises(ValueError) as caught:
         run_tests(SQUARE, tests)
     message = str(caught.value)
-    assert "stdin_stdout" in message or "cannot be judged" in message
+    assert '"cases"' in message or "cannot be judged" in message
     assert repr(tests)[:40] in message or "assert 4" in message
 
 
@@ -520,7 +471,6 @@ def test_monty_withstands_the_attacks():
     [
         ("while True: pass", "timed out after 1 s"),
         ("x = 'a' * 10**10", "out of memory"),
-        ("try:\n print('x' * 9999)\nexcept: pass", "printed more than 4096 bytes"),
         ("def f(x): return 'x' * 9999", "returned more than 4096 bytes"),
         ("def f(x): return True", "wrong value: got True, expected 4"),
         ("def f(x): raise ValueError('no')", "raised ValueError: no"),
@@ -537,7 +487,5 @@ def test_what_monty_lacks_is_a_failure_and_no_fault_of_the_program():
     for code in ("import heapq", "def f(x): yield 1", "import sys\nsys.stdin.read()", "exit()"):
         verdict = run_tests(code, CALLS, backend="monty")
         assert "monty cannot run this program" in verdict.failure
-    with pytest.raises(RuntimeError, match="monty cannot run this program"):
-        run_program("import ctypes", backend="monty")
     for code in ("import nonsense", "undefined", "raise NotImplementedError('later')"):
         assert run_tests(code, CALLS, backend="monty").failure == ""

@@ -85,9 +85,10 @@ def same(one, other):
 PLANTED = TWO | {"model.load_in_4bit": False, "grpo.bf16": False}
 PLANTED |= {"train.eval_steps": 2}
 ADAPTIVE = """from grpo_nb import rewards
-extends = "math"
-reward_funcs = [rewards.Adaptive(rewards.soft_format_reward, low=0.75, change=1.5)]
-reward_weights = [0.25]
+math = rewards.PRESETS["math"]
+adaptive = rewards.Adaptive(rewards.soft_format_reward, low=0.75, change=1.5)
+reward_funcs = [math.reward_funcs[0], *math.reward_funcs[2:], adaptive]
+reward_weights = [1, *math.reward_weights[2:], 0.25]
 """
 
 

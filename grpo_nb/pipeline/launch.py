@@ -1,7 +1,7 @@
 """Run stage 03 without a notebook server, in one process, or in one per GPU under a launcher.
 
     python -m torch.distributed.run --nproc_per_node 8 -m grpo_nb train runs/NAME --processes 8
-    accelerate launch --config_file docs/launch/ddp.yaml -m grpo_nb train runs/NAME
+    accelerate launch --config_file docs/launch/fsdp.yaml -m grpo_nb train runs/NAME
 
 Each process executes the cells of notebook 3 as a script. Only the first one writes files and
 prints. See docs/launch.md.
@@ -90,8 +90,9 @@ def _refuse(settings: config.RunConfig) -> None:
             f"Unsloth trains in one process, and there are {ranks.count()}: start one, or use "
             "--set policy.backend=transformers"
         )
-    if models.sharded():
+    packed, steps = settings.model.load_in_4bit, settings.train.sft_steps
+    if models.sharded() and (packed or steps):
         raise ValueError(
-            "FSDP and ZeRO-3 give each process a part of the weights, and a run needs them whole: "
-            "use docs/launch/ddp.yaml or zero2.yaml"
+            "FSDP and ZeRO-3 need model.load_in_4bit = False and train.sft_steps = 0, and these "
+            f"are {packed} and {steps}: set them, or use ddp.yaml"
         )

@@ -82,11 +82,11 @@ def fingerprint(stage: "Stage", rewards: RewardSet, args: "GRPOConfig") -> dict[
     return {name: str(value) for name, value in values.items() if name not in may_differ}
 
 
-def save_trained(model: Any, folder: Path) -> None:
+def save_trained(model: Any, folder: Path, **gathered: Any) -> None:
     """Save the trained weights: a model's adapter, or the whole model if it has no adapter."""
     # With beta > 0 TRL adds a frozen copy of the adapter, "ref".
     only = {"selected_adapters": ["default"]} if hasattr(model, "peft_config") else {}
-    model.save_pretrained(folder, **only)
+    model.save_pretrained(folder, **only, **gathered)
 
 
 def trained_steps(folder: Path) -> int:

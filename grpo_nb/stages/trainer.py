@@ -48,7 +48,7 @@ from transformers.trainer_utils import TrainOutput
 
 from grpo_nb import environments, models, ranks
 from grpo_nb.files import atomic_path
-from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head
+from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head, sharded
 from grpo_nb.models.hub import image_tokens
 from grpo_nb.models.template import fold_system, with_tools
 from grpo_nb.models.vllm import without
@@ -109,6 +109,7 @@ class RunTrainer:
         self.share_prompts = not fast_cpu.sharing_lacks(policy, config.policy.share_prompts)
         self.samples_densely = not fast_cpu.sampling_lacks(self)
         self._dense: dense.DenseModel | None = None
+        self._gathered: dict[str, Any] = {}
         self.row_sampler: Any = None
         if ranks.count() > 1:
             # When one process ends, the launcher sends SIGTERM to the others, which must still
@@ -172,6 +173,7 @@ class RunTrainer:
                     output = train(resume_from_checkpoint=checkpoint)
                 if self.monitor.ended:
                     raise RuntimeError(self.monitor.ended)
+                self.gather_weights()
                 ranks.from_main(self._finish)
         finally:  # in a notebook, this trainer remains, and may be used again
             self._dense = self.optimizer = self.lr_scheduler = self._buffered_inputs = None
@@ -214,8 +216,12 @@ class RunTrainer:
         return next(c for c in self.callback_handler.callbacks if isinstance(c, Monitor))
 
     def validate(self) -> dict[str, float]:
-        """Validate on the first process."""
-        return ranks.from_main(self.validation)
+        """Validate on the first process, or on all together if the weights are sharded."""
+        if not sharded():
+            return ranks.from_main(self.validation)
+        with self.whole_weights():
+            figures = self.validation()
+        return ranks.from_main(lambda: figures)
 
     # The methods below override methods of TRL and transformers.
 
@@ -225,10 +231,15 @@ class RunTrainer:
             return super()._generate(*args, **kwargs)
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        """Sample with `models.dense` if possible, else with the method of TRL or Unsloth."""
+        """Sample with `models.dense` if possible, else with the method of TRL or Unsloth.
+
+        Under FSDP2, first gather the root's weights: peft's `generate` bypasses the hook that
+        would gather them.
+        """
         if self.samples_densely:
             return self._sample_densely(prompt_ids), None
-        return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        with unsharded_root(self.model_wrapped):
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
 
     def _sample_densely(self, prompt_ids: list[list[int]]) -> list[list[int]]:
         """Return the token ids of the completions, as TRL's method for text does."""
@@ -306,8 +317,22 @@ class RunTrainer:
 
     def save_adapter(self, folder: Path) -> None:
         """Save the adapter (or the whole model, if all of it is trained) and the tokenizer."""
-        save_trained(self.accelerator.unwrap_model(self.model), folder)
+        save_trained(self.accelerator.unwrap_model(self.model), folder, **self._gathered)
         self.policy.tokenizer.save_pretrained(folder)
+
+    def gather_weights(self) -> None:
+        """Gather sharded weights on all processes before the first one saves them."""
+        if sharded():
+            self._gathered = {"state_dict": self.accelerator.get_state_dict(self.model_wrapped)}
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """Let a model with sharded weights generate on all processes."""
+        from trl.models.utils import unwrap_model_for_generation
+
+        whole = unwrap_model_for_generation(self.model_wrapped, self.accelerator)  # ZeRO-3
+        with whole, unsharded_root(self.model_wrapped):
+            yield
 
 
 class StepCallback(TrainerCallback):
@@ -474,3 +499,23 @@ def _bitmap(image: Any) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "BMP")
     return buffer.getvalue()
+
+
+@contextmanager
+def unsharded_root(model: Any) -> Iterator[None]:
+    """Gather FSDP2's weights outside the layers (embeddings, head) while the block runs.
+
+    peft's `generate` calls the wrapped model directly, and bypasses the hook that would gather
+    these weights.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    model._get_fsdp_state()._lazy_init()  # else the first layer to run would become the root
+    model.unshard()
+    try:
+        yield
+    finally:
+        model.reshard()

@@ -136,8 +136,9 @@ class Monitor(TrainerCallback):
         validation = validation if callable(validation) else list(validation)
         self.validation = validation or (before.validation if before else [])
         self.eval_steps = eval_steps or (before.eval_steps if before else None)
-        # A run's trainer saves the adapter alone, on one process.
+        # A run's trainer saves the adapter alone, on one process after `gather_weights` on all.
         self.save = getattr(trainer, "save_adapter", lambda folder: trainer.save_model(str(folder)))
+        self.gather = getattr(trainer, "gather_weights", lambda: None)
         self.alerts: list[Check] = []
         self.failure = self.ended = ""
         self._exits: list[ExitStack] = []
@@ -452,6 +453,7 @@ class Monitor(TrainerCallback):
             return
         if (best / "eval.json").is_file() and read_json(best / "eval.json")["score"] > score:
             return
+        self.gather()
         # TRL's trainer saves on all processes, because sharded weights are gathered there.
         if ranks.is_main() or not self.is_of_run:
             with atomic_path(best) as temporary:

@@ -10,10 +10,12 @@ from grpo_nb import models
 from grpo_nb.machine import PROJECT_ROOT
 
 FOLDER = PROJECT_ROOT / "docs/launch"
-# distributed type, environment of the processes
+# distributed type, environment of the processes, whether their weights are sharded
 ACCELERATE = {
-    "ddp": ("MULTI_GPU", {}),
-    "zero2": ("DEEPSPEED", {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}),
+    "ddp": ("MULTI_GPU", {}, False),
+    "fsdp": ("FSDP", {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, True),
+    "zero2": ("DEEPSPEED", {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}, False),
+    "zero3": ("DEEPSPEED", {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, True),
 }
 
 
@@ -23,7 +25,7 @@ def test_accelerate_reads_its_configurations(name, monkeypatch):
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
-    kind, expected = ACCELERATE[name]
+    kind, expected, sharded = ACCELERATE[name]
     path = str(FOLDER / f"{name}.yaml")
     config = load_config_from_file(path)
     assert config.distributed_type == kind
@@ -39,7 +41,7 @@ def test_accelerate_reads_its_configurations(name, monkeypatch):
     assert expected.items() <= environment.items()
     for variable in environment.keys() - os.environ.keys():
         monkeypatch.setenv(variable, environment[variable])
-    assert not models.sharded()
+    assert models.sharded() is sharded
 
 
 def commands():

@@ -1,5 +1,6 @@
 """Trainings in processes of their own: killed, and shared by two, of which one may end."""
 
+import json
 import os
 import shutil
 import signal
@@ -232,3 +233,14 @@ def test_without_a_launcher_one_process_trains_and_hands_on(demo_run, runs_dir):
     assert done.stdout.splitlines()[-1].endswith("next: 04_merge_and_infer.ipynb")
     refuse_undone(run, "04")
     assert run.config().policy.backend == "transformers"
+
+
+def test_sharded_weights_generate_and_are_saved_whole(tmp_path):
+    """FSDP2 by torch itself; under accelerate and NCCL it was not run."""
+    done = python(*launcher(2), str(OURS.with_name("sharded.py")), str(tmp_path), root=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["whole"] == report["before the first step"] == report["after it"]
+    adapter = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert len(adapter) == 56 and report["gradients"] == 28, "LoRA's A has none at the start"
+    assert all(weights.dim() == 2 and weights.numel() for weights in adapter.values())

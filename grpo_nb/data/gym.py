@@ -10,11 +10,13 @@ import io
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from grpo_nb.checks import Check
 from grpo_nb.files import read_yaml
 from grpo_nb.names import refuse_unknown
 from grpo_nb.rewards.gym import gym_reward, library
@@ -91,7 +93,7 @@ def _rows(task: str, size: int, config: Any, level: int = 0) -> Iterator[Row]:
                 continue
             questions.add(key)
             about = {"task": task, "options": options, "metadata": item["metadata"]}
-            answer, entry = item["answer"].strip(), json.dumps(about)
+            answer, entry = item["answer"].strip(), json.dumps(about, default=str)
             scored = gym_reward.score(form.write(None, answer), answer, entry, form=form)
             if answer and scored.score != 1:
                 raise ValueError(f"its own answer earns nothing in this form: {scored.reason}")
@@ -150,3 +152,30 @@ def _key(task: str, question: str) -> Any:
         return " ".join(question.casefold().split())
     terms = re.findall(r"[-+*/]?\s*\d+(?:\.\d+)?", question)
     return tuple(sorted(re.sub(r"[+*\s]", "", term) for term in terms))
+
+
+def figures(splits: Mapping[str, Sequence[Row]], config: Any) -> dict[str, Any]:
+    """Return the number of different questions, and what the best constant answer earns.
+
+    Raises:
+        ValueError: Fewer than half of the rows asked for are left.
+    """
+    left, target = sum(map(len, splits.values())), config.max_rows or ROWS
+    if left < target / 2:
+        raise ValueError(
+            f"{config.source}: {left} different rows of {target} are left; set data.max_rows = "
+            f"{left} if these are enough, or larger sizes in data.options"
+        )
+    answers = Counter(row["answer"] for row in splits["eval"])
+    [(constant, times)] = answers.most_common(1)
+    share = times / len(splits["eval"])
+    return {"questions": left, "constant_answer": constant, "constant_share": share}
+
+
+def check(about: Mapping[str, Any]) -> Check:
+    """Return the check of stage 01 on the figures that `figures` returned."""
+    share, constant = about["constant_share"], about["constant_answer"]
+    evidence = f"{about['questions']} different questions; {constant[:40]!r}, always the same "
+    evidence += f"answer, is right for {share:.0%} of the held-out ones"
+    fix = "larger sizes (data.options), or compare with this share" if share > 0.5 else ""
+    return Check("generated rows", "warning" if fix else "ok", evidence, fix)

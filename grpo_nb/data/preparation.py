@@ -127,7 +127,7 @@ def prepare(
         image_pixels: Larger images are scaled down to this many pixels.
         extra_columns: Further columns for the rewards: "a, b" or "all".
         answer_format: Where an answer stands in its cell: auto, as_is, ####, boxed, tag, regex:….
-        answer_kind: number, math, json, code or text.
+        answer_kind: number, math, choice, json, code or text.
         system_prompt: Asks for the format; "preset" is that of `form`.
         max_rows: The number of rows to read; 0 reads all, or generates 1,000.
         options: Sizes of the tasks of reasoning-gym, by their own names.
@@ -182,6 +182,8 @@ def prepare(
     report = {"source": source, "rows_read": total, "columns": columns}
     report |= {f"{name}_rows": len(splits[name]) for name in splits}
     report |= {"dropped": _dropped(drops), "prompt_tokens": lengths}
+    if gym.is_gym(source):
+        report["generated"] = gym.figures(splits, config)
     return Prepared(splits, report, checks(report, config))
 
 

@@ -387,7 +387,15 @@ def attach(
 
     Raises:
         ValueError: The trainer has other rewards than the run.
+        RuntimeError: Unsloth replaced TRL's trainer after this one's class was imported.
     """
+    import trl
+
+    if not isinstance(trainer, trl.GRPOTrainer):
+        raise RuntimeError(
+            "GRPOTrainer was imported before Unsloth, so it is TRL's class and not Unsloth's: "
+            "restart the kernel, and import unsloth before trl"
+        )
     policy = policy or models.policy_of(trainer.model, trainer.processing_class)
     if [*map(id, trainer.reward_funcs)] != [*map(id, rewards.reward_funcs)]:
         raise ValueError(

@@ -28,6 +28,7 @@ def test_rows_differ_even_in_the_order_of_what_is_added_and_follow_the_seed():
     sums = [json.loads(row["entry"])["metadata"]["expression"] for row in all_rows(made)]
     keys = {frozenset(Counter(each.split()).items()) for each in sums if "+" in each}
     assert len(keys) == len([each for each in sums if "+" in each])
+    assert len(made.rows["train"]) + len(made.rows["eval"]) == made.report["generated"]["questions"]
     first, again, other = (
         [row["question"] for row in all_rows(prepared(options=EASY, seed=seed))]
         for seed in (1, 1, 2)
@@ -78,11 +79,13 @@ def test_worked_turns_of_other_rows_stand_before_each_question_in_the_form_asked
         ("arc_agi", {}, "cannot be used: its scorer compares tuples"),
         ("acre", {"levels": 2}, "acre has no levels: set data.levels = 0"),
         ("caesar_cipher", {"levels": 3}, "or fewer data.levels"),
+        ("chain_sum", EASY | {"max_digits": 1, "allow_negation": False}, "set data.max_rows = "),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(tasks, options, why):
+    rows = 2000 if "set data.max_rows" in why else 20
     with pytest.raises(ValueError, match=why) as refusal:
-        prepared(tasks, 20, **(options if "levels" in options else {"options": options}))
+        prepared(tasks, rows, **(options if "levels" in options else {"options": options}))
     assert "\n" not in str(refusal.value)
 
 

@@ -1,7 +1,7 @@
 """Read right answers from the columns of the rows, and take wrong ones from other rows.
 
 An answer is the value of a column, the part of it that is marked as the answer, or what several
-columns say together, in JSON. Each way to read answers has a description, such as
+columns say together. Each way to read answers has a description, such as
 "answer, after ####".
 """
 
@@ -20,6 +20,7 @@ OTHERS = 32  # distinct answers among which a row's wrong answer is looked for
 COPIED = 0.3  # an answer that is more than this share of its prompt is the prompt
 EXPRESSION = "an expression of the row's numbers"
 TOOL_CALL = "a call of the row's tool"
+JOINS = ("{} {}", "{}, {}", "({}, {})", "{}{}", "{}/{}", "{}-{}", "{}:{}")
 MOST_JOINED = 3  # columns that are written together
 
 
@@ -115,16 +116,53 @@ def _place(texts: Any, place: Any) -> int | None:
     return place if 0 <= place < len(texts) else None
 
 
-def records(scorer: Scorer) -> dict[str, dict[int, str]]:
-    """Return what up to three columns say together that rewards read, written as JSON."""
+def joined(scorer: Scorer) -> dict[str, dict[int, str]]:
+    """Return the ways to write what up to three columns say together that rewards read.
+
+    These are a value with its unit, a point, an answer with its citations, a record.
+    """
     ways: dict[str, dict[int, str]] = {}
     each = [columns_of(func, scorer.columns) for func in scorer.funcs]
-    for names in dict.fromkeys(map(tuple, (*each, columns_in_use(scorer)))):
-        values = [[row.get(name) for name in names] for row in scorer.rows]
-        if 0 < len(names) <= MOST_JOINED:
-            texts = [json.dumps(dict(zip(names, own, strict=True)), default=str) for own in values]
-            ways[f"{', '.join(names)}, as JSON"] = dict(enumerate(texts))
-    return ways
+    for names in {tuple(names): None for names in (*each, columns_in_use(scorer))}:
+        keys = _keys_for(names, prompt_text(scorer.rows[0]))
+        for number, row in enumerate(scorer.rows if 0 < len(names) <= MOST_JOINED else ()):
+            values = {key: row.get(name) for key, name in zip(keys, names, strict=True)}
+            for way, text in _together(values):
+                ways.setdefault(way, {})[number] = text
+    return {way: each for way, each in ways.items() if len(each) > len(scorer.rows) / 2}
+
+
+def _keys_for(names: Sequence[str], prompt: str) -> list[str]:
+    """Return the columns' names, in place of each the key in the prompt's JSON that begins so.
+
+    >>> _keys_for(["city", "city_code", "sources_used"], 'Write {"city": 1, "sources": 2}.')
+    ['city', 'city_code', 'sources']
+    """
+    more = [key for key in re.findall(r'"(\w+)"\s*:', prompt) if key not in names]
+    keys = [
+        next((k for k in more if name.startswith(k) or k.startswith(name)), name) for name in names
+    ]
+    return keys if len({*keys}) == len(keys) else list(names)
+
+
+def _together(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (description, text) of each way to write several values together."""
+    names = ", ".join(values)
+    if all(_is_single(value) or isinstance(value, list) for value in values.values()):
+        yield f"{names}, as JSON", json.dumps(values, default=str)
+    if all(map(_is_single, values.values())):
+        yield f"{names}, in lines", "\n".join(f"{k}: {v}" for k, v in values.items())
+        yield f"{names}, in tags", "\n".join(f"<{k}>{v}</{k}>" for k, v in values.items())
+    for one, other in permutations(values, 2) if len(values) == 2 else ():
+        if not _is_single(values[one]):
+            continue
+        if isinstance(values[other], list):
+            marks = " ".join(f"[{each}]" for each in values[other])
+            yield f"{one}, with [{other}]", f"{values[one]} {marks}"
+        elif _is_single(values[other]):
+            for join in JOINS:
+                text = join.format(values[one], values[other])
+                yield f"{one}, as {join.format(one, other)!r}", text
 
 
 def _is_single(value: Any) -> bool:

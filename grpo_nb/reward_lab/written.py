@@ -21,8 +21,8 @@ from grpo_nb.reward_lab.columns import (
     answers_to_try,
     columns_in_use,
     distinct_rows,
+    joined,
     others_of,
-    records,
 )
 from grpo_nb.reward_lab.mentions import strings_of
 from grpo_nb.reward_lab.patterns import forms_in
@@ -325,7 +325,7 @@ def _rounds(
             levels = sorted(levels, key=lambda ways: not _are_programs(ways))
     yield from ((reasoning, ways, forms) for reasoning in (STEP, WORDS) for ways in levels)
     yield STEP, labels.named(scorer, columns_in_use(scorer), strings, forms), forms
-    yield STEP, records(scorer), forms
+    yield STEP, joined(scorer), forms
 
 
 def _are_programs(ways: Mapping[str, dict[int, str]]) -> bool:

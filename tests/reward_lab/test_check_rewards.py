@@ -646,10 +646,30 @@ COLUMNS = [
     for n, city in enumerate(CITIES)
 ]
 TOGETHER = {
+    "a value with its unit": (
+        ("value", "unit"),
+        lambda t, v, u: re.findall(r"<answer>(\d+) ?(\w+)</answer>", t) == [(str(v), u)],
+        "<answer>12 km</answer>",
+    ),
+    "a point": (
+        ("value", "correct"),
+        lambda t, x, y: re.findall(r"\((\d+), (\d+)\)$", t) == [(str(x), str(y))],
+        "(12, 0)",
+    ),
     "a record in JSON": (
         ("name", "value", "unit"),
         lambda t, n, v, u: as_json(t) == {"name": n, "value": v, "unit": u},
         '{"name": "Rome", "value": 12, "unit": "km"}',
+    ),
+    "a record in tags": (
+        ("name", "value", "unit"),
+        lambda t, n, v, u: t == f"<name>{n}</name>\n<value>{v}</value>\n<unit>{u}</unit>",
+        "<name>Rome</name>\n<value>12</value>\n<unit>km</unit>",
+    ),
+    "an answer with its sources": (
+        ("name", "sources"),
+        lambda t, n, s: t.split(" [")[0] == n and re.findall(r"\[(\d+)\]", t) == [*map(str, s)],
+        "Rome [1] [2]",
     ),
     "the option at a place": (("options", "correct"), lambda t, o, k: t == o[k], "Rome"),
     "a ranking": (
@@ -701,6 +721,24 @@ def test_a_right_answer_is_made_of_what_the_columns_say_together(kind):
     verdict = found(reward, COLUMNS)
     assert verdict.reference.endswith(reference) and verdict.passed, verdict
     assert verdict.amounts["the right answer"] == 1
+
+
+def test_a_record_may_be_read_by_several_rewards():
+    def of(name):
+        def func(completions, **columns):
+            rows = zip(completions, columns[name], strict=True)
+            objects = [((text[:1] == "{" and as_json(text)) or {}, value) for text, value in rows]
+            return [float(each.get(key) == value) for each, value in objects]
+
+        key = name.split("_")[0]
+        func.__kwdefaults__, func.__name__ = {name: None}, name
+        return func
+
+    ask = 'Write {"city": "…", "sources": […]}.'
+    rows = [{"prompt": ask, "city": r["name"], "sources_used": r["sources"]} for r in COLUMNS]
+    verdict = found([of("city"), of("sources_used")], rows)
+    assert verdict.reference == '{"city": "Rome", "sources": [1, 2]}' and verdict.passed, verdict
+    assert verdict.roles == {"city": "right", "sources_used": "right"}
 
 
 def test_attacks_count_only_where_the_right_answer_earns_more():

@@ -7,11 +7,9 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, ClassVar
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated, Any, ClassVar
 
 from grpo_nb.files import append_line, read_lines, read_yaml, runs_root
 from grpo_nb.rewards.prompts import Completion, completion_text
@@ -20,15 +18,14 @@ LONGEST_CHARACTERS = 20_000  # of a completion; the judge does not see the rest
 FRAME = read_yaml(Path(__file__).with_suffix(".yaml"))["rubric"]  # what the judge is told
 
 
-class Verdict(BaseModel):
-    """Hold a judge's reply, which must be this JSON object and no other."""
+@cache
+def _verdict_type() -> type[Any]:
+    """Return the type of a reply, which must be this JSON object and no other."""
+    from pydantic import ConfigDict, Field, create_model
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    reason: str
-    grade: float = Field(ge=0, le=10)
-
-
-FORMAT = {"name": "Verdict", "strict": True, "schema": Verdict.model_json_schema()}
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    grade = Annotated[float, Field(ge=0, le=10)]
+    return create_model("Verdict", __config__=strict, reason=str, grade=grade)
 
 
 @dataclass(eq=False)
@@ -104,8 +101,10 @@ class LLMJudge:
         """Return the score of a completion, from the cache or the API; None without a verdict."""
         system = {"role": "system", "content": FRAME.format(rubric=self.rubric)}
         request = {"model": self.model, "messages": [system, {"role": "user", "content": quote}]}
-        schema = {"type": "json_schema", "json_schema": FORMAT}
-        request |= {"temperature": 0, "response_format": schema} | self.options
+        form = {"name": "Verdict", "strict": True, "schema": _verdict_type().model_json_schema()}
+        request |= {"temperature": 0}
+        request["response_format"] = {"type": "json_schema", "json_schema": form}
+        request |= self.options
         key = _sha256(request)
         async with limit:
             if key not in self.replies and (verdict := await self._ask(client, request)):
@@ -129,7 +128,7 @@ class LLMJudge:
                 reply = await client.chat.completions.create(**request)
                 text = reply.choices[0].message.content  # some servers put a fence around the JSON
                 text = text[text.index("{") : text.rindex("}") + 1]
-                return Verdict.model_validate_json(text).model_dump()
+                return _verdict_type().model_validate_json(text).model_dump()
             except refusals:
                 raise
             except openai.APIError as e:

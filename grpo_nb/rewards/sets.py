@@ -62,6 +62,10 @@ class RewardSet(NamedTuple):
         ]
         return reward_set(pairs, self._replace(form=form))
 
+    def adding(self, func: Callable[..., Any], weight: float) -> "RewardSet":
+        """Return this set with one more reward."""
+        return reward_set([*self.pairs, (func, weight)], self)
+
     @property
     def pairs(self) -> list[tuple[Callable[..., Any], float]]:
         """Return (reward, weight) of each reward."""

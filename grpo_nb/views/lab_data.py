@@ -179,11 +179,11 @@ def report(check: RewardCheck, verdict: RewardVerdict) -> dict[str, Any]:
 def _card(check: RewardCheck, finding: Check) -> dict[str, Any]:
     """Return a finding, with the attack that earns most."""
     each = [result for result in check.results if result.attack.family == finding.name]
-    won = [result for result in each if result.level == finding.state]
-    if not won:
+    winners = [result for result in each if result.level == finding.state]
+    if not winners:
         return finding._asdict()
-    sign = -1 if won[0].attack.kind == "honest" else 1
-    worst = max(won, key=lambda result: sign * (result.total - result.right))
+    sign = -1 if winners[0].attack.kind == "honest" else 1
+    worst = max(winners, key=lambda result: sign * (result.total - result.right))
     return finding._asdict() | {"attack": worst.attack.name, "text": worst.completion[:CARD]}
 
 

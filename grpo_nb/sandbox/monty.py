@@ -40,7 +40,7 @@ def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
 
 
 def _print(_: str, text: str) -> None:
-    """Discard what a program prints."""
+    """Do nothing with what a program prints."""
 
 
 def _input(prompt: str = "") -> str:

@@ -398,7 +398,7 @@ def test_what_was_trained_is_taken_elsewhere(demo_run, kernels, monkeypatch):
     names["question"] = data.load(run, "eval")[0]["prompt"]
     *imports, asked = uncommented("04", "ask-later")["ask-later"].strip().splitlines()
     exec("\n".join(imports), names)
-    assert "<answer>" in eval(asked, names)["content"]
+    assert eval(asked, names).strip()
     assert (kernels / "my-adapter/adapter_model.safetensors").is_file()
     assert (kernels / "my-model/model.safetensors").is_file()
     assert sent[0] == (("me/adder",), {"private": True, "exist_ok": True})

@@ -68,9 +68,10 @@ def test_a_sampled_completion_that_is_tried_as_an_attack_is_listed_once():
         return [text.count("=") / 4 for text in completions]
 
     spam = RIGHT.format("7").replace("1+1=2", "so = = = = =")
-    lab = RewardLab([mentions, counts], TEXTS, [["a"], [spam, "b"]], form="tags")
+    sampled = [["a"], [spam, "b"], [RIGHT.format("15"), spam]]
+    lab = RewardLab([mentions, counts], TEXTS, sampled, form="tags")
     assert any(level and "sampled" in name for name, level in lab.report["won"].items())
-    assert [line["kind"] for line in lines(lab, text=spam)] == ["sampled"]
+    assert [line["kind"] for line in lines(lab, text=spam)] == ["sampled"] * 2
 
 
 def test_a_wrong_answer_that_a_reward_takes_for_right_is_called_wrong():

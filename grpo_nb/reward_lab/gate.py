@@ -92,9 +92,8 @@ def judge(test: RewardTest) -> Verdict:
 
 def arguments(test: RewardTest) -> dict[str, Any]:
     """Return the arguments of `check_rewards` and the Reward Lab for the rewards of a run."""
-    stage, rows, baseline, (preset, grpo, tokenizer, on_gpu, _) = test
+    _, rows, baseline, (preset, grpo, tokenizer, on_gpu, _) = test
     own = preset.own_reference
-    is_found = own or stage.config.rewards.preset.endswith(".py")
     scaling = effective_scaling(grpo.scale_rewards, grpo.loss_type, on_gpu)
     return {
         "reward_funcs": preset.reward_funcs,
@@ -103,7 +102,7 @@ def arguments(test: RewardTest) -> dict[str, Any]:
         "reward_weights": preset.reward_weights,
         "correct": preset.correct_func,
         "reference": own,
-        "form": "" if is_found else preset.form.write("{reasoning}", "{answer}"),
+        "form": "" if own else preset.form.write("{reasoning}", "{answer}"),
         "args": {
             "max_completion_length": grpo.max_completion_length,
             "scale_rewards": scaling,

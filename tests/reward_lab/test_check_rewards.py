@@ -392,7 +392,7 @@ def test_a_judge_is_asked_again_and_in_another_order(script, faults, runs_dir):
     verdict = found([scripts.MATH.reward_funcs[0], judge], scripts.ROWS, **options)
     assert [name for name in names_of(verdict) if "group_judge: " in name] == faults, verdict
     assert verdict.passed
-    flattered = scripts.InProcess("other", script=scripts.flattered)  # each has its cache
+    flattered = scripts.InProcess("m", script=scripts.flattered, name="flattered")
     assert "plea" in names_of(found(flattered, scripts.ROWS, **options), "stop")
 
 

@@ -135,9 +135,7 @@ def test_an_interrupt_or_an_error_inside_with_loses_no_step(tmp_path):
     whole = stock(tmp_path / "whole", [short])
     whole.train()
     stops = at(2, lambda: signal.raise_signal(signal.SIGINT))
-    said = (
-        r"after step 2; the training is kept .*`with` goes on with trainer.train\(resume_from"
-    )
+    said = r"after step 2; the training is kept .*`with` goes on with trainer.train\(resume_from"
     trainer = stock(tmp_path, [stops])
     with pytest.raises(KeyboardInterrupt, match=said), Monitor(trainer, show=False):
         trainer.train()

@@ -178,6 +178,7 @@ def _best(log: Log) -> pd.DataFrame:
     table = table[table["step"] >= table["step"].quantile(0.75)]
     weights, names = log.facts.get("weights") or {}, [n for n in log.rewards if n in table]
     scores = table[names].apply(pd.to_numeric, errors="coerce").fillna(0)
-    columns = {"step": table["step"], "total": scores @ [weights.get(name, 1.0) for name in names]}
+    total = sum((weights.get(name, 1.0) * scores[name] for name in names), 0.0)
+    columns = {"step": table["step"], "total": total}
     columns |= {name: table[name].map(transcript) for name in ("prompt", "completion")}
     return pd.DataFrame(columns).nlargest(BEST, "total")

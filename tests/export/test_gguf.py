@@ -232,7 +232,8 @@ def test_weights_are_packed_into_few_bits(tmp_path):
     """Rows that are no multiple of 256 stay in 8 bit."""
     folder = shutil.copytree(project_path(BASE), tmp_path / "model")
     config = AutoConfig.from_pretrained(folder)
-    config.hidden_size, config.num_hidden_layers, config.layer_types = 256, 1, None
+    config.hidden_size, config.num_hidden_layers = 256, 1
+    config.layer_types = ["full_attention"]
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     gguf.convert(folder, tmp_path / "model.gguf", "q4_k_m")
     reader = library.GGUFReader(tmp_path / "model.gguf")

@@ -196,12 +196,12 @@ class Server:
             raise ValueError(f"{self.url} refuses a held-out prompt: its log says why")
         [choice], usage = answer["choices"], answer.get("usage") or {}
         entries = (choice.get("logprobs") or {}).get("content") or []
-        told = [entry for entry in entries if _id(entry) >= 0]
-        told = [{_id(i): i["logprob"] for i in (entry, *entry["top_logprobs"])} for entry in told]
+        rows = [entry for entry in entries if _id(entry) >= 0]
+        rows = [{_id(i): i["logprob"] for i in (entry, *entry["top_logprobs"])} for entry in rows]
         text, is_cut = choice["message"].get("content") or "", choice["finish_reason"] == "length"
-        ids = [next(iter(each)) for each in told]
+        ids = [next(iter(each)) for each in rows]
         sample = Sample(text, usage.get("completion_tokens", 0), is_cut, ids)
-        return sample, usage.get("prompt_tokens", 0), told
+        return sample, usage.get("prompt_tokens", 0), rows
 
 
 def _id(entry: Mapping[str, Any]) -> int:
@@ -223,7 +223,7 @@ def served(url: str, model: Model, limit: float = KL) -> dict[str, Any]:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         counts["texts"] += server.ids(text) not in ([], ids)
     for chat, prompt, our in zip(chats, encode(tokenizer, chats), ours, strict=True):
-        reply, length, told = server.reply(fold_system(tokenizer, chat), tokens)
+        reply, length, rows = server.reply(fold_system(tokenizer, chat), tokens)
         replies.append(reply.text)
         counts["chats"] += length not in (0, len(prompt))
         counts["equal"] += reply.text.strip() == our.text.strip()
@@ -232,9 +232,9 @@ def served(url: str, model: Model, limit: float = KL) -> dict[str, Any]:
         # a character, such as an emoji; then the first other one is at another place.
         both = zip(reply.ids, our.ids, strict=False)
         same = len([*takewhile(lambda pair: pair[0] == pair[1], both)])
-        if told := told[: same + (len(reply.ids) == reply.tokens)]:
+        if rows := rows[: same + (len(reply.ids) == reply.tokens)]:
             inputs = with_completion(tokenizer, chat, our.ids)
-            kl += map(_kl, told, log_probs(engine.model, inputs, len(our.ids)))
+            kl += map(_kl, rows, log_probs(engine.model, inputs, len(our.ids)))
     mean, half = sum(kl) / len(kl) if kl else None, len(chats) / 2
     counts["weights"] = not mean <= limit if kl else counts["equal"] < half  # NaN is a fault
     text = f"greedy answers equal {counts['equal']} of {len(chats)}"

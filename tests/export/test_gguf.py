@@ -238,7 +238,7 @@ def test_weights_are_packed_into_few_bits(tmp_path):
     folder = shutil.copytree(project_path(BASE), tmp_path / "model")
     config = AutoConfig.from_pretrained(folder)
     config.hidden_size, config.num_hidden_layers = 256, 1
-    config.layer_types = config.layer_types[:1]
+    config.layer_types = ["full_attention"]
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     gguf.convert(folder, tmp_path / "model.gguf", "q4_k_m")
     reader = library.GGUFReader(tmp_path / "model.gguf")

@@ -45,12 +45,12 @@ def _stage(run: Run, stage: str, entry: dict[str, Any]) -> dict[str, str]:
 
 def _unchanged(run: Run) -> Check:
     """Check that the files of the stages that are done are as these wrote them."""
+    end = run.undone() or "05"
     try:
-        refuse_undone(run, run.undone() or "05")
+        refuse_undone(run, end)
     except ValueError as error:
         return Check("unchanged", "stop", str(error), "")
-    done = [stage for stage in NOTEBOOKS if stage < (run.undone() or "05")]
-    count = sum(len(run.manifest()[stage]["outputs"]) for stage in done)
+    count = sum(len(run.manifest()[stage]["outputs"]) for stage in NOTEBOOKS if stage < end)
     return Check("unchanged", "ok", f"{count} files are as their stages wrote them")
 
 

@@ -13,12 +13,13 @@ from types import SimpleNamespace
 
 import forked
 import nbformat
+import pandas as pd
 import papermill
 import pytest
 import refresh
 from conftest import TINY_SETTINGS
 
-from grpo_nb import export, runs
+from grpo_nb import data, export, runs
 from grpo_nb.colab import RUNS_ON_DRIVE, wanted
 from grpo_nb.files import project_path, read_json
 from grpo_nb.machine import PROJECT_ROOT

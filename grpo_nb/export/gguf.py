@@ -105,9 +105,10 @@ def convert(folder: Path, file: Path, kind: str) -> None:
 
     def type_of(name: str, new_name: str, *_: Any) -> Any:
         tensor = model.model_tensors.get(name)
-        if not tensor or tensor().shape[-1] % 256 or not re.fullmatch(PACKED, new_name):
+        if not tensor or not re.fullmatch(PACKED, new_name):
             return False
-        return types.Q6_K if re.fullmatch(SENSITIVE, new_name) else types[table["pack"]]
+        choice = "Q6_K" if re.fullmatch(SENSITIVE, new_name) else table["pack"]
+        return types[TABLES["instead"][choice] if tensor().shape[-1] % 256 else choice]
 
     def split(tokenizer: object) -> str:
         with suppress(NotImplementedError):

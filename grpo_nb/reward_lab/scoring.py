@@ -27,6 +27,7 @@ SLOW = 0.004  # seconds a completion
 TIE = 1e-6  # totals that are this close differ only by rounding
 FIRST, FIRST_ROWS = ("1", "so it is. "), 3  # the texts that are scored before anything else
 ALL_BUT, PATIENCE = 0.8, 8  # of a limit's time that a reward had; how often it gets it then
+IN_FAILURES = 10.0  # seconds of calls that fail, such as a judge's, after which no more are made
 SCHEDULER = Path("/proc/thread-self/schedstat")  # nanoseconds: on a processor, waiting for it
 Pair = tuple[int, str]  # the number of a row, and a completion's text
 Row = dict[str, Any]
@@ -122,6 +123,7 @@ class Scorer:
         self.failed: set[Pair] = set()
         self.grouped: set[int] = set()
         self.beside: dict[int, list[str]] = {}
+        self.in_failures = np.zeros(len(self.funcs))
         self.seconds = np.zeros(len(self.funcs))
         self.calls = np.zeros(len(self.funcs))
         self.longest = np.zeros(len(self.funcs))
@@ -213,13 +215,17 @@ class Scorer:
 
     def safe(self, number: int, pairs: Sequence[Pair]) -> list[float]:
         """Score a batch; a completion on which the reward fails is found, recorded and left out."""
-        if number in self.faults and self.faults[number].rule == "slow":  # not waited for again
+        is_slow = number in self.faults and self.faults[number].rule == "slow"
+        if is_slow or self.in_failures[number] > IN_FAILURES:  # it is not waited for again
             self.failed.update(pairs)
             return [np.nan] * len(pairs)
+        start = time.monotonic()
         try:
             return self.call(number, pairs)
         except Exception as error:  # a user's reward may raise anything
-            if isinstance(error, TookTooLong) or len(pairs) == 1:
+            self.in_failures[number] += time.monotonic() - start
+            is_spent = self.in_failures[number] > IN_FAILURES
+            if isinstance(error, TookTooLong) or len(pairs) == 1 or is_spent:
                 if number not in self.faults:
                     self.faults[number] = self._fault(number, error, pairs)
                 self.failed.update(pairs)

@@ -41,7 +41,7 @@ def fair(body):
     said = body["messages"][1]["content"]
     quotes = dict(re.findall(r"<<<([A-Z ]+)>>>\n(.*?)\n<<<END \1>>>", said, re.DOTALL))
     right = f"<answer>{quotes['REFERENCE ANSWER']}</answer>"
-    return verdict(8 if right in quotes["COMPLETION"] else 2)
+    return verdict(8 if right in quotes["COMPLETION A"] else 2)
 
 
 def steps(place):

@@ -396,6 +396,19 @@ def test_a_judge_is_asked_again_and_in_another_order(script, faults, runs_dir):
     assert "plea" in names_of(found(flattered, scripts.ROWS, **options), "stop")
 
 
+def test_a_reward_that_takes_long_to_fail_is_not_asked_for_ever(monkeypatch):
+    """A judge whose server is down retries each request."""
+    monkeypatch.setattr(scoring, "IN_FAILURES", 0.0)
+    calls = []
+
+    def down(completions, **kwargs):
+        calls.append(len(completions))
+        raise RuntimeError("the server is down")
+
+    verdict = found(down, completions=[["a", "b", "c", "d"]] * len(NUMBERS))
+    assert "down: raises" in names_of(verdict, "stop") and len(calls) < 20, calls
+
+
 # -- what it takes
 
 CALLS = []

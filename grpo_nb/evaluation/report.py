@@ -340,6 +340,8 @@ def _of_format(before: pd.DataFrame, after: pd.DataFrame) -> str:
         before: Figures of each prompt, with LENIENT and pass@1, greedily decoded.
         after: The same of the other model.
     """
+    if LENIENT not in before:
+        return ""
     was, now = (100 * each[[LENIENT, "pass@1"]].mean() for each in (before, after))
     if np.isnan(was[LENIENT]) or all(np.allclose(each, each["pass@1"]) for each in (was, now)):
         return ""

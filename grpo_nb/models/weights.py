@@ -101,8 +101,12 @@ def load_dequantized(model_path: str, quantization: str) -> "PreTrainedModel":
 
 def dequantized(model: "PreTrainedModel") -> "PreTrainedModel":
     """Unpack a 4-bit model into the 16-bit or 32-bit weights that it computes with."""
+    from bitsandbytes.functional import _convert_weight_packed_for_cpu_inverse as as_before
     from transformers.integrations.bitsandbytes import Bnb4bitDeserialize
 
+    for weight in model.parameters():  # in its first forward pass, a CPU with bf16 reorders them
+        if getattr(getattr(weight, "quant_state", None), "packing_format_for_cpu", False):
+            weight.data, weight.quant_state = as_before(weight.data, weight.quant_state)
     # On saving, transformers reverses the conversions of loading, which fails for 4-bit weights.
     model._weight_conversions = [
         conversion

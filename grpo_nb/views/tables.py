@@ -28,6 +28,7 @@ def show_tables() -> None:
     """Display every DataFrame of this notebook with `table`; outside a notebook, do nothing."""
     from IPython import get_ipython
 
+    pd.set_option("display.width", 80, "display.max_columns", 20)  # of the text beside the HTML
     if shell := get_ipython():
         shell.display_formatter.formatters["text/html"].for_type(pd.DataFrame, table)
 

@@ -60,7 +60,7 @@ RewardLab([match_format, check_answer, shows_work], dataset, completions)"""
 MANY = """rows = [dict(row, answer=str(n)) for row in dataset for n in range(32)]
 RewardLab([match_format, check_answer], rows, [said(n, 1) + ["", "?"] for n in range(256)])"""
 CELLS = (REWARDS, DATA, OPEN, MANY)
-STATES = ("stop", "warning", "note")
+STATES = ("stop", "warning")
 COLOR = "node => getComputedStyle(node).backgroundColor"
 MODULE = """async ([source, name, ...values]) => {
   const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));

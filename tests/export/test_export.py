@@ -418,3 +418,10 @@ def test_each_program_gets_a_line_with_an_absolute_path(runs_dir):
     text = export.where(run)
     assert f"llama-server -m '{merged}/gguf/r-q8_0.gguf'" in text
     assert f"ollama create r -f '{merged}/gguf/Modelfile'" in text
+
+
+def test_a_base_without_safetensors_is_refused(run, tmp_path):
+    shutil.copytree(project_path(TINY), tmp_path / "tiny_base")
+    (tmp_path / "tiny_base/model.safetensors").rename(tmp_path / "tiny_base/pytorch_model.bin")
+    with pytest.raises(OSError, match=r"no file named model.safetensors"):
+        merge(run, {"model.model_name": str(tmp_path / "tiny_base")})

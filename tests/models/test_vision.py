@@ -140,7 +140,7 @@ def test_an_impossible_tower_is_refused():
     with pytest.raises(ValueError, match="has no part that reads images"):
         models.load_policy(config)
     driven = {"model.fast_inference": "vllm", "policy.backend": "unsloth"}
-    with pytest.raises(ValueError, match="vLLM takes no adapter on the part that reads images"):
+    with pytest.raises(ValueError, match="and LoRA on the layers for text"):
         vision_families.settings_of(
             "data/tiny_base", **driven, **{"lora.finetune_vision_layers": True}
         )

@@ -73,8 +73,7 @@ def judge_scores(place, said):
     report = json.loads((place / "runs/judged/rewards/report.json").read_text())
     judged = next(line for line in report["signal"] if line["reward"] == "clear")
     assert report["passed"] and 0.2 <= judged["mean"] <= 0.8
-    states = {check["name"]: check["state"] for check in report["checks"]}
-    assert states["clear: another answer"] == states["clear: praise"] == "ok"
+    assert not [check for check in report["checks"] if check["name"].startswith("clear: ")]
 
 
 def code_is_tested(place, said):

@@ -88,6 +88,11 @@ def test_llama_cpp_tokenizes_odd_texts_as_the_merged_folder_does(family, tmp_pat
     gguf.convert(folder, tmp_path / "model.gguf", "f16")
     figures = gguf.compare(tmp_path / "model.gguf", "f16", model)
     assert (figures["texts"], figures["chats"]) == (0, 0)
+    tokenizer, texts = model[0].tokenizer, [*TEXTS, *WORDS[: 500 - len(TEXTS)]]
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    with gguf.serving(tmp_path / "model.gguf", 512) as url:
+        server = gate.Server(url)
+        assert [server.ids(text) for text in texts] == ids
     assert gate.verdict("f16", figures).state == "ok", figures
 
 

@@ -18,7 +18,8 @@ from families import Outcome
 from PIL import Image, ImageDraw
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from grpo_nb import data, stages
+from grpo_nb import stages
+from grpo_nb.data.rows import pack, write_rows
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import RunConfig
 
@@ -249,6 +250,5 @@ def learn(name: str, folder: Path, **more: Any) -> Outcome:
     trainer = trainer_of(folder, name, **more)
     run = trainer.stage.run
     (run / "data").mkdir()
-    data.replace_train(run, [row | {"prompt_tokens": 0} for row in rows(8)])
-    (run / "data/train.parquet").rename(run / "data/eval.parquet")
+    write_rows(run / "data/eval.parquet", [pack(row | {"prompt_tokens": 0}) for row in rows(8)])
     return families.outcome_of(trainer)

@@ -15,4 +15,4 @@ from grpo_nb.data.preparation import (
     prepare_run,
     worked_rows,
 )
-from grpo_nb.data.rows import answer_finder, load, plain_answer, replace_train
+from grpo_nb.data.rows import answer_finder, load, plain_answer

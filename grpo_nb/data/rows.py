@@ -34,7 +34,6 @@ from grpo_nb import answers
 from grpo_nb.answers.forms import TAGS
 from grpo_nb.data.images import decode, encode, read_images
 from grpo_nb.data.sources import Fault, Options, Row, folder_of
-from grpo_nb.files import atomic_path
 from grpo_nb.names import refuse_unknown
 from grpo_nb.rewards.contract import TRLS_OWN
 from grpo_nb.rewards.prompts import Message, as_text, build_prompt, with_images
@@ -253,12 +252,6 @@ def write_rows(path: Path, rows: Sequence[Row], names: Iterable[str] = ()) -> No
         if name not in AS_THEY_ARE:
             table[name] = [json.dumps(row.get(name), default=str) for row in rows]
     pq.write_table(pa.table(table), path)
-
-
-def replace_train(run: "Run", rows: Sequence[Row]) -> None:
-    """Replace the rows of data/train.parquet with these rows, in this order."""
-    with atomic_path(run / "data/train.parquet") as temporary:
-        write_rows(temporary, list(map(pack, rows)))
 
 
 def read_rows(path: Path, max_rows: int = 0) -> list[Row]:

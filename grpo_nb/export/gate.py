@@ -165,7 +165,7 @@ class Server:
         self.client = httpx.Client(timeout=600)
         try:
             names = self.ask("/v1/models").get("data")
-        except httpx.TransportError as error:
+        except (httpx.TransportError, httpx.InvalidURL, ValueError) as error:  # such as a web page
             raise ValueError(f"no server answers at {url} ({error}): start it first") from None
         # transformers' server lists none, and answers if none is named.
         self.model = {"model": names[0]["id"]} if names else {}

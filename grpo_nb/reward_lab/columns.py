@@ -1,8 +1,7 @@
 """Read right answers from the columns of the rows, and take wrong ones from other rows.
 
 An answer is the value of a column, the part of it that is marked as the answer, or what several
-columns say together. Each way to read answers has a description, such as
-"answer, after ####".
+columns say together. Each way to read answers has a description, such as "answer, after ####".
 """
 
 import json

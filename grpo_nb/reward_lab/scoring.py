@@ -216,7 +216,8 @@ class Scorer:
     def safe(self, number: int, pairs: Sequence[Pair]) -> list[float]:
         """Score a batch; a completion on which the reward fails is found, recorded and left out."""
         is_slow = number in self.faults and self.faults[number].rule == "slow"
-        if is_slow or self.in_failures[number] > IN_FAILURES:  # it is not waited for again
+        is_spent = number in self.faults and self.in_failures[number] > IN_FAILURES
+        if is_slow or is_spent:  # it is not waited for again
             self.failed.update(pairs)
             return [np.nan] * len(pairs)
         start = time.monotonic()
@@ -224,8 +225,7 @@ class Scorer:
             return self.call(number, pairs)
         except Exception as error:  # a user's reward may raise anything
             self.in_failures[number] += time.monotonic() - start
-            is_spent = self.in_failures[number] > IN_FAILURES
-            if isinstance(error, TookTooLong) or len(pairs) == 1 or is_spent:
+            if isinstance(error, TookTooLong) or len(pairs) == 1:
                 if number not in self.faults:
                     self.faults[number] = self._fault(number, error, pairs)
                 self.failed.update(pairs)

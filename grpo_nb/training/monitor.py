@@ -382,8 +382,6 @@ class Monitor(TrainerCallback):
                 weight, low, high = ranges[name]
                 ranges[name] = (weight, min([low, *finite]), max([high, *finite]))
         self.watch.expected = self.watch.expected._replace(rewards=ranges)
-        if self.dashboard is not None:
-            self.dashboard.ranges = {name: [low, high] for name, (_, low, high) in ranges.items()}
 
     def _show(self, update: Update) -> None:
         """Show a step on the dashboard, or as a line."""

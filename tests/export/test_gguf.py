@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import gguf as library
+import httpx
 import pytest
 import torch
 from families import CHATML, GEMMA
@@ -219,6 +221,14 @@ def test_a_server_that_answers_worse_is_a_warning(sound, monkeypatch):
 def test_ids_are_read_as_llama_cpp_and_vllm_write_them():
     entries = [{"id": 5, "token": "a"}, {"token": "token_id:7"}, {"token": "a"}]
     assert [gate._id(entry) for entry in entries] == [5, 7, -1]
+
+
+def test_a_web_page_is_no_server_of_a_model(monkeypatch):
+    page = httpx.MockTransport(lambda request: httpx.Response(200, text="<html>"))
+    client = partial(httpx.Client, transport=page)
+    monkeypatch.setattr(httpx, "Client", client)
+    with pytest.raises(ValueError, match=r"no server answers at http://here .*: start it first"):
+        gate.Server("http://here")
 
 
 def test_a_merge_with_gguf_leaves_tested_files_and_all_that_other_programs_need(tmp_path):

@@ -82,9 +82,11 @@ def of_a_completion(names: list[str]) -> None:
     import numpy as np
 
     from grpo_nb import Monitor
+    from grpo_nb.training.logs import SETTINGS
     from grpo_nb.views import TrainingDashboard
 
-    args = SimpleNamespace(output_dir=tempfile.mkdtemp(), num_generations=2)
+    sizes = dict.fromkeys(SETTINGS, 1) | {"num_generations": 2, "world_size": 1}
+    args = SimpleNamespace(output_dir=tempfile.mkdtemp(), **sizes)
     state = SimpleNamespace(global_step=1, max_steps=2)
     logs = {"prompt": ["a", "a"], "completion": [TEXT, "b"], "advantages": [1.0, -1.0]}
     trainer = SimpleNamespace(
@@ -101,7 +103,7 @@ def of_a_completion(names: list[str]) -> None:
     monitor.begin(0, 2)
     control = SimpleNamespace()
     step = {"loss": 0.0, "reward": 0.5, "completions/mean_length": 3.0}
-    args.gradient_accumulation_steps = args.steps_per_generation = args.num_iterations = 1
+    args.steps_per_generation = args.num_iterations = 1
     with followed(TEXT, names):
         monitor.on_log(args, state, control, logs=step)
     assert not monitor.failure, monitor.failure

@@ -1,7 +1,6 @@
 """Did the reward do it? True and random rewards against their placebos, on the tiny model.
 
     python benchmarks/placebo.py math --seeds 5             # and a placebo with shuffled rewards
-    python benchmarks/placebo.py math --seeds 2 --kind format-only
     python benchmarks/placebo.py summarization --seeds 1    # another task's own rewards
     python benchmarks/placebo.py random --seeds 20 --steps 30
 

@@ -1,17 +1,9 @@
-"""Describe a step of a training to whoever watches it, and hold a request to stop it."""
+"""Describe a step of a training to whoever watches it."""
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from grpo_nb.checks import Check
-
-
-class Buttons:
-    """Hold the request to stop that an interrupt button or a signal makes; each step reads it."""
-
-    def __init__(self) -> None:
-        self.stop = threading.Event()
 
 
 class Update(NamedTuple):
@@ -20,11 +12,10 @@ class Update(NamedTuple):
     line: The line of metrics.jsonl. After a step, its keys are TRL's (reward,
         rewards/<name>/mean and /std, frac_reward_zero_std, completions/mean_length and
         /clipped_ratio, entropy, kl, clip_ratio/…, grad_norm, learning_rate, step_time), "step",
-        and with our trainer seconds/generation, seconds/reward, seconds/update,
-        tokens_per_second, memory_gib, groups/reward_p10, _p50, _p90 (of the groups' mean rewards),
-        groups/reward_std (mean spread within a group), rewards/<name>/group_std.
+        and with a run's trainer seconds/generation, seconds/reward, seconds/update,
+        tokens_per_second, memory_gib and groups/distinct.
         After a validation, the keys are "step", eval/reward, eval/accuracy (if a reward is known to
-        say what is right), eval/seconds, and with our trainer eval/exact and eval/format.
+        say what is right), and with a run's trainer eval/exact, eval/format and eval/seconds.
     total_steps: The number of steps of the training.
     completions: The completions of this step, one dict each: question, completion, each reward,
         reward (the weighted total) and advantage; empty after a validation.

@@ -69,7 +69,7 @@ def comparable(run):
 
 def stop_at(trainer, step):
     """Press the stop button as that step is logged."""
-    stop = trainer.monitor.buttons.stop
+    stop = trainer.monitor.stop
     trainer.monitor.watchers.append(lambda update: update.line["step"] == step and stop.set())
 
 

@@ -41,18 +41,12 @@ from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, refuse_undone
 from grpo_nb.runs.config import flatten, resolve, stage_of, stored
 from grpo_nb.stages.checkpoints import trained_steps
-from grpo_nb.training.placebo import paid_weights
 
 CAUSED = "the reward did it"
 PART = "the reward did part of it"
 AS_MUCH = "the placebo gained as much"
 CANNOT_SAY = "cannot say"
-PLACEBOS = {  # the kinds of placebo, each with the name of its check
-    "shuffled": "caused by the reward",
-    "format-only": "caused by more than format",
-}
-# The settings in which a placebo may differ from its run.
-OF_THE_PLACEBO = ("train.placebo", "rewards.reward_weights")
+PLACEBOS = {"shuffled": "caused by the reward"}  # the kinds of placebo, and the names of checks
 # What a placebo does not copy: what stages 03 and 04 write, the locks, and what it writes itself.
 OWN = ("train", "model", "eval", "figures", "notebooks", ".*", "manifest.json", "config.yaml")
 
@@ -101,8 +95,7 @@ def run_placebo(name: str, kind: str, force: bool = False, dry_run: bool = False
 
     Raises:
         ValueError: Before anything starts: there is no such kind of placebo; the run is not done,
-            has changed since, or is a placebo itself; its rewards do not allow this kind; or
-            another run has the placebo's name.
+            has changed since, or is a placebo itself; or another run has the placebo's name.
         StageFailed, RuntimeError: From `notebooks.run_pipeline`.
     """
     refuse_unknown("placebo", kind, list(PLACEBOS))
@@ -112,7 +105,6 @@ def run_placebo(name: str, kind: str, force: bool = False, dry_run: bool = False
     refuse_undone(run, "05")
     before = run.config()
     config = resolve(before.profile, {"train.placebo": kind}, stored=stored(before))
-    paid_weights(load_rewards(config.rewards), kind)
     kinds = before.train.placebo, placebo.config().train.placebo if placebo.manifest() else kind
     if kinds != ("none", kind):
         raise ValueError(
@@ -214,7 +206,7 @@ def _judge(
 def differences(run: Run, placebo: Run) -> list[str]:
     """Name the settings and files in which two trained runs differ, apart from their rewards."""
     first, second = _facts(run), _facts(placebo)
-    names = [name for name in first | second if name not in OF_THE_PLACEBO]
+    names = [name for name in first | second if name != "train.placebo"]
     return [name for name in names if first.get(name) != second.get(name)]
 
 

@@ -8,7 +8,7 @@
 
 `attach` puts `RunTrainer` in front of this trainer's class, which is TRL's, or the one by which
 Unsloth replaces it on a GPU. The parts of one step, in order, with the methods of `RunTrainer`, of
-`StepCallback` and, for 4 and 6, of `monitor.Monitor`:
+`StepCallback` and, for 4, of `monitor.Monitor`:
 
  0. Every few steps, and at the end, `guard.Guard` tests whether the samples come from the policy.
  1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. If the task has an
@@ -19,7 +19,8 @@ Unsloth replaces it on a GPU. The parts of one step, in order, with the methods 
     `on_pre_optimizer_step`.
  5. The optimizer updates the weights. A checkpoint or a stop may be due.
  6. The step's metrics are logged: `log`. They go to train/metrics.jsonl, to the alerts and to the
-    watchers; every `train.eval_steps` steps the policy is validated: `on_log`.
+    watchers: `monitor.Monitor.on_log`; every `train.eval_steps` steps the policy is validated, and
+    the best adapter is kept: `on_log`.
  7. If a checkpoint is due, transformers writes it, and removes old ones.
 
 A token's loss is -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A), plus beta times the KL to the
@@ -47,7 +48,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback, Trai
 from transformers.trainer_utils import TrainOutput
 
 from grpo_nb import environments, models, ranks
-from grpo_nb.files import atomic_path
+from grpo_nb.files import atomic_path, read_json, write_json
 from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head, sharded
 from grpo_nb.models.hub import image_tokens
 from grpo_nb.models.template import fold_system, with_tools
@@ -64,8 +65,7 @@ from grpo_nb.training import fast_cpu, health, metrics
 from grpo_nb.training.difficulty import difficulty
 from grpo_nb.training.interruptions import step_of
 from grpo_nb.training.monitor import Monitor
-from grpo_nb.training.placebo import shuffled
-from grpo_nb.updates import Update
+from grpo_nb.training.placebo import placebo, true_reward
 
 if TYPE_CHECKING:
     import trl
@@ -118,26 +118,12 @@ class RunTrainer:
         self.steps = StepCallback(self)
         self.add_callback(self.steps)
         self.validation = Validation(policy, validation_rows, rewards, config)
-        self._add_monitor()
-
-    def _add_monitor(self) -> None:
-        """Give this trainer a monitor; a notebook's own replaces this one."""
-        train = self.stage.config.train
-        monitor = Monitor(
-            self,
-            folder=self.folder,
-            correct=self.rewards.correct_func.__name__,
-            validation=self.validate if self.validation_rows else (),
-            eval_steps=train.eval_steps if self.validation_rows else None,
-            ignore=health.learning_alerts() if train.placebo != "none" else (),
-            show=False,
-        )
-        monitor.watchers.append(self._show_progress)
-
-    def _show_progress(self, update: Update) -> None:
-        reward = update.line.get("reward")
-        note = "" if reward is None else f"reward {reward:.2f}"
-        self.stage.progress(update.line["step"], update.total_steps, note)
+        self.monitor_options = {
+            "folder": self.folder,
+            "correct": rewards.correct_func.__name__,
+            "ignore": health.learning_alerts() if config.train.placebo != "none" else set(),
+        }
+        Monitor(self, show=False)  # a notebook's own replaces it
 
     @property
     def paths(self) -> str:
@@ -256,7 +242,7 @@ class RunTrainer:
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *args: Any
     ) -> Any:
-        """Score the completions; measure time and spread, and shuffle the scores of a placebo.
+        """Score the completions; measure how long it takes, and how completions differ.
 
         Whatever a reward changes in this process, such as torch's random state, is restored. TRL
         returns the scores of all processes. Unsloth's trainer has the same method, and calls it as
@@ -268,13 +254,9 @@ class RunTrainer:
             )
         if "answer" in inputs[0]:
             self._log_completion_extra("reference", [str(row["answer"]) for row in inputs])
-        group, names = self.num_generations, self.reward_func_names
-        if self.stage.config.train.placebo == "shuffled":
-            rewards_N_F = shuffled(rewards_N_F, group, self.args.seed, self.state.global_step)
-        totals_N = (rewards_N_F * self.reward_weights.to(rewards_N_F.device)).nansum(dim=1)
-        figures = metrics.spread(rewards_N_F, totals_N, group, names)
-        figures["groups/distinct"] = metrics.distinct(completion_ids, group)
+        figures = {"groups/distinct": metrics.distinct(completion_ids, self.num_generations)}
         if self.environment:
+            totals_N = (rewards_N_F * self.reward_weights.to(rewards_N_F.device)).nansum(dim=1)
             figures |= metrics.of_episodes(completions, totals_N.tolist(), self._tokenizer)
         for name, value in figures.items():
             self._record(name, value)
@@ -336,7 +318,7 @@ class RunTrainer:
 
 
 class StepCallback(TrainerCallback):
-    """Store the weights of adaptive rewards in checkpoints, and go on from these.
+    """Validate, keep the best adapter, and keep the weights of adaptive rewards in checkpoints.
 
     Args:
         trainer: The trainer.
@@ -350,14 +332,50 @@ class StepCallback(TrainerCallback):
             reward.gather_scores = ranks.gather  # each process scores a share of the step
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restore rewards and row order from the checkpoint."""
+        """Validate the policy at the start, or restore rewards and row order from a checkpoint."""
         if not state.global_step:
+            if self.trainer.validation_rows:
+                self._validate(state)
             return
         for reward in self.adaptive:
             reward.value, reward.step = state.stateful_callbacks[ADAPTIVE][reward.__name__]
         # Each epoch draws a new order of the rows. Repeat the draws of all completed epochs.
         for _ in range(math.floor(state.epoch + 1e-6)):
             next(iter(self.trainer.row_sampler))
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Report a step's progress; validate if that is due."""
+        trainer, logs, step = self.trainer, kwargs["logs"], state.global_step
+        if "loss" not in logs:  # of a validation, or of the end
+            return
+        note = f"reward {logs['reward']:.2f}" if "reward" in logs else ""
+        trainer.stage.progress(step, state.max_steps, note)
+        every = trainer.stage.config.train.eval_steps
+        if trainer.validation_rows and (step % every == 0 or step == state.max_steps):
+            self._keep_best(self._validate(state), step)
+
+    def _validate(self, state: TrainerState) -> dict[str, float]:
+        """Return the figures of a validation, and pass them to the monitor and the trackers."""
+        trainer, step = self.trainer, state.global_step
+        trainer.monitor.say(f"validating {f'after step {step}' if step else 'before step 1'}")
+        figures = trainer.validate()
+        logs = {name.replace("eval/", "eval_", 1): value for name, value in figures.items()}
+        trainer.callback_handler.on_log(trainer.args, state, trainer.control, logs)
+        return figures
+
+    def _keep_best(self, figures: Mapping[str, float], step: int) -> None:
+        """Keep the adapter if its validation is the best so far; in a tie, the later one."""
+        score, best = figures["eval/accuracy"], self.trainer.folder / "best"
+        if not math.isfinite(score + figures.get("eval/reward", 0)):
+            print(f"step {step}: this validation has no score, and does not count")
+            return
+        if (best / "eval.json").is_file() and read_json(best / "eval.json")["score"] > score:
+            return
+        self.trainer.gather_weights()
+        if ranks.is_main():
+            with atomic_path(best) as temporary:
+                self.trainer.save_adapter(temporary)
+                write_json(temporary / "eval.json", {"step": step, "score": score, **figures})
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note that the policy is no longer the one that was loaded."""
@@ -397,7 +415,7 @@ def attach(
             "restart the kernel, and import unsloth before trl"
         )
     policy = policy or models.policy_of(trainer.model, trainer.processing_class)
-    if [*map(id, trainer.reward_funcs)] != [*map(id, rewards.reward_funcs)]:
+    if [id(true_reward(f)) for f in trainer.reward_funcs] != [*map(id, rewards.reward_funcs)]:
         raise ValueError(
             f"the trainer has the rewards {', '.join(trainer.reward_func_names)}, and the run "
             f"{', '.join(rewards.names)}: write yours in notebook 2, below %%rewards, which tests "
@@ -410,6 +428,9 @@ def attach(
         # On a GPU, Unsloth gives the instance a `train` that sets the model's modes around its own.
         trainer.unsloths_train = vars(trainer).pop("train", None)
         trainer.__class__ = type("RunTrainer", (RunTrainer, type(trainer)), {})
+    if stage.config.train.placebo != "none":
+        group, seed = trainer.num_generations, trainer.args.seed
+        trainer.reward_funcs = placebo(rewards.reward_funcs, group, seed=seed)
     trainer.join(stage, rewards, list(validation_rows), policy)
     if stage.config.train.difficulty:
         difficulty(trainer, rewards.correct_func.__name__)

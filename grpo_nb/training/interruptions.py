@@ -1,5 +1,6 @@
 """Keep what is trained when a signal or an error ends a training, and find it again."""
 
+import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +13,12 @@ from grpo_nb import ranks
 from grpo_nb.files import read_json
 from grpo_nb.signals import signals
 from grpo_nb.training import stock
-from grpo_nb.updates import Buttons
 
 SAVED_BY_TORCH = (".pt", ".pth", ".bin")  # zip files
 
 
 @contextmanager
-def stop_on_signals(buttons: Buttons) -> Iterator[list[int]]:
+def stop_on_signals(event: threading.Event) -> Iterator[list[int]]:
     """Stop after the current step on SIGINT (interrupt button) or SIGTERM, at once on a second one.
 
     Yields:
@@ -29,7 +29,7 @@ def stop_on_signals(buttons: Buttons) -> Iterator[list[int]]:
         if len(signals_so_far) > 1:
             raise KeyboardInterrupt
         print("stopping after this step, with a checkpoint; interrupt again to stop at once")
-        buttons.stop.set()
+        event.set()
 
     with signals(stop) as signals_so_far:
         yield signals_so_far

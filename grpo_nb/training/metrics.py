@@ -19,7 +19,6 @@ from grpo_nb.models import cuda_available, template
 from grpo_nb.rewards.prompts import Message, digest
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedTokenizerBase
 
 
@@ -123,40 +122,6 @@ def memory_now() -> tuple[int, int]:
         return torch.cuda.memory_allocated(), free + torch.cuda.memory_reserved()
     resident = psutil.Process().memory_info().rss
     return resident, resident + psutil.virtual_memory().available
-
-
-def asleep(trainer: Any) -> int:
-    """Return the size of a sleeping vLLM's cache, which torch still counts as in use [bytes]."""
-    args = trainer.args
-    if not (trainer.use_vllm and args.vllm_enable_sleep_mode and args.vllm_mode == "colocate"):
-        return 0
-    from vllm.device_allocator.cumem import CuMemAllocator
-
-    blocks = CuMemAllocator.get_instance().pointer_to_data.values()
-    return sum(block.handle[1] for block in blocks if block.tag == "kv_cache")
-
-
-def spread(
-    rewards_N_F: "torch.Tensor", totals_N: "torch.Tensor", group: int, names: Sequence[str]
-) -> dict[str, float]:
-    """Measure how scores differ between groups, and within them.
-
-    Args:
-        rewards_N_F: Scores of the completions, group after group; NaN stands for None.
-        totals_N: Weighted totals of the completions.
-        group: Completions per group.
-        names: Names of the rewards.
-    """
-    import torch
-
-    totals_P_G = totals_N.view(-1, group)
-    means_P = totals_P_G.mean(dim=1)
-    figures = {f"groups/reward_p{p}": means_P.quantile(p / 100).item() for p in (10, 50, 90)}
-    figures["groups/reward_std"] = totals_P_G.std(dim=1).mean().item()
-    rewards_P_G_F = torch.nan_to_num(rewards_N_F).view(-1, group, rewards_N_F.shape[1])
-    for name, value in zip(names, rewards_P_G_F.std(dim=1).mean(dim=0).tolist(), strict=True):
-        figures[f"rewards/{name}/group_std"] = value
-    return figures
 
 
 def distinct(completion_ids: Sequence[Sequence[int]], size: int) -> float:

@@ -4,15 +4,15 @@
     with Monitor(trainer):  # an interrupt, or an error, saves first
         trainer.train()
 
-It raises the alerts of `training.health`, writes a line for each step, validates, keeps the best
-adapter, and skips updates that would ruin the weights. It reads what TRL logs.
+It raises the alerts of `training.health`, writes a line for each step, and skips updates that would
+ruin the weights. It reads what TRL logs, validations by an `eval_dataset` included.
 """
 
 import functools
 import math
 import sys
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 
 from grpo_nb import ranks
 from grpo_nb.checks import Check
-from grpo_nb.files import append_line, atomic_path, read_json, read_lines, write_json
+from grpo_nb.files import append_line, read_lines
 from grpo_nb.models import lm_head
 from grpo_nb.rewards import declared_range
 from grpo_nb.rewards.prompts import message_text, transcript
@@ -35,7 +35,8 @@ from grpo_nb.training.interruptions import (
     stop_on_signals,
 )
 from grpo_nb.training.logs import of_trainer, renamed
-from grpo_nb.updates import Buttons, Update, Watcher
+from grpo_nb.training.placebo import true_reward
+from grpo_nb.updates import Update, Watcher
 
 BAD_STEPS = 3  # updates that are skipped in a row before training ends
 REMEDY = (
@@ -45,7 +46,6 @@ REMEDY = (
 METRICS = "metrics.jsonl"
 INTERRUPT = "To stop: the notebook's interrupt button, which saves and stops after the step"
 AGAIN = "run this again to continue from there, or use what is trained so far"  # in a run
-Validate = Callable[[], Mapping[str, float]]
 SHOWN = (
     ("reward", ".3g"),
     ("reward_std", ".2g"),
@@ -80,14 +80,9 @@ class Monitor(TrainerCallback):
     step is a line.
 
     Args:
-        trainer: The trainer, before `train()`. A monitor that it already has is replaced, and what
-            it was given is kept where nothing else is given.
-        folder: Where metrics.jsonl, alerts.jsonl and best/ go; by default OUTPUT_DIR/monitor.
+        trainer: The trainer, before `train()`. A monitor that it already has is replaced.
+        folder: Where metrics.jsonl and alerts.jsonl go; by default OUTPUT_DIR/monitor.
         correct: The name of the reward that says what is right; by default not known.
-        validation: Rows like those to train on. One completion for each is sampled as in training
-            and scored; the adapter with the best scores is kept in FOLDER/best. Or a function that
-            validates in its own way, and returns figures such as {"eval/accuracy": 0.5}.
-        eval_steps: Steps between two validations; by default a tenth of the training.
         halt: "grave" ends training at an alert that says stop; "never" does not.
         notify: Called with each alert, a `Check`; for example a function that calls
             `trackio.alert(title=check.name, text=check.evidence)`.
@@ -100,6 +95,7 @@ class Monitor(TrainerCallback):
     Attributes:
         alerts: The alerts so far.
         watchers: Functions that are called with each `Update`.
+        stop: An event that ends the training after its step, with a checkpoint, once it is set.
         failure: Why the monitor stands aside; "" if it works.
         ended: Why the monitor ended the training; "" if it did not.
     """
@@ -110,8 +106,6 @@ class Monitor(TrainerCallback):
         *,
         folder: str | Path | None = None,
         correct: str = "",
-        validation: Sequence[Mapping[str, Any]] | Validate = (),
-        eval_steps: int | None = None,
         halt: Literal["never", "grave"] = "never",
         notify: Callable[[Check], Any] | None = None,
         ignore: Collection[str] = (),
@@ -125,20 +119,15 @@ class Monitor(TrainerCallback):
             raise ValueError(f"correct = {correct!r} is none of the rewards: {names}")
         if halt not in ("never", "grave"):
             raise ValueError(f"halt = {halt!r}: give 'never' or 'grave'")
-        before = self._replaced(trainer)
-        self.notify = notify or (before.notify if before else None)
-        self.correct = correct or (before.correct if before else "")
-        default = before.folder if before else Path(trainer.args.output_dir) / "monitor"
+        for other in [c for c in trainer.callback_handler.callbacks if isinstance(c, Monitor)]:
+            trainer.remove_callback(other)  # a cell that runs twice
+        of_run = getattr(trainer, "monitor_options", {})  # what a run's trainer has set
+        self.notify, self.correct = notify, correct or of_run.get("correct", "")
+        default = of_run.get("folder") or Path(trainer.args.output_dir) / "monitor"
         self.folder = Path(folder or default)
-        self.ignore = {*ignore} or (before.ignore if before else set())
-        self.watchers: list[Watcher] = before.watchers if before else []
-        self.buttons = before.buttons if before else Buttons()
-        validation = validation if callable(validation) else list(validation)
-        self.validation = validation or (before.validation if before else [])
-        self.eval_steps = eval_steps or (before.eval_steps if before else None)
-        # A run's trainer saves the adapter alone, on one process after `gather_weights` on all.
-        self.save = getattr(trainer, "save_adapter", lambda folder: trainer.save_model(str(folder)))
-        self.gather = getattr(trainer, "gather_weights", lambda: None)
+        self.ignore = {*ignore} or of_run.get("ignore", set())
+        self.watchers: list[Watcher] = []
+        self.stop = threading.Event()
         self.alerts: list[Check] = []
         self.failure = self.ended = ""
         self._exits: list[ExitStack] = []
@@ -155,10 +144,10 @@ class Monitor(TrainerCallback):
         Without `with`, training is watched all the same, and an interrupt ends it at once. A run's
         trainer does this by itself.
         """
-        self.buttons.stop.clear()
+        self.stop.clear()
         self.stopped = False
         self._exits.append(ExitStack())
-        self.interrupts = self._exits[-1].enter_context(stop_on_signals(self.buttons))
+        self.interrupts = self._exits[-1].enter_context(stop_on_signals(self.stop))
         if self.dashboard is not None:
             self.dashboard.interrupt = INTERRUPT
         return self
@@ -181,33 +170,18 @@ class Monitor(TrainerCallback):
         """Say how a training that has ended goes on, or what is kept of a finished one."""
         state, newest = self.trainer.state, newest_checkpoint(self.trainer.args.output_dir)
         if 0 < state.max_steps <= state.global_step:
-            best = self.folder / "best"
-            return f"the best validation's model is {best}" if best.is_dir() else ""
+            return ""
         if not newest:
             return "no checkpoint is kept"
         again = f"the same `with` goes on with trainer.train(resume_from_checkpoint={newest!r})"
-        again = AGAIN if self.is_of_run else again
+        again = AGAIN if hasattr(self.trainer, "monitor_options") else again
         return f"the training is kept up to step {step_of(newest)}; {again}"
-
-    @property
-    def is_of_run(self) -> bool:
-        """Return whether the trainer is a run's, and not a person's own."""
-        return hasattr(self.trainer, "save_adapter")
-
-    def _replaced(self, trainer: Any) -> "Monitor | None":
-        """Remove a monitor that the trainer has, and return it: a cell may run twice."""
-        others = [c for c in trainer.callback_handler.callbacks if isinstance(c, Monitor)]
-        for other in others:
-            trainer.remove_callback(other)
-        return others[0] if others else None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin, or go on after the step of the checkpoint from which training resumes."""
         stock.call_once(self.trainer, self)
         self.failure = ""
         self.begin(state.global_step, state.max_steps)
-        if self.validation and not state.global_step:
-            self._validate(args, state, control)
 
     @_aside
     def begin(self, step: int, max_steps: int) -> None:
@@ -236,13 +210,15 @@ class Monitor(TrainerCallback):
     def _expected(self, max_steps: int) -> health.Expected:
         facts, ranges = of_trainer(self.trainer), {}
         for name, func in zip(self.names, self.trainer.reward_funcs, strict=True):
+            func = true_reward(func)
             func = getattr(func, "reward", func)  # the one whose weight is adapted
             ranges[name] = (facts["weights"][name], *declared_range(func))
-        rows = getattr(self.trainer, "validation_rows", self.validation)  # the first: a run's
+        rows = getattr(self.trainer, "validation_rows", None)  # a run's
+        rows = getattr(self.trainer, "eval_dataset", None) if rows is None else rows
         return health.Expected(
             ranges,
             completions=facts["completions"],
-            eval_rows=0 if callable(rows) else len(rows),
+            eval_rows=len(rows) if hasattr(rows, "__len__") else 0,
             max_steps=max_steps,
             correct=self.correct,
             max_completion_length=facts["max_completion_length"] or 0,
@@ -313,8 +289,8 @@ class Monitor(TrainerCallback):
         """Show that training has ended; the next one does not begin with a request to stop."""
         if self.dashboard is not None:
             self.dashboard.rest()
-        self.stopped = self.buttons.stop.is_set()
-        self.buttons.stop.clear()
+        self.stopped = self.stop.is_set()
+        self.stop.clear()
 
     @_aside
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -328,29 +304,23 @@ class Monitor(TrainerCallback):
             return
         if self.ended:
             control.should_training_stop = True
-        if ranks.anywhere(self.buttons.stop.is_set()):
+        if ranks.anywhere(self.stop.is_set()):
             control.should_training_stop = control.should_save = True
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Pass a step to the alerts, and show it; validate if that is due."""
+        """Pass a step or a validation to the alerts, and show it."""
         logs = kwargs.get("logs") or {}
         line = {"step": state.global_step, **renamed(logs)}
-        is_step = "loss" in logs  # and not the summary at the end
-        if not is_step and not any(name.startswith("eval/") for name in line):
-            return
-        completions = (self.completions() or []) if is_step and "reward" in line else []
-        if update := self._update(line, completions, control):
-            for watcher in self.watchers:  # their errors are the person's own
-                watcher(update)
-        if is_step and self._is_due(state):
-            self._keep_best(self._validate(args, state, control), state.global_step)
-        if state.global_step:  # a request may have come in meanwhile
-            self._obey(args, state, control)
+        # The summary at the end of a training is neither.
+        if "loss" in logs or any(name.startswith("eval/") for name in line):
+            if update := self._update(line, control):
+                for watcher in self.watchers:  # their errors are the person's own
+                    watcher(update)
+            if state.global_step:  # a request may have come in meanwhile
+                self._obey(args, state, control)
 
     @_aside
-    def _update(
-        self, line: dict[str, Any], completions: list[dict[str, Any]], control: Any
-    ) -> Update | None:
+    def _update(self, line: dict[str, Any], control: Any) -> Update | None:
         """Write a line and its alerts, and show it."""
         self._widen(line)
         alerts = self._raised(line)
@@ -365,8 +335,13 @@ class Monitor(TrainerCallback):
             print(health.summary([alert]))
             if self.notify:
                 self.notify(alert)
+        completions = self.completions() if {"loss", "reward"} <= line.keys() else []
         update = Update(line, self.trainer.state.max_steps, completions, alerts)
-        self._show(update)
+        if self.dashboard is not None:
+            self.dashboard(update)
+        elif self.prints and "reward" in line:
+            parts = [f"{k} {line[k]:{form}}" for k, form in SHOWN if isinstance(line.get(k), float)]
+            print(f"step {line['step']}/{update.total_steps}: {', '.join(parts)}")
         return update
 
     def _raised(self, line: Mapping[str, Any]) -> list[Check]:
@@ -376,23 +351,13 @@ class Monitor(TrainerCallback):
         """Update the ranges of the rewards that declare none by what they were seen to give."""
         scores, ranges = self._scores(), dict(self.watch.expected.rewards)
         for name, func in zip(self.names, self.trainer.reward_funcs, strict=True):
-            if not hasattr(func, "range"):
+            if not hasattr(true_reward(func), "range"):
                 values = [*scores.get(name, ()), line.get(f"rewards/{name}/mean", math.nan)]
                 finite = [float(value) for value in values if math.isfinite(value)]
                 weight, low, high = ranges[name]
                 ranges[name] = (weight, min([low, *finite]), max([high, *finite]))
         self.watch.expected = self.watch.expected._replace(rewards=ranges)
 
-    def _show(self, update: Update) -> None:
-        """Show a step on the dashboard, or as a line."""
-        line = update.line
-        if self.dashboard is not None:
-            self.dashboard(update)
-        elif self.prints and "reward" in line:
-            parts = [f"{k} {line[k]:{form}}" for k, form in SHOWN if isinstance(line.get(k), float)]
-            print(f"step {line['step']}/{update.total_steps}: {', '.join(parts)}")
-
-    @_aside
     def completions(self) -> list[dict[str, Any]]:
         """Return the completions of the latest step: question, completion, each reward, reward."""
         logs, scores = getattr(self.trainer, "_logs", None) or {}, self._scores()
@@ -409,54 +374,6 @@ class Monitor(TrainerCallback):
         if images := list(logs.get("images") or ()):
             table["images"] = images
         return table.to_dict("records")
-
-    def _is_due(self, state: Any) -> bool:
-        """Return whether a validation is due."""
-        if not self.validation:
-            return False
-        every = self.eval_steps or max(1, state.max_steps // 10)
-        return state.global_step % every == 0 or state.global_step == state.max_steps
-
-    def _validate(self, args: Any, state: Any, control: Any) -> dict[str, float]:
-        """Validate; pass the figures to the trackers and to this monitor, and return them."""
-        own = self.validation if callable(self.validation) else self._sampled
-        self.say(f"validating {f'after step {n}' if (n := state.global_step) else 'before step 1'}")
-        figures = own() or {}
-        names = {name.replace("eval/", "eval_", 1): value for name, value in figures.items()}
-        self.trainer.callback_handler.on_log(args, state, control, names)
-        return figures
-
-    @_aside
-    def _sampled(self) -> dict[str, float]:
-        """Sample and score a completion for each validation row, as in training."""
-        begun, model = time.monotonic(), self.trainer.model
-        was_training = model.training
-        with stock.stand_in(self.trainer, pays=True) as double:
-            model.eval()
-            try:
-                figures = stock.scores_of(double, self.validation)
-            finally:
-                model.train(was_training)
-        figures = {f"eval/{name}": value for name, value in figures.items()}
-        return figures | {"eval/seconds": time.monotonic() - begun}
-
-    @_aside
-    def _keep_best(self, figures: Mapping[str, float], step: int) -> None:
-        """Keep the adapter if its validation is the best so far; in a tie, the later one."""
-        keys = ("eval/accuracy", f"eval/rewards/{self.correct}/mean", "eval/reward")
-        score = next((figures[key] for key in keys if key in figures), math.nan)
-        best = self.folder / "best"
-        if not math.isfinite(score + figures.get("eval/reward", 0)):
-            print(f"step {step}: this validation has no score, and does not count")
-            return
-        if (best / "eval.json").is_file() and read_json(best / "eval.json")["score"] > score:
-            return
-        self.gather()
-        # TRL's trainer saves on all processes, because sharded weights are gathered there.
-        if ranks.is_main() or not self.is_of_run:
-            with atomic_path(best) as temporary:
-                self.save(temporary)
-                write_json(temporary / "eval.json", {"step": step, "score": score, **figures})
 
 
 def _plain(line: Mapping[str, Any]) -> dict[str, Any]:

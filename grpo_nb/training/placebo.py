@@ -1,13 +1,10 @@
 """Reward a placebo run for something other than its answers.
 
-In any notebook: `GRPOTrainer(reward_funcs=placebo(reward_funcs, num_generations=8), …)`; the gain
-of a training whose rewards are shuffled is what sampling and updating alone give. In a run it is
-`train.placebo`:
-
-"shuffled" distributes the scores of a group at random over its completions, so that scores and
-completions are unrelated. "format-only" uses only the rewards that pay for the form alone.
-Everything else is as in the original run: validation still uses the true rewards, and chooses the
-adapter.
+In any notebook: `GRPOTrainer(reward_funcs=placebo(reward_funcs, num_generations=8), …)`; in a run,
+`train.placebo = "shuffled"`. The scores of a group are distributed at random over its completions,
+so that scores and completions are unrelated; the gain of such a training is what sampling and
+updating alone give. Everything else is as in the original run: a run's validation still uses the
+true rewards, and chooses the adapter.
 
 An adaptive weight (`rewards.Adaptive`) follows the true scores, which are shuffled afterwards. TRL
 would add an environment's `get_reward` as another reward, always with weight 1. Therefore
@@ -18,14 +15,11 @@ it.
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from grpo_nb.rewards import RewardSet
-
-if TYPE_CHECKING:
-    import torch
+from grpo_nb import ranks
 
 
 def placebo(
@@ -36,8 +30,8 @@ def placebo(
 ) -> list[Callable[..., Any]]:
     """Return the same rewards, whose scores are shuffled within each group of completions.
 
-    The scores of one completion stay together, so each group keeps its totals. Validation by a
-    `Monitor` still uses the true rewards.
+    The scores of one completion stay together, so each group keeps its totals. Every order is
+    equally likely, so on average a completion earns its group's mean.
 
     Args:
         reward_funcs: The rewards, as GRPOTrainer takes them.
@@ -94,48 +88,11 @@ def _shuffling(func: Callable[..., Any], group: int, seed: int) -> Callable[...,
 
 
 def _order(count: int, group: int, seed: int, step: int) -> list[int]:
-    """Return the places from which completions get their scores, drawn within each group."""
-    rows_P_G = np.arange(count).reshape(-1, group)
-    return np.random.default_rng([seed, step]).permuted(rows_P_G, axis=1).ravel().tolist()
+    """Return the places from which completions get their scores, drawn within each group.
 
-
-def paid_weights(rewards: RewardSet, placebo: str) -> list[float]:
-    """Return the reward weights that training uses.
-
-    Args:
-        rewards: The run's rewards.
-        placebo: The value of `train.placebo`.
-
-    Raises:
-        ValueError: The placebo is "format-only", and the run uses no format reward, or no other.
-
-    >>> from grpo_nb.rewards import load_preset
-    >>> paid_weights(load_preset("math"), "format-only")
-    [0.0, 0.25, 0.25, 0.0]
+    All processes draw the same order for the groups of all; each returns that of its own.
     """
-    if placebo != "format-only":
-        return list(rewards.reward_weights)
-    formats = rewards.formats
-    weights = [w if f.__name__ in formats else 0.0 for f, w in rewards.pairs]
-    if any(weights) and weights != list(rewards.reward_weights):
-        return weights
-    share = "all" if any(weights) else "none"
-    raise ValueError(
-        f"train.placebo = 'format-only' pays only rewards for the form alone, which {share} "
-        f"of {', '.join(rewards.names)} are: set train.placebo = 'shuffled'"
-    )
-
-
-def shuffled(rewards_N_F: "torch.Tensor", group: int, seed: int, step: int) -> "torch.Tensor":
-    """Distribute the rewards of each group at random over its completions.
-
-    The rewards of one completion stay together, so a group keeps its scores and its totals. Every
-    order is equally likely, so on average a completion earns its group's mean.
-
-    Args:
-        rewards_N_F: Rewards of the completions of all processes, group after group.
-        group: Completions per group.
-        seed: The seed of the run.
-        step: The current step; every process, and a resumed run, draws the same order for a step.
-    """
-    return rewards_N_F[_order(len(rewards_N_F), group, seed, step)]
+    rows_P_G = np.arange(ranks.count() * count).reshape(-1, group)
+    rows = np.random.default_rng([seed, step]).permuted(rows_P_G, axis=1).ravel()
+    first = ranks.rank() * count
+    return (rows[first : first + count] - first).tolist()

@@ -22,7 +22,7 @@ from grpo_nb.models.template import turn_end
 from grpo_nb.rewards.prompts import message_text
 from grpo_nb.training import guard, stock
 from grpo_nb.training.health import section
-from grpo_nb.training.metrics import asleep, memory_now, new_peak, peak_memory
+from grpo_nb.training.metrics import memory_now, new_peak, peak_memory
 
 GIB = 2**30
 LONGEST = 64  # prompts of the most characters, whose tokens are counted
@@ -204,8 +204,7 @@ def dry_run(trainer: Any, row: stock.Row) -> list[Check]:
     part = "generation"
     with stock.stand_in(trainer) as double:
         _set_modes(trainer)
-        sleeping = asleep(trainer)
-        before, budget = (size - sleeping for size in memory_now())
+        before, budget = memory_now()
         new_peak()
         try:
             generation, inputs = _timed(_generate, double, row)
@@ -218,7 +217,7 @@ def dry_run(trainer: Any, row: stock.Row) -> list[Check]:
                 raise
             evidence = f"{part} ran out of memory; {budget / GIB:.1f} GiB were available"
             return [Check("memory", "stop", evidence, SMALLER)]
-        memory = _memory(trainer, max(before, peak_memory() - sleeping), budget)
+        memory = _memory(trainer, max(before, peak_memory()), budget)
     return [memory, gradient, _time(trainer, update, generation)]
 
 

@@ -18,7 +18,6 @@ from grpo_nb.models.template import image_inputs
 from grpo_nb.rewards.calls import kept
 from grpo_nb.rewards.prompts import images_of, with_images
 from grpo_nb.training.metrics import new_peak
-from grpo_nb.training.placebo import true_reward
 
 if TYPE_CHECKING:
     import torch
@@ -180,33 +179,6 @@ def solve_batch(
     return Batch(rows, share // rows)
 
 
-def scores_of(double: Any, rows: Sequence[Row]) -> dict[str, float]:
-    """Return the mean scores of one completion for each row, under TRL's names.
-
-    Args:
-        double: A `stand_in` that pays, whose model is in evaluation mode.
-        rows: The rows.
-    """
-    import torch
-
-    double.num_generations = double.num_generations_eval = 1
-    double.reward_funcs = list(map(true_reward, double.reward_funcs))
-    means = double._metrics["eval"]
-    means.clear()
-    size = double.args.per_device_train_batch_size
-    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-    with torch.no_grad():
-        for part in parts:
-            double._generate_and_score_completions([dict(row) for row in part])
-    shares = torch.tensor([len(part) / len(rows) for part in parts])
-    names = [name for name in means if name == "reward" or name.endswith(("/mean", "mean_length"))]
-    return {
-        name: float((torch.tensor(means[name]).nan_to_num() * shares).sum())
-        for name in names
-        if len(means[name]) == len(parts)
-    }
-
-
 def log_probabilities(trainer: Any, batch: Mapping[str, Any]) -> "torch.Tensor":
     """Return the log-probabilities that the loss uses, completion after completion, [tokens].
 
@@ -241,14 +213,11 @@ def _zeros(trainer: Any, inputs: Sequence[Any], *args: Any) -> "torch.Tensor":
 
 
 @contextmanager
-def stand_in(trainer: Any, pays: bool = False) -> Iterator[Any]:
+def stand_in(trainer: Any) -> Iterator[Any]:
     """Yield a copy of the trainer with which to run a step that leaves no trace.
 
-    At the end, random states and the loss scale are restored, and gradients are cleared.
-
-    Args:
-        trainer: The trainer.
-        pays: Whether the rewards are called, and environments and tools used.
+    No reward is asked. At the end, random states and the loss scale are restored, and gradients are
+    cleared.
     """
     import torch
 
@@ -259,11 +228,10 @@ def stand_in(trainer: Any, pays: bool = False) -> Iterator[Any]:
         setattr(double, name, copy.copy(getattr(trainer, name)))
     double.state = copy.copy(trainer.state)
     double.mask_truncated_completions = False
-    if not pays:
-        double._calculate_rewards = partial(_zeros, trainer)  # whatever a person has put there
-        # No environment is reset, so there are no first messages; tools are described, not called.
-        double.environment_factories = double.environments = None
-        double.max_tool_calling_iterations = 0
+    double._calculate_rewards = partial(_zeros, trainer)  # whatever a person has put there
+    # No environment is reset, so there are no first messages; tools are described, not called.
+    double.environment_factories = double.environments = None
+    double.max_tool_calling_iterations = 0
     double.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     scale = scaler and scaler.state_dict()
     if scaler:

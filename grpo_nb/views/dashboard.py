@@ -4,9 +4,9 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import anywidget
@@ -61,9 +61,29 @@ class TrainingDashboard(anywidget.AnyWidget):
             self.alerts = self.base = self.names = []
             self.rows = self.groups = self.error = ""
 
-    def __call__(self, update: Update) -> None:
+    def __call__(self, update: Update, sends: bool = True) -> None:
         """Take an update, and send it to the browser now or with one of the next."""
-        self._guard(partial(self._take, update))
+        with self._guarded():
+            line = charts.finite(update.line)
+            if "eval/accuracy" in line:  # which says it all
+                line.pop("eval/reward", None)
+            self.step, self.total_steps = int(line.get("step", self.step)), update.total_steps
+            self.lines.append(line | {"step": self.step})
+            self.is_over = self.step >= self.total_steps
+            self._texts["rows"].append(self._row(self.lines[-1]))
+            if update.completions:
+                group = progress.one_group(self.step, update.completions)
+                self._texts["groups"].append(json.dumps(group))
+            for name, texts in self._texts.items():
+                if len(texts) > MOST[name]:
+                    del texts[1:-1:2]
+            for name, state, evidence, fix in update.alerts:
+                text = progress.alert_text(name, evidence, fix)
+                alert = {"step": self.step, "state": state, "text": text, "evidence": evidence}
+                self.alerts = [*self.alerts, alert]
+            self.base = self.base or progress.before_training(self.lines, self._eval_rows)
+            if sends:
+                self._publish(self.phase, is_short=not (self.is_over or update.alerts))
 
     def begin(self, updates: Iterable[Update], total_steps: int, eval_rows: int = 0) -> None:
         """Show a training that begins, or goes on after these updates.
@@ -76,7 +96,7 @@ class TrainingDashboard(anywidget.AnyWidget):
         self._empty()
         self.total_steps, self._eval_rows = total_steps, eval_rows
         for update in updates:
-            self._guard(partial(self._take, update, sends=False))
+            self(update, sends=False)
         self.say("getting ready for the next step")
         if shell := sys.modules.get("IPython") and sys.modules["IPython"].get_ipython():
             self._at_end = lambda _: self.rest()
@@ -84,7 +104,8 @@ class TrainingDashboard(anywidget.AnyWidget):
 
     def say(self, phase: str, is_short: bool = False) -> None:
         """Show what runs now; a short phase may be left out where steps are fast."""
-        self._guard(partial(self._publish, phase, is_short))
+        with self._guarded():
+            self._publish(phase, is_short)
 
     def rest(self) -> None:
         """Show that training has ended, or its cell."""
@@ -96,36 +117,13 @@ class TrainingDashboard(anywidget.AnyWidget):
         how = "finished" if self.step >= self.total_steps else "ended"
         self.say(f"{how} after step {self.step}")
 
-    def _guard(self, action: Callable[[], None]) -> None:
-        """Run the action; show an exception, and let the training go on."""
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Show an exception of the block, and let the training go on."""
         try:
-            action()
+            yield
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-
-    def _take(self, update: Update, sends: bool = True) -> None:
-        line = charts.finite(update.line)
-        if "eval/accuracy" in line:  # which says it all
-            line.pop("eval/reward", None)
-        self.step, self.total_steps = int(line.get("step", self.step)), update.total_steps
-        self.lines.append(line | {"step": self.step})
-        self.is_over = self.step >= self.total_steps
-        self._keep("rows", self._row(self.lines[-1]))
-        if update.completions:
-            self._keep("groups", json.dumps(progress.one_group(self.step, update.completions)))
-        for name, state, evidence, fix in update.alerts:
-            text = progress.alert_text(name, evidence, fix)
-            alert = {"step": self.step, "state": state, "text": text, "evidence": evidence}
-            self.alerts = [*self.alerts, alert]
-        self.base = self.base or progress.before_training(self.lines, self._eval_rows)
-        if sends:
-            self._publish(self.phase, is_short=not (self.is_over or update.alerts))
-
-    def _keep(self, name: str, text: str) -> None:
-        texts = self._texts[name]
-        texts.append(text)
-        if len(texts) > MOST[name]:
-            del texts[1:-1:2]
 
     def _row(self, line: Mapping[str, float]) -> str:
         """Return a line's values in the places of `names` as JSON, with new keys at the end."""

@@ -98,7 +98,7 @@ def train():
     report = {"preflight seconds": time.monotonic() - began}
     report["preflight"] = [(one.name, one.state, one.evidence) for one in checks]
     guard = grpo_nb.Guard(trainer, every=20)
-    monitor = grpo_nb.Monitor(trainer, validation=rows().select(range(64)), eval_steps=20)
+    monitor = grpo_nb.Monitor(trainer)
     began = time.monotonic()
     trainer.train()
     report["training seconds"] = time.monotonic() - began

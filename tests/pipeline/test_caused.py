@@ -15,7 +15,7 @@ from grpo_nb.files import write_json
 from grpo_nb.pipeline import caused, checklist, notebooks
 from grpo_nb.rewards import Adaptive, gated, load_preset, reward_set, soft_format_reward
 from grpo_nb.runs import NOTEBOOKS, Run, config
-from grpo_nb.training.placebo import paid_weights
+from grpo_nb.training.placebo import true_reward
 
 
 def rows_of(rewards, group):
@@ -24,12 +24,12 @@ def rows_of(rewards, group):
 
 
 def test_a_training_is_paid_shuffled_rewards_and_validated_by_true_ones(start, capsys):
-    one, scored, calculate = start(**{"train.placebo": "shuffled", "grpo.max_steps": 1}), [], None
+    one, scored = start(**{"train.placebo": "shuffled", "grpo.max_steps": 1}), []
     calculate = one.reward_funcs[0]
 
     def keep(**columns):
-        scored.append(calculate(**columns))
-        return scored[-1]
+        scored.append(true_reward(calculate)(**columns))
+        return calculate(**columns)
 
     one.reward_funcs[0] = keep
     one.train()
@@ -48,20 +48,17 @@ GATED = gated(MATH.reward_funcs[0], by=soft_format_reward)
 
 
 @pytest.mark.parametrize(
-    ("preset", "weights"),
+    ("preset", "formats"),
     [
-        (MATH, [0, 0.25, 0.25, 0]),
-        (load_preset("json_extraction"), [0, 0.25, 0]),
-        (load_preset("math", "1, 0.5, 0, 0"), [0, 0.5, 0, 0]),
-        (reward_set([(MATH.reward_funcs[0], 1.0), (Adaptive(soft_format_reward), 2.0)]), [0, 2]),
-        (reward_set([(GATED, 1.0), *FORMATS]), [0, 0.5]),  # an answer behind a format is no format
-        (reward_set([(Adaptive(GATED), 1.0), *FORMATS]), [0, 0.5]),
+        (MATH, [1, 2]),
+        (load_preset("json_extraction"), [1]),
+        (reward_set([(MATH.reward_funcs[0], 1.0), (Adaptive(soft_format_reward), 2.0)]), [1]),
+        (reward_set([(GATED, 1.0), *FORMATS]), [1]),  # an answer behind a format is no format
+        (reward_set([(Adaptive(GATED), 1.0), *FORMATS]), [1]),
     ],
 )
-def test_the_format_alone_is_paid_by_its_own_weights(preset, weights):
-    assert paid_weights(preset, "format-only") == weights
-    for kind in ("none", "shuffled"):
-        assert paid_weights(preset, kind) == preset.reward_weights
+def test_the_rewards_that_pay_for_the_form_alone_are_told_from_others(preset, formats):
+    assert preset.formats == [preset.names[place] for place in formats]
 
 
 def _marked(completions, **_):
@@ -79,10 +76,10 @@ def _right_format_reward(completions, **columns):
 
 def test_what_pays_for_the_form_is_seen_in_what_it_pays_and_not_in_its_name():
     others = [(f.configured(f"reward_{n}"), w) for n, (f, w) in enumerate(MATH.pairs)]
-    assert paid_weights(reward_set(others), "format-only") == [0, 0.25, 0.25, 0]
+    assert reward_set(others).formats == ["reward_1", "reward_2"]
     assert reward_set(others).format_name == "reward_1"
     own = reward_set([(_right_format_reward, 1.0), (_sized_format_reward, 1.0), (_marked, 0.5)])
-    assert paid_weights(own, "format-only") == [0, 0, 0.5] and own.format_name == "_marked"
+    assert own.formats == ["_marked"] and own.format_name == "_marked"
 
 
 def made(name, base, trained, kind="none", **settings):
@@ -153,12 +150,12 @@ def test_a_run_says_which_placebos_it_has_and_how_one_is_made(runs_dir):
     (check,) = caused.caused(run)
     assert (check.name, check.state) == ("caused by the reward", "not yet")
     assert check.fix == "python -m grpo_nb run --name mine --placebo shuffled"
-    placebo = made("mine-format-only", right(10), right(36), "format-only")
+    placebo = made("mine-shuffled", right(10), right(36), "shuffled")
     placebo.record("04", {"status": "failed"})
     (check,) = caused.caused(run)
-    assert (check.name, check.state) == ("caused by more than format", "not yet")
-    assert check.evidence == "04_merge_and_infer of 'mine-format-only' is failed"
-    assert check.fix.endswith("--placebo format-only")
+    assert (check.name, check.state) == ("caused by the reward", "not yet")
+    assert check.evidence == "04_merge_and_infer of 'mine-shuffled' is failed"
+    assert check.fix.endswith("--placebo shuffled")
     (own,) = caused.caused(made("a-shuffled", "1", "1", "shuffled"))
     assert own.state == "ok" and "itself a placebo" in own.evidence
 
@@ -200,9 +197,7 @@ def several(tmp_path_factory):
         for name in ("mine", "half", "taken"):
             made(name, right(10), right(38))
         made("mine-placebo", right(10), right(38), "shuffled")
-        made("taken-shuffled", right(10), right(38), "format-only")
-        brief = {"task": "summarization", "rewards.preset": "summarization"}
-        made("brief", right(10), right(38), **brief)
+        made("taken-shuffled", right(10), right(38))
         Run("half").record("04", {"status": "failed"})
     return folder
 
@@ -214,7 +209,6 @@ def several(tmp_path_factory):
         ("--name half", "04_merge_and_infer of 'half' is failed"),
         ("--name mine-placebo", "'mine-placebo' is itself a placebo, or"),
         ("--name taken", "taken-shuffled is none of kind 'shuffled': give another run"),
-        ("--name brief --placebo format-only", "which none of"),
         ("--name mine --placebo shufled", "'shufled': did you mean 'shuffled'?"),
         (
             "--name mine --set seed=1",

@@ -215,7 +215,7 @@ def test_a_monitor_that_fails_says_so_once_and_stands_aside(tmp_path, capsys):
 def test_a_request_to_stop_saves_first(tmp_path):
     trainer = stock(tmp_path, max_steps=9)
     monitor = Monitor(trainer, show=False)
-    monitor.buttons.stop.set()
+    monitor.stop.set()
     trainer.train()
     assert trainer.state.global_step == 1 and (tmp_path / "checkpoint-1").is_dir()
 
@@ -241,29 +241,18 @@ def test_what_makes_no_sense_is_refused_and_leaves_the_monitor_that_was_there(tm
     assert monitor in trainer.callback_handler.callbacks
 
 
-def test_validation_rows_are_scored_and_the_best_adapter_is_kept(tmp_path, capsys):
-    """Before the first step, every two steps and at the end; training is as without a monitor."""
-    grows = [0.1, 0.3, 0.9, 0.2, 0.2]  # by validation; those of training are not asked
-    ends, options = [], {"correct": "right", "eval_steps": 2, "show": False}
-    for validation in ((), [dict(row) for row in ROWS][:5]):
-        validated = []
-
-        def right(completions, trainer_state, answer, validated=validated, **kwargs):
-            if len(completions) == 5:
-                validated.append(trainer_state.global_step)
-                return [grows[len(validated) - 1]] * 5
-            return says(completions, answer)
-
-        folder = tmp_path / str(len(validation))
-        trainer = stock(folder, [right, short], max_steps=5)
-        monitor = Monitor(trainer, validation=validation, **options) if validation else None
+def test_validations_by_trls_own_eval_dataset_are_lines_too(tmp_path):
+    """Training is as without a monitor."""
+    ends, options = [], {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
+    for show in (None, False):
+        trainer = stock(tmp_path, max_steps=4, **options)
+        trainer.eval_dataset = ROWS.select(range(5))
+        monitor = Monitor(trainer, correct="says", show=False) if show is False else None
         trainer.train()
         ends.append([weight.detach().clone() for weight in trainer.model.parameters()])
-    assert validated == [0, 2, 4, 5] and not monitor.failure
-    lines = [line for line in lines_of(folder) if "eval/reward" in line]
-    assert [line["eval/accuracy"] for line in lines] == pytest.approx(grows[:4])
-    assert {"eval/rewards/short/mean", "eval/seconds", "eval/reward"} <= lines[0].keys()
-    best = folder / "monitor/best"
-    assert json.loads((best / "eval.json").read_text())["step"] == 4
-    assert (best / "model.safetensors").is_file()
+    assert not monitor.failure and monitor.watch.expected.eval_rows == 5
+    lines = [line for line in lines_of(tmp_path) if "eval/reward" in line]
+    assert [line["step"] for line in lines] == [2, 4]
+    assert all(line["eval/accuracy"] == line["eval/rewards/says/mean"] for line in lines)
+    assert [line["step"] for line in lines_of(tmp_path) if "loss" in line] == [1, 2, 3, 4]
     assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))

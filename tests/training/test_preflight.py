@@ -187,16 +187,6 @@ def test_an_out_of_memory_error_becomes_a_line(trainer, policy, part):
     assert "time" not in [check.name for check in found]
 
 
-def test_under_standby_neither_figure_has_vllms_sleeping_cache_in_it(trainer, monkeypatch):
-    """torch counts 60 GiB of keys and values as in use, and so as at hand, which are not there."""
-    gib = preflight.GIB
-    monkeypatch.setattr(preflight, "asleep", lambda trainer: 60 * gib)
-    monkeypatch.setattr(preflight, "memory_now", lambda: (64 * gib, 138 * gib))
-    monkeypatch.setattr(preflight, "peak_memory", lambda: 70 * gib)
-    memory = line(preflight.preflight(trainer), "memory")
-    assert re.match(r"10\.[01]\d GiB at most with the optimizer, of 78\.0", memory.evidence)
-
-
 def test_any_other_error_is_raised_and_leaves_no_trace(trainer, policy):
 
     def broken(module, inputs, output):

@@ -84,7 +84,7 @@ def watched(tmp_path_factory):
     """A whole training with all tools."""
     trainer = trainer_of(tmp_path_factory.mktemp("watched"))
     checks, guard = preflight(trainer), Guard(trainer, every=2)
-    monitor = Monitor(trainer, validation=ROWS[:6], eval_steps=2, show=False)
+    monitor = Monitor(trainer, show=False)
     trainer.train()
     lines = lines_of(monitor)
     return SimpleNamespace(
@@ -113,13 +113,6 @@ def test_each_step_is_a_line_with_its_rewards(watched):
     assert len(rows) == 16 and rows[0]["question"].endswith("+ 2 = ")
 
 
-def test_validation_is_written_and_the_best_adapter_kept(watched):
-    lines = [line for line in watched.lines if "eval/reward" in line]
-    assert [line["step"] for line in lines] == [0, 2, 4, 5]
-    assert all("eval/rewards/says/mean" in line for line in lines)
-    assert (watched.monitor.folder / "best/adapter_model.safetensors").is_file()
-
-
 def test_the_guard_looks_and_finds_the_policys_own_samples(watched):
     assert len(watched.guard.looks) >= 4  # before steps 1, 3 and 5, and at the end
     assert all(abs(look.score) < 4.7 and look.tokens > 100 for look in watched.guard.looks)
@@ -146,7 +139,7 @@ def test_the_tools_change_nothing_of_the_training(watched, tmp_path):
 def test_a_resumed_training_gives_the_same(watched, tmp_path):
     whole, folder = steps_of(watched.lines), Path(watched.trainer.args.output_dir)
     trainer = trainer_of(folder)
-    monitor = Monitor(trainer, validation=ROWS[:6], eval_steps=2, show=False)
+    monitor = Monitor(trainer, show=False)
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
     assert monitor.failure == ""
     lines = steps_of(lines_of(monitor))
@@ -180,9 +173,9 @@ def test_a_reward_that_is_not_a_number_raises_an_alert(tmp_path):
     assert "not a number" in {alert.name for alert in monitor.alerts} and monitor.failure == ""
 
 
-def test_a_placebo_is_paid_and_validated_by_the_true_rewards(tmp_path):
+def test_a_placebo_is_paid(tmp_path):
     trainer = trainer_of(tmp_path, grpo_nb.placebo([says, short], 4), max_steps=2)
-    monitor = Monitor(trainer, validation=ROWS[:6], eval_steps=2, show=False)
+    monitor = Monitor(trainer, show=False)
     trainer.train()
     assert monitor.failure == "" and len(steps_of(lines_of(monitor))) == 2
 

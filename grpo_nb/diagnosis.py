@@ -19,7 +19,7 @@ from grpo_nb.checks import Check, Checks, shown
 from grpo_nb.rewards.prompts import transcript
 from grpo_nb.training.health import Expected, Watch, reward_rises
 from grpo_nb.training.logs import Log, read_log
-from grpo_nb.training.rules import NEEDS, constant, is_number
+from grpo_nb.training.rules import NEEDS, constant
 
 CONSTANT = "constant reward"
 LINES = 12  # findings that are printed
@@ -88,8 +88,6 @@ class Autopsy(NamedTuple):
 def autopsy(
     what: Any,
     *,
-    reward_funcs: Any = None,
-    dataset: Any = None,
     reward_weights: Sequence[float] | None = None,
     correct: str = "",
     completions_per_step: int = 0,
@@ -100,8 +98,6 @@ def autopsy(
         what: What was trained: TRL's output folder or a checkpoint, a trainer_state.json, JSON
             lines, an executed notebook, what a trainer printed (any other file), a trainer, a run
             of ours, or a list of logged lines.
-        reward_funcs: The rewards, for what `check_rewards` says of them.
-        dataset: The rows, for `reward_funcs`.
         reward_weights: The weights; by default those of a trainer, else 1 for each reward.
         correct: The name of the reward that says what is right; by default not known.
         completions_per_step: How many completions a step scored; by default read from the log.
@@ -125,7 +121,7 @@ def autopsy(
         log.facts["completions"] = completions_per_step
     if reward_weights is not None:
         log.facts["weights"] = dict(zip(log.rewards, map(float, reward_weights), strict=False))
-    watch = Watch(_expected(log, correct))
+    watch = _watch(log, correct)
     findings: dict[str, Check] = {}
     for line in log.lines:
         for check in watch.feed(line):
@@ -137,37 +133,23 @@ def autopsy(
     is_solved = watch.success(watch.correct) >= watch.limits.solved
     if rise.state != "ok" and not is_solved and not findings.keys() & NO_RISE:
         checks.append(Check("no rise yet", "note", rise.evidence))
-    if reward_funcs is not None and dataset is not None:
-        checks += _on_the_rewards(reward_funcs, dataset, reward_weights)
     checks.sort(key=lambda check: STATES.index(check.state))
     keys = {key for line in log.lines for key in line}
     return Autopsy(Checks(checks), [key for key in NEEDS if key not in keys], _best(log), log)
 
 
-def _expected(log: Log, correct: str) -> Expected:
-    """Return what the rules have to know; ranges are those that were seen, at least 0 to 1."""
-    weights, ranges = log.facts.get("weights") or {}, {}
-    for name in log.rewards:
-        values = [line.get(f"rewards/{name}/mean") for line in log.steps]
-        if log.completions is not None and name in log.completions:
-            values += log.completions[name].tolist()
-        values = [value for value in values if is_number(value)] or [0.0]
-        ranges[name] = (weights.get(name, 1.0), min(0.0, *values), max(1.0, *values))
-    if not ranges:
-        values = [line["reward"] for line in log.steps if is_number(line["reward"])] or [0.0]
-        ranges = {"reward": (1.0, min(0.0, *values), max(1.0, *values))}
+def _watch(log: Log, correct: str) -> Watch:
+    """Return the watch of a run whose rewards range over what was seen, at least 0 to 1."""
+    weights = log.facts.get("weights") or {}
+    keys = {name: f"rewards/{name}/mean" for name in log.rewards} or {"reward": "reward"}
     facts = {key: log.facts[key] for key in Expected._fields if log.facts.get(key)}
-    return Expected(ranges, **{"completions": COMPLETIONS, **facts}, correct=correct)
-
-
-def _on_the_rewards(
-    reward_funcs: Any, dataset: Any, weights: Sequence[float] | None
-) -> list[Check]:
-    """Return what `check_rewards` says of the rewards that is a reason to stop."""
-    from grpo_nb.reward_lab.check import check_rewards
-
-    verdict = check_rewards(reward_funcs, dataset, reward_weights=weights)
-    return [c._replace(name=f"rewards: {c.name}") for c in verdict.findings if c.state == "stop"]
+    ranges = {name: (weights.get(name, 1.0), 0.0, 1.0) for name in keys}
+    watch = Watch(Expected(ranges, **{"completions": COMPLETIONS, **facts}, correct=correct))
+    for name, key in keys.items():
+        watch.widen(name, [line.get(key) for line in log.steps])
+        if log.completions is not None and name in log.completions:
+            watch.widen(name, log.completions[name].tolist())
+    return watch
 
 
 def _best(log: Log) -> pd.DataFrame:

@@ -32,7 +32,6 @@ For each method that overrides TRL's, the docstring gives the reason, and what U
 does with the method.
 """
 
-import io
 import math
 import shutil
 import signal
@@ -48,6 +47,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback, Trai
 from transformers.trainer_utils import TrainOutput
 
 from grpo_nb import environments, models, ranks
+from grpo_nb.data.images import encode
 from grpo_nb.files import atomic_path, read_json, write_json
 from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head, sharded
 from grpo_nb.models.hub import image_tokens
@@ -98,7 +98,6 @@ class RunTrainer:
         self.validation_rows, self.folder = validation_rows, stage.run / "train"
         self.settings = checkpoints.fingerprint(stage, rewards, self.args)
         self.plan, self.goes_on = checkpoints.plan(self.folder, self.settings, self.args.max_steps)
-        self.environment = environments.of(config)
         policy.model.max_seq_length = config.model.max_seq_length  # as Unsloth's models have it
         lm_head.install_where_needed()  # for your own model too
         self.remove_callback(PrinterCallback)
@@ -254,12 +253,7 @@ class RunTrainer:
             )
         if "answer" in inputs[0]:
             self._log_completion_extra("reference", [str(row["answer"]) for row in inputs])
-        figures = {"groups/distinct": metrics.distinct(completion_ids, self.num_generations)}
-        if self.environment:
-            totals_N = (rewards_N_F * self.reward_weights.to(rewards_N_F.device)).nansum(dim=1)
-            figures |= metrics.of_episodes(completions, totals_N.tolist(), self._tokenizer)
-        for name, value in figures.items():
-            self._record(name, value)
+        self._record("groups/distinct", metrics.distinct(completion_ids, self.num_generations))
         return rewards_N_F
 
     @contextmanager
@@ -511,7 +505,7 @@ def with_image_column(dataset: Dataset, prompts: Sequence[list[Message]]) -> Dat
             f"{missing} of {len(images)} prompts have no image, and TRL fails at a micro-batch "
             "without one: train only on rows that have images, or give every row one"
         )
-    files = [[{"bytes": _bitmap(image), "path": None} for image in row] for row in images]
+    files = [[{"bytes": encode(image), "path": None} for image in row] for row in images]
     return dataset.add_column("images", files, feature=List(Image()))
 
 
@@ -521,13 +515,6 @@ def _without_pixels(turn: Message) -> Message:
         return turn
     parts = [{key: part[key] for key in part.keys() - {"image"}} for part in turn["content"]]
     return turn | {"content": parts}
-
-
-def _bitmap(image: Any) -> bytes:
-    """Return an image as a BMP file, a lossless format that is the quickest to read."""
-    buffer = io.BytesIO()
-    image.save(buffer, "BMP")
-    return buffer.getvalue()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ of training (except through vLLM's own random state).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +25,6 @@ import numpy as np
 from transformers import TrainerCallback
 
 from grpo_nb import ranks
-from grpo_nb.checks import Check
 from grpo_nb.models import sharded
 from grpo_nb.training import stock
 
@@ -66,8 +65,10 @@ CUT = (
     "entropy falls faster"
 )
 CUT_FIX = "leave it unset, and set only the temperature"
-NO_SCORE = "the score of the samples is NaN, so it is unclear whether they are the policy's"
-NO_SCORE_FIX = "see whether loss and grad_norm are finite (fp16 may overflow from the noise alone)"
+NO_SCORE = (
+    "the score of the samples is NaN, so it is unclear whether they are the policy's: see whether "
+    "loss and grad_norm are finite (fp16 may overflow from the noise alone)"
+)
 UNMOVED = (
     "noise on the adapter does not change the log-probabilities that the loss is computed from, so "
     "nothing would be learnt: the adapter is not in use. Load the policy again"
@@ -106,7 +107,6 @@ class Guard(TrainerCallback):
     Args:
         trainer: The trainer, before `train()`. A guard that it already has is replaced.
         every: Steps between two tests.
-        notify: Called with a `Check` where the samples could not be judged.
 
     Raises:
         RuntimeError: At a test, that is in `trainer.train()`: the samples are not from the policy;
@@ -116,13 +116,11 @@ class Guard(TrainerCallback):
         looks: The result of each test so far.
     """
 
-    def __init__(
-        self, trainer: Any, *, every: int = 50, notify: Callable[[Check], Any] | None = None
-    ) -> None:
+    def __init__(self, trainer: Any, *, every: int = 50) -> None:
         if every < 1:
             raise ValueError(f"every = {every}: give the number of steps between two tests")
-        self.trainer, self.every, self.notify = trainer, every, notify
-        self.noise, self.begun, self.told = NOISE, 0, False
+        self.trainer, self.every = trainer, every
+        self.noise, self.begun = NOISE, 0
         self.looks: list[Evidence] = []
         for other in [c for c in trainer.callback_handler.callbacks if isinstance(c, Guard)]:
             trainer.remove_callback(other)  # a cell that runs twice
@@ -150,9 +148,8 @@ class Guard(TrainerCallback):
         """Sample, and test the samples; all processes must call this together."""
         trainer = self.trainer
         cuts = stock.distorted(trainer.args)
-        if cuts and not self.told:
-            self.told = True
-            ranks.from_main(lambda: self._warn(f"{cuts}, and so {CUT}", CUT_FIX))
+        if cuts and trainer.state.global_step == self.begun:
+            self._warn(f"{cuts}, and so {CUT}: {CUT_FIX}")
         trainer.model.train()  # as in a training step
         with _stand_in(trainer) as double:
             weights, is_lowered = changeable(trainer), False
@@ -171,18 +168,15 @@ class Guard(TrainerCallback):
                 self.noise *= 2
         self._stop_if(UNMOVED if evidence.change < UNFELT else "")
         if ranks.anywhere(math.isnan(evidence.score)):
-            ranks.from_main(lambda: self._warn(NO_SCORE, NO_SCORE_FIX))
+            self._warn(NO_SCORE)
         elif not cuts and trainer.state.global_step == self.begun and ranks.is_main():
             score = f"score {abs(evidence.score):.1f} of {SCORE:g}"
             place = f"{self._place()}, and then every {self.every} steps"
             print(f"guard: the engine samples from this policy ({score}), tested {place}")
 
-    def _warn(self, evidence: str, fix: str) -> None:
-        """Say what keeps the samples from being judged."""
-        check = Check("policy identity", "warning", f"{self._place()}: {evidence}", fix)
-        print(f"warning: {check.evidence}: {fix}")
-        if self.notify:
-            self.notify(check)
+    def _warn(self, text: str) -> None:
+        if ranks.is_main():
+            print(f"warning: {self._place()}: {text}")
 
     def _place(self) -> str:
         step = self.trainer.state.global_step

@@ -7,7 +7,7 @@ longer where a step has few. The same alert is raised again only after a window 
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
@@ -45,7 +45,7 @@ class Expected(NamedTuple):
     max_completion_length: The cap of completions [tokens]; 0 if it is not known.
     """
 
-    rewards: Mapping[str, tuple[float, float, float]]
+    rewards: dict[str, tuple[float, float, float]]
     completions: int = 64
     eval_rows: int = 64
     max_steps: int = 0
@@ -67,6 +67,12 @@ class Watch:
         least = max(3, LIMITS.window // max(1, expected.logging_steps))
         self.window = max(least, math.ceil(LIMITS.completions / self.each))
         self.patience = self.window * LIMITS.patience // LIMITS.window
+
+    def widen(self, name: str, values: Iterable[Any]) -> None:
+        """Let the range of a reward hold these scores; what is no number is left out."""
+        weight, *ends = self.expected.rewards[name]
+        ends += [float(value) for value in values if is_number(value)]
+        self.expected.rewards[name] = (weight, min(ends), max(ends))
 
     def feed(self, line: dict[str, Any]) -> list[Check]:
         """Take one line of metrics, and return the alerts that it raises.

@@ -349,14 +349,11 @@ class Monitor(TrainerCallback):
 
     def _widen(self, line: Mapping[str, Any]) -> None:
         """Update the ranges of the rewards that declare none by what they were seen to give."""
-        scores, ranges = self._scores(), dict(self.watch.expected.rewards)
+        scores = self._scores()
         for name, func in zip(self.names, self.trainer.reward_funcs, strict=True):
             if not hasattr(true_reward(func), "range"):
-                values = [*scores.get(name, ()), line.get(f"rewards/{name}/mean", math.nan)]
-                finite = [float(value) for value in values if math.isfinite(value)]
-                weight, low, high = ranges[name]
-                ranges[name] = (weight, min([low, *finite]), max([high, *finite]))
-        self.watch.expected = self.watch.expected._replace(rewards=ranges)
+                mean = line.get(f"rewards/{name}/mean")
+                self.watch.widen(name, [*scores.get(name, ()), mean])
 
     def completions(self) -> list[dict[str, Any]]:
         """Return the completions of the latest step: question, completion, each reward, reward."""

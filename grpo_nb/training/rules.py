@@ -6,7 +6,7 @@ it is false, so its rules are silent.
 
 import math
 from collections.abc import Iterator
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -123,12 +123,9 @@ def signal(w: "Watch") -> Alarms:
         yield "little signal", "", evidence
     elif not w.is_scheduled() and (fall := _lost(w, w.many())):
         yield "reward falls", "", fall
-    falls = {what: _held_out_fall(w, key) for key, what in HELD_OUT.items() if not is_low}
-    for what, evidence in falls.items():
-        if evidence:
+    for key, what in HELD_OUT.items():
+        if not is_low and (evidence := _held_out_fall(w, key)):
             yield "reward hacking", what, evidence
-    if not any(falls.values()) and (evidence := _unfollowed(w)):
-        yield "held-out accuracy does not follow", "", evidence
 
 
 def _earned(w: "Watch") -> str:
@@ -166,24 +163,9 @@ def _held_out_fall(w: "Watch", key: str) -> str:
     return ""
 
 
-def _unfollowed(w: "Watch") -> str:
-    """Return the evidence that the reward rose and held-out accuracy did not; "" otherwise."""
-    points = [line["eval/accuracy"] for _, line in w.evals if is_number(line.get("eval/accuracy"))]
-    (low, full), ago = w.ends(), len(w.lines) - w.window
-    rise, error = w.rise("reward", ago)
-    share = rise / ((full - low) or 1)
-    if len(points) < 4 or share < w.limits.unfollowed or rise < w.limits.certainty * error:
-        return ""
-    first, last = fmean(points[:2]), fmean(points[-2:])
-    noise = math.sqrt((first + last) * (2 - first - last) / 4 / max(1, w.expected.eval_rows))
-    if last - first + 2 * noise > share / 2 or max(first, last) >= w.limits.solved:
-        return ""
-    return f"the reward rose by {share:.0%} of its range, held-out {first:.0%} → {last:.0%}"
-
-
 def rewards(w: "Watch") -> Alarms:
-    """Yield alerts on rewards that do not rise, that dominate, or that give no score."""
-    names, limits, start = w.expected.rewards, w.limits, len(w.lines) - w.window
+    """Yield alerts on rewards that do not rise, that dominate, or that never change."""
+    names, limits = w.expected.rewards, w.limits
     is_learnt = max(w.success(w.correct), w.success("")) >= limits.solved
     learnt = [n for n in names if w.correct != n and w.success(n) >= limits.solved]
     if not is_learnt and not w.is_scheduled():
@@ -200,9 +182,6 @@ def rewards(w: "Watch") -> Alarms:
         share = spread[name] / (sum(spread.values()) or 1)
         if w.correct and name != w.correct and share > limits.dominant and not is_learnt:
             yield "one reward dominates", name, f"{share:.0%} of the weighted spread"
-        key, most = f"{name}/skipped", limits.skipped * w.expected.completions
-        if w.mean(key) > most or (w.sure(key, start) > limits.certainty and w.mean(key) > most / 5):
-            yield "no score", name, f"{w.mean(key):.1f} of {w.expected.completions} completions"
     yield from constant(w, w.limits.enough // 5)
 
 

@@ -276,19 +276,6 @@ def test_the_completions_that_earned_most_are_shown(tmp_path):
     assert "earned most" in page and "&lt;answer&gt;5.7" in page and "<img alt=" in page
 
 
-def test_what_is_wrong_with_the_rewards_is_named():
-    def right(completions, answer, **kwargs):
-        return [float(a in c[0]["content"]) for c, a in zip(completions, answer, strict=True)]
-
-    numbers = (16, 25, 68, 91, 33)
-    rows = [
-        {"prompt": [{"role": "user", "content": f"{n} + 15?"}], "answer": str(n + 15)}
-        for n in numbers
-    ]
-    names = states(autopsy(SOUND, reward_funcs=right, dataset=rows), "stop")
-    assert "rewards: mentioned" in names
-
-
 # -- the command
 
 

@@ -43,7 +43,6 @@ def run(seed=0, steps=100, groups=8, first=0.25, last=0.97, speed=15, **faults):
         f"rewards/{FORM}/mean": form.mean((1, 2)),
         f"rewards/{FORM}/std": form.std((1, 2)),
         "right/skipped": (rng.random(steps) < 0.02) * 8.0,
-        f"{FORM}/skipped": np.zeros(steps),
         "completions/mean_length": 30 + 5 * rise + rng.normal(0, 1.5, steps),
         "completions/clipped_ratio": rng.binomial(64, 0.25 - 0.23 * rise) / 64,
         "kl": 0.05 * rise**2 * noise[3],
@@ -100,8 +99,6 @@ CASES = [
     ("one reward dominates", {"rewards/right/std": 0.02, RIGHT: 0.1}, FORM, {RIGHT: 0.1}),
     ("samples differ", {OFF: after(50, 0.2, 0.01)}, "without vLLM", {OFF: 0.02 + OFF_NOISE}),
     ("samples differ", {OFF: RAMP / 20 + 0.001}, "without vLLM", {OFF: 0.001 + RAMP / 999}),
-    ("no score", {"right/skipped": after(40, 5.0)}, "fix right", {"right/skipped": 0.5}),
-    ("no score", {"right/skipped": after(40, 2 + NOISE / 5)}, "fix right", {}),
 ]
 
 
@@ -175,7 +172,7 @@ def test_a_line_at_a_time_gives_the_same_and_a_held_out_line_of_its_own_counts()
     watch = health.Watch(EXPECTED)
     live = [alert for line in lines for alert in watch.feed(line)]
     assert live == examine(lines)
-    assert [a.name for a in live] == ["held-out accuracy does not follow", "reward hacking"]
+    assert [a.name for a in live] == ["reward hacking"]
 
 
 def test_an_answer_that_only_the_rewards_take_for_right_is_not_exact():

@@ -57,7 +57,7 @@ def ours(stage, policy, rewards, rows) -> float:
 
 def count_inside() -> list[float]:
     """Processor seconds that each call of our methods takes, from now on."""
-    from grpo_nb.stages.trainer import StepCallback
+    from grpo_nb import Monitor
     from grpo_nb.training import metrics
 
     spent: list[float] = []
@@ -72,8 +72,8 @@ def count_inside() -> list[float]:
         return call
 
     for owner, names in (
-        (StepCallback, ("on_log", "on_step_end", "on_pre_optimizer_step")),
-        (metrics, ("spread", "distinct", "of_a_step")),
+        (Monitor, ("on_log", "on_step_end", "on_pre_optimizer_step")),
+        (metrics, ("distinct", "of_a_step")),
     ):
         for name in names:
             setattr(owner, name, counted(getattr(owner, name)))

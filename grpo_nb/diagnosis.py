@@ -4,8 +4,8 @@
     autopsy("outputs")                  # TRL's output_dir, or one of its checkpoints
     autopsy("Llama3.1_GRPO.ipynb")      # an executed notebook
 
-Curves are judged by the rules that watch training (`rules`). Where completions were kept, it shows
-those that earned most, because no curve shows that the reward pays for the wrong thing.
+Curves are judged by the rules that watch training (`training.health`). Where completions were kept,
+it shows those that earned most, because no curve shows that the reward pays for the wrong thing.
 """
 
 import html
@@ -17,9 +17,8 @@ import pandas as pd
 
 from grpo_nb.checks import Check, Checks, shown
 from grpo_nb.rewards.prompts import transcript
-from grpo_nb.training.health import Expected, Watch, reward_rises
+from grpo_nb.training.health import NEEDS, Expected, Watch, constant, reward_rises
 from grpo_nb.training.logs import Log, read_log
-from grpo_nb.training.rules import NEEDS, constant
 
 CONSTANT = "constant reward"
 LINES = 12  # findings that are printed

@@ -4,11 +4,10 @@
     stages.attach(trainer, stage, rewards, validation_rows)
     trainer.train()
 
-`rewards_cell` takes a run's own rewards from a notebook's cell. `warm_up` fine-tunes the base
-first. `arguments` builds the GRPOConfig of a run, and `trainer` can be read from top to bottom:
-`checkpoints` decides from where a run goes on, and `validation` measures whether the policy
-improves. `whole` does stages 01 and 02 in one call each. What needs no run is in the rooms of the
-tools.
+`rewards_cell` takes a run's own rewards from a notebook's cell, and does stages 01 and 02 in one
+call each. `warm_up` fine-tunes the base first. `arguments` builds the GRPOConfig of a run, and
+`trainer` can be read from top to bottom: `checkpoints` decides from where a run goes on, and
+`validation` measures whether the policy improves. What needs no run is in the rooms of the tools.
 """
 
 from grpo_nb.lazy import exports
@@ -17,11 +16,10 @@ __getattr__ = exports(
     __name__,
     {
         "grpo_nb.stages.arguments": "effective grpo_arguments refuse_arguments",
-        "grpo_nb.stages.completions": "read_completions",
-        "grpo_nb.stages.rewards_cell": "adopt in_template rewards_cell",
+        "grpo_nb.stages.checkpoints": "read_completions",
+        "grpo_nb.stages.rewards_cell": "adopt in_template prepare_data rewards_cell test_rewards",
         "grpo_nb.stages.trainer": """RunTrainer attach build_trainer datasets
             environment_factory""",  # after Unsloth, which must precede transformers
         "grpo_nb.stages.warm_start": "warm_up warm_up_base",
-        "grpo_nb.stages.whole": "prepare_data test_rewards",
     },
 )

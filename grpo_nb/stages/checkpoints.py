@@ -1,4 +1,4 @@
-"""Decide from which checkpoint a run goes on.
+"""Keep a run's train/: decide from which checkpoint it goes on, and read its completions.
 
 Training goes on from its newest whole checkpoint if nothing has changed on which the weights
 depend; only `grpo.max_steps` may be larger. Otherwise it begins anew, and what was trained before
@@ -11,18 +11,25 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from grpo_nb import reward_lab
 from grpo_nb.files import read_json, sha256, write_json
+from grpo_nb.reward_lab.table import passed
 from grpo_nb.rewards import RewardSet
+from grpo_nb.rewards.prompts import message_text, transcript
 from grpo_nb.runs.config import flatten
 from grpo_nb.stages.arguments import ARGUMENTS, default_of, setting_of
 from grpo_nb.stages.validation import prompts_to_hold_out
+from grpo_nb.training import logs
 from grpo_nb.training.interruptions import newest_checkpoint, step_of, steps_of
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
 
-    from grpo_nb.runs import Stage
+    from grpo_nb.runs import Run, Stage
+
+SHUFFLED = "a placebo: these scores are shuffled within each group, and not what each text earned"
 
 
 def plan(folder: Path, settings: dict[str, str], max_steps: int) -> tuple[str, bool]:
@@ -100,3 +107,25 @@ def place_of_old(folder: Path) -> Path | None:
         return None
     places = (folder.with_name(f"{folder.name}.old-{number}") for number in itertools.count(1))
     return next(place for place in places if not place.exists())
+
+
+def read_completions(run: "Run", preset: RewardSet) -> pd.DataFrame:
+    """Return every completion of a training run, as a table.
+
+    Args:
+        run: A trained run.
+        preset: Its rewards; the first one decides what is correct.
+
+    Returns:
+        The columns step, question, reference, completion, each reward, advantage and correct. If a
+        placebo shuffled the rewards, a sentence about this is printed.
+    """
+    table = logs.read_completions(run / "train")
+    table["question"] = [message_text(prompt[-1]) for prompt in table["prompt"]]
+    table["completion"] = list(map(transcript, table["completion"]))
+    texts = ["step", "question", "reference", "completion"]
+    table = table.reindex(columns=[*texts, *preset.names, "advantage"])
+    table["correct"] = passed(table, preset)
+    if run.config().train.placebo == "shuffled":
+        print(SHUFFLED)
+    return table

@@ -1,4 +1,4 @@
-"""Take a run's own rewards from the cell `%%rewards` of a notebook.
+"""Take a run's own rewards from the cell `%%rewards` of a notebook; do stages 01 and 02 with them.
 
 rewards/mine.py contains the cell's text unchanged, so that an error names the line that the user
 sees. A second file contains notes: the preset whose form the rewards use, and the score ranges
@@ -9,16 +9,20 @@ import io
 import math
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb import environments
+from grpo_nb import data, environments, models, reward_lab
+from grpo_nb.checks import Checks
 from grpo_nb.files import atomic_path, write_json
 from grpo_nb.models import template
+from grpo_nb.reward_lab import Verdict
 from grpo_nb.reward_lab.baseline import RewardTest
 from grpo_nb.reward_lab.check import right_reward
 from grpo_nb.reward_lab.table import explain
 from grpo_nb.rewards import LLMJudge, RewardSet, load_rewards
 from grpo_nb.rewards.load import about_path, explained, is_own_reward, load_python, read_about
+from grpo_nb.stages.warm_start import warm_up, warm_up_base
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -166,3 +170,38 @@ def _scores(func: Callable[..., Any], arguments: dict[str, Any]) -> list[float]:
     except Exception:  # a user's reward may raise anything
         return []
     return [float(score) for score in scores if score is not None and math.isfinite(score)]
+
+
+def prepare_data(stage: "Stage") -> Checks:
+    """Prepare the data, check them, and finish stage 01; return the checks."""
+    model = stage.config.model
+    tokenizer = models.load_tokenizer(model.model_name, stage.config.grpo.chat_template_kwargs)
+    tools = environments.tools_of(stage.config, tokenizer)
+    preset = in_template(stage, tokenizer)
+    config = stage.config.data
+    count = partial(template.count_tokens, tokenizer, tools=tools)
+    report = data.prepare_run(stage.run, config, stage.config.seed, count, preset)
+    rows = data.load(stage.run, "train", max_rows=1000)  # enough for these checks
+    checks = data.checks(report, config)
+    checks.append(template.check_template(tokenizer, rows[0]["prompt"]))
+    checks += environments.check_rows(environments.of(stage.config), rows)
+    stage.record_checks(checks)
+    stage.finish("data")
+    return checks
+
+
+def test_rewards(stage: "Stage", policy: models.Policy | None = None) -> tuple[RewardTest, Verdict]:
+    """Test the rewards of the cell `%%rewards`, or else those of the run, and finish stage 02.
+
+    Args:
+        stage: "Stage" 02.
+        policy: A loaded policy, which is warmed up and samples the baseline; None loads the base.
+    """
+    preset = load_rewards(stage.config.rewards)
+    print(warm_up(policy, stage) if policy else warm_up_base(stage))
+    test = reward_lab.open_test(stage, preset, policy and policy.engine, stage.progress)
+    test = adopt(test)
+    verdict = reward_lab.judge(test)
+    reward_lab.save(test, verdict)
+    stage.finish("rewards")
+    return test, verdict

@@ -12,8 +12,8 @@ from pathlib import Path
 import anywidget
 import traitlets as t
 
-from grpo_nb.updates import Update
 from grpo_nb.views import charts, progress
+from grpo_nb.views.progress import Update
 
 EVERY = 1.0  # seconds between what is sent where steps are faster
 MOST = {"rows": 1000, "groups": 48}  # of more, every second one is dropped

@@ -1,11 +1,12 @@
 """Say where a training stands in one sentence, and choose what a dashboard shows of a step."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
+from grpo_nb.checks import Check
 from grpo_nb.stats import wilson
 from grpo_nb.views.tables import cut
 
@@ -15,6 +16,31 @@ SHOWN = 8  # completions of a group
 CHARACTERS = 1_500  # of a completion, or of a question
 TEXTS = {"question", "completion", "reward", "advantage", "images"}
 Line = Mapping[str, float]
+
+
+class Update(NamedTuple):
+    """Describe a step or a validation to a watcher.
+
+    line: The line of metrics.jsonl. After a step, its keys are TRL's (reward,
+        rewards/<name>/mean and /std, frac_reward_zero_std, completions/mean_length and
+        /clipped_ratio, entropy, kl, clip_ratio/…, grad_norm, learning_rate, step_time), "step",
+        and with a run's trainer seconds/generation, seconds/reward, seconds/update,
+        tokens_per_second, memory_gib and groups/distinct.
+        After a validation, the keys are "step", eval/reward, eval/accuracy (if a reward is known to
+        say what is right), and with a run's trainer eval/exact, eval/format and eval/seconds.
+    total_steps: The number of steps of the training.
+    completions: The completions of this step, one dict each: question, completion, each reward,
+        reward (the weighted total) and advantage; empty after a validation.
+    alerts: The new alerts; the state of a serious one is "stop".
+    """
+
+    line: dict[str, Any]
+    total_steps: int
+    completions: Sequence[dict[str, Any]]
+    alerts: Sequence[Check]
+
+
+Watcher = Callable[[Update], None]
 
 
 def before_training(lines: Sequence[Line], prompts: int) -> list[float]:

@@ -11,8 +11,8 @@ from test_health import run
 
 from grpo_nb import autopsy
 from grpo_nb.__main__ import main
+from grpo_nb.training.health import DIFFERENCE
 from grpo_nb.training.logs import read_log
-from grpo_nb.training.rules import DIFFERENCE
 
 RIGHT, FORM = "rewards/right/mean", "rewards/soft_format_reward/mean"
 

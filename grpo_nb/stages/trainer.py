@@ -42,12 +42,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datasets import Dataset, Image, List
 from transformers.trainer_callback import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from grpo_nb import environments, models, ranks
-from grpo_nb.data.images import encode
+from grpo_nb.data.preparation import as_dataset
+from grpo_nb.data.rows import pack
 from grpo_nb.files import atomic_path, read_json, write_json
 from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head, sharded
 from grpo_nb.models.hub import image_tokens
@@ -56,7 +56,7 @@ from grpo_nb.models.vllm import without
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.calls import kept
 from grpo_nb.rewards.combine import Adaptive
-from grpo_nb.rewards.prompts import Message, images_of, loggable
+from grpo_nb.rewards.prompts import loggable
 from grpo_nb.stages import checkpoints
 from grpo_nb.stages.arguments import grpo_arguments
 from grpo_nb.stages.checkpoints import save_trained
@@ -69,6 +69,7 @@ from grpo_nb.training.placebo import placebo, true_reward
 
 if TYPE_CHECKING:
     import trl
+    from datasets import Dataset
 
     from grpo_nb.runs import Stage
     from grpo_nb.runs.config import RunConfig
@@ -473,48 +474,15 @@ def environment_factory(config: "RunConfig", tokenizer: Any, rows: Sequence[Row]
     return environment.factory
 
 
-def datasets(rows: Sequence[Row], tokenizer: Any, config: "RunConfig") -> tuple[Dataset, list[Row]]:
+def datasets(rows: Sequence[Row], tokenizer: Any, config: "RunConfig") -> "tuple[Dataset, list]":
     """Return the rows to train on as TRL takes them, and the rows to validate on.
 
-    TRL's have prompts without pixels, a column of images, and no system turn where the template
-    has none.
+    TRL's have no system turn where the template has none.
     """
     train_rows, validation_rows = hold_out(rows, prompts_to_hold_out(config.train))
-    prompts = [fold_system(tokenizer, row["prompt"]) for row in train_rows]
-    prepared = [
-        {name: value for name, value in row.items() if name != "images"}
-        | {"prompt": [_without_pixels(turn) for turn in prompt]}
-        for row, prompt in zip(train_rows, prompts, strict=True)
-    ]
-    # Rows may hold dicts and lists of any type, which Arrow would merge or refuse.
-    dataset = Dataset.from_list(prepared, on_mixed_types="use_json")
-    return with_image_column(dataset, prompts), validation_rows
-
-
-def with_image_column(dataset: Dataset, prompts: Sequence[list[Message]]) -> Dataset:
-    """Add the images of the prompts, if there are any, as the column that TRL reads.
-
-    Raises:
-        ValueError: Some prompts have an image and others have none.
-    """
-    images = list(map(images_of, prompts))
-    if not any(images):
-        return dataset
-    if missing := images.count([]):
-        raise ValueError(
-            f"{missing} of {len(images)} prompts have no image, and TRL fails at a micro-batch "
-            "without one: train only on rows that have images, or give every row one"
-        )
-    files = [[{"bytes": encode(image), "path": None} for image in row] for row in images]
-    return dataset.add_column("images", files, feature=List(Image()))
-
-
-def _without_pixels(turn: Message) -> Message:
-    """Return a turn without the pixels of its images, which TRL inserts from their column."""
-    if isinstance(turn["content"], str):
-        return turn
-    parts = [{key: part[key] for key in part.keys() - {"image"}} for part in turn["content"]]
-    return turn | {"content": parts}
+    packed = [pack(row) for row in train_rows]
+    folded = [row | {"prompt": fold_system(tokenizer, row["prompt"])} for row in packed]
+    return as_dataset(folded), validation_rows
 
 
 @contextmanager

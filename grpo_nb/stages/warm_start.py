@@ -9,6 +9,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb import data, models, ranks
+from grpo_nb.data.images import encode
+from grpo_nb.data.preparation import as_dataset
 from grpo_nb.data.sources import Row
 from grpo_nb.files import atomic_path, read_json, sha256, write_json
 from grpo_nb.models import Policy, adapter_in_fp32, cuda_available
@@ -100,17 +102,13 @@ def train_on(policy: Policy, stage: "Stage", rows: Iterable[Row]) -> list[dict[s
         stage: The stage, with `train.sft_steps`.
         rows: Rows with prompt and completion, as `data.worked_rows` returns them.
     """
-    from datasets import Dataset
     from trl import SFTConfig, SFTTrainer  # Unsloth has to be imported before TRL
-
-    from grpo_nb.stages.trainer import with_image_column
 
     # The prompts are rendered as for GRPO. TRL would render the whole chat and look for the prompt
     # in it, but the prompt may differ there if the template opens a thinking block.
     rows, config, gpu = list(rows), stage.config, cuda_available()
-    prompts = [row["prompt"] for row in rows]
-    as_example = _texts if any(map(images_of, prompts)) else _ids
-    dataset = Dataset.from_list([as_example(policy.tokenizer, row) for row in rows])
+    as_example = _texts if any(images_of(row["prompt"]) for row in rows) else _ids
+    dataset = as_dataset([as_example(policy.tokenizer, row) for row in rows])
     size = min(16, config.grpo.per_device_train_batch_size) // ranks.count()
     args = SFTConfig(
         output_dir=str(stage.run / "warm_up.log"),
@@ -131,7 +129,7 @@ def train_on(policy: Policy, stage: "Stage", rows: Iterable[Row]) -> list[dict[s
         trainer = SFTTrainer(
             policy.model,
             args,
-            train_dataset=with_image_column(dataset, prompts),
+            train_dataset=dataset,
             processing_class=policy.processing_class,
         )
     trainer.train()
@@ -139,18 +137,19 @@ def train_on(policy: Policy, stage: "Stage", rows: Iterable[Row]) -> list[dict[s
     return [{"step": line["step"], "loss": line["loss"]} for line in lines]
 
 
-def _texts(tokenizer: "PreTrainedTokenizerBase", row: Row) -> dict[str, str]:
-    """Return a rendered prompt, and its completion up to the stop token.
+def _texts(tokenizer: "PreTrainedTokenizerBase", row: Row) -> dict[str, Any]:
+    """Return a rendered prompt, its images, and its completion up to the stop token.
 
     For each micro-batch TRL inserts the tokens of the images into the prompt.
     """
     completion = row["completion"][0]["content"] + tokenizer.eos_token
-    return {"prompt": render(tokenizer, row["prompt"]), "completion": completion}
+    images = list(map(encode, images_of(row["prompt"])))
+    return {"prompt": render(tokenizer, row["prompt"]), "completion": completion, "images": images}
 
 
 def _ids(tokenizer: "PreTrainedTokenizerBase", row: Row) -> dict[str, list[int]]:
     """Encode a prompt and its completion up to the stop token; only the completion is learnt."""
-    texts = list(_texts(tokenizer, row).values())
+    texts = list(_texts(tokenizer, row).values())[:2]
     prompt, completion = tokenizer(texts, add_special_tokens=False)["input_ids"]
     mask = [0] * len(prompt) + [1] * len(completion)
     return {"input_ids": prompt + completion, "completion_mask": mask}

@@ -29,7 +29,7 @@ def short(completions, **kwargs):
     return [3.0 - len(text) / 10 for text in completions]
 
 
-def stock(folder, reward_funcs=(says, short), **arguments):
+def stock(folder, reward_funcs=(says, short), eval_dataset=None, **arguments):
     """A trainer as in TRL's documentation."""
     from trl import GRPOConfig, GRPOTrainer
 
@@ -41,7 +41,8 @@ def stock(folder, reward_funcs=(says, short), **arguments):
     model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(BASE)
     funcs = list(reward_funcs)
-    return GRPOTrainer(model, funcs, args=args, train_dataset=ROWS, processing_class=tokenizer)
+    rows = {"train_dataset": ROWS, "eval_dataset": eval_dataset}
+    return GRPOTrainer(model, funcs, args=args, **rows, processing_class=tokenizer)
 
 
 def lines_of(folder, name="metrics.jsonl"):
@@ -245,8 +246,7 @@ def test_validations_by_trls_own_eval_dataset_are_lines_too(tmp_path):
     """Training is as without a monitor."""
     ends, options = [], {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
     for show in (None, False):
-        trainer = stock(tmp_path, max_steps=4, **options)
-        trainer.eval_dataset = ROWS.select(range(5))
+        trainer = stock(tmp_path, eval_dataset=ROWS.select(range(5)), max_steps=4, **options)
         monitor = Monitor(trainer, correct="says", show=False) if show is False else None
         trainer.train()
         ends.append([weight.detach().clone() for weight in trainer.model.parameters()])

@@ -58,7 +58,7 @@ def ours(stage, policy, rewards, rows) -> float:
 def count_inside() -> list[float]:
     """Processor seconds that each call of our methods takes, from now on."""
     from grpo_nb import Monitor
-    from grpo_nb.training import metrics
+    from grpo_nb.training import stock
 
     spent: list[float] = []
 
@@ -73,7 +73,7 @@ def count_inside() -> list[float]:
 
     for owner, names in (
         (Monitor, ("on_log", "on_step_end", "on_pre_optimizer_step")),
-        (metrics, ("distinct", "of_a_step")),
+        (stock, ("distinct", "of_a_step")),
     ):
         for name in names:
             setattr(owner, name, counted(getattr(owner, name)))

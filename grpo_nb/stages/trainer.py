@@ -56,12 +56,12 @@ from grpo_nb.models.vllm import without
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.calls import kept
 from grpo_nb.rewards.combine import Adaptive
-from grpo_nb.rewards.prompts import loggable
+from grpo_nb.rewards.prompts import digest, loggable
 from grpo_nb.stages import checkpoints
 from grpo_nb.stages.arguments import grpo_arguments
 from grpo_nb.stages.checkpoints import save_trained
 from grpo_nb.stages.validation import Validation, hold_out, prompts_to_hold_out
-from grpo_nb.training import fast_cpu, health, metrics
+from grpo_nb.training import fast_cpu, health, stock
 from grpo_nb.training.difficulty import difficulty
 from grpo_nb.training.interruptions import step_of
 from grpo_nb.training.monitor import Monitor
@@ -254,7 +254,7 @@ class RunTrainer:
             )
         if "answer" in inputs[0]:
             self._log_completion_extra("reference", [str(row["answer"]) for row in inputs])
-        self._record("groups/distinct", metrics.distinct(completion_ids, self.num_generations))
+        self._record("groups/distinct", stock.distinct(completion_ids, self.num_generations))
         return rewards_N_F
 
     @contextmanager
@@ -278,13 +278,15 @@ class RunTrainer:
         """Add a step's time, speed and memory to its log, with Unsloth's trainer too."""
         if "loss" in logs:
             completions = self.args.generation_batch_size
-            logs.update(metrics.of_a_step(self._metrics["train"], completions))
-            metrics.new_peak()
+            logs.update(stock.of_a_step(self._metrics["train"], completions))
+            stock.new_peak()
             logged = self._logs["completion"]
             for place, completion in enumerate(logged):
                 logged[place] = loggable(completion)
             if images := self._logs["images"]:
-                self._logs["extra"]["images"] = [metrics.digests(each or ()) for each in images]
+                self._logs["extra"]["images"] = [
+                    " ".join(map(digest, each or ())) for each in images
+                ]
         super().log(logs, start_time)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,7 @@
 """Keep what is trained when a signal or an error ends a training, and find it again."""
 
+import json
+import shutil
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from grpo_nb import ranks
-from grpo_nb.files import read_json
+from grpo_nb.files import atomic_path, read_json, read_lines
 from grpo_nb.signals import signals
 from grpo_nb.training import stock
 
@@ -95,3 +97,22 @@ def is_whole(checkpoint: Path) -> bool:
     except (OSError, ValueError, SafetensorError, zipfile.BadZipFile):
         return False
     return state.get("global_step") == step_of(checkpoint.name)
+
+
+def forget_after(folder: Path, steps: int) -> None:
+    """Remove what training wrote after a checkpoint, because those steps are trained again.
+
+    Args:
+        folder: The run's train/, with metrics, alerts, completions and the best adapter.
+        steps: The step of the checkpoint; 0 without a checkpoint.
+    """
+    for name in ("metrics.jsonl", "alerts.jsonl"):
+        lines = [line for line in read_lines(folder / name) if steps and line["step"] <= steps]
+        with atomic_path(folder / name) as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    best = folder / "best"
+    if (best / "eval.json").is_file() and read_json(best / "eval.json")["step"] > steps:
+        shutil.rmtree(best)
+    for path in (folder / "completions").glob("*.parquet"):
+        if int(path.stem.rpartition("_")[2]) > steps:
+            path.unlink()

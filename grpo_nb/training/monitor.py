@@ -27,8 +27,9 @@ from grpo_nb.files import append_line, read_lines
 from grpo_nb.models import lm_head
 from grpo_nb.rewards import declared_range
 from grpo_nb.rewards.prompts import message_text, transcript
-from grpo_nb.training import health, metrics, preflight, stock
+from grpo_nb.training import health, preflight, stock
 from grpo_nb.training.interruptions import (
+    forget_after,
     keep_last_step,
     newest_checkpoint,
     step_of,
@@ -196,7 +197,7 @@ class Monitor(TrainerCallback):
         self.alerts.clear()
         if ranks.is_main():
             self.folder.mkdir(parents=True, exist_ok=True)
-            metrics.forget_after(self.folder, step)
+            forget_after(self.folder, step)
         updates = []
         for line in read_lines(self.folder / METRICS):
             self._widen(line)

@@ -22,7 +22,7 @@ from grpo_nb.models.template import turn_end
 from grpo_nb.rewards.prompts import message_text
 from grpo_nb.training import guard, stock
 from grpo_nb.training.health import section
-from grpo_nb.training.metrics import memory_now, new_peak, peak_memory
+from grpo_nb.training.stock import memory_now, new_peak, peak_memory
 
 GIB = 2**30
 LONGEST = 64  # prompts of the most characters, whose tokens are counted

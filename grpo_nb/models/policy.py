@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_nb.files import project_path, runs_root
 from grpo_nb.machine import bound_kernels
-from grpo_nb.models import hub, lm_head
+from grpo_nb.models import hub
 from grpo_nb.models.adapter import adapter_config, leaf, name_layers, trained_base
 from grpo_nb.models.engine import Engine, Sample, TransformersEngine, free_memory
 from grpo_nb.models.vllm import VllmEngine, open_vllm, use_vllm
@@ -21,6 +21,7 @@ from grpo_nb.models.weights import (
     load_checkpoint,
     never_sample_images,
     unpacked,
+    use_torch_head,
 )
 from grpo_nb.rewards.prompts import Message
 
@@ -334,8 +335,7 @@ def _load_transformers(config: "RunConfig") -> "PreTrainedModel":
     import torch
 
     model = unpacked(load_base(config.model.model_name, config.model.quantization))
-    if not cuda_available():
-        lm_head.install()
+    use_torch_head()
     if config.model.full_finetuning:
         return model
     from peft import LoraConfig, get_peft_model

@@ -4,6 +4,8 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +45,22 @@ def weights_dtype() -> "torch.dtype":
     if has_bf16():
         return torch.bfloat16
     return torch.float16 if cuda_available() else torch.float32
+
+
+def use_torch_head() -> None:
+    """Make TRL 1.15 compute its fused LM head in torch if there is no GPU, as Unsloth does.
+
+    TRL's own kernel needs a GPU; TRL 1.16 needs neither. Unsloth's function is in a file that
+    imports torch alone. To import its package would change TRL in other ways, too.
+    """
+    package = find_spec("unsloth_zoo")
+    if cuda_available() or package is None or not version("trl").startswith("1.15."):
+        return
+    file = Path(package.origin).parent / "cpu/ops.py"
+    spec = spec_from_file_location("unsloth_zoo_cpu_ops", file)
+    operations = module_from_spec(spec)
+    spec.loader.exec_module(operations)
+    operations.patch_trl_fused_lm_head()
 
 
 def sharded() -> bool:

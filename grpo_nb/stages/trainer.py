@@ -49,9 +49,9 @@ from transformers.trainer_utils import TrainOutput
 from grpo_nb import environments, models, ranks
 from grpo_nb.files import atomic_path
 from grpo_nb.models import Policy, adapter_in_fp32, dense, sharded, use_torch_head
+from grpo_nb.models.engine import without
 from grpo_nb.models.hub import image_tokens
 from grpo_nb.models.template import fold_system, with_tools
-from grpo_nb.models.vllm import without
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.calls import kept
 from grpo_nb.rewards.combine import Adaptive

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from grpo_nb.files import read_json
 from grpo_nb.models import hub
@@ -186,24 +186,14 @@ def load_checkpoint(
     return model.eval().requires_grad_(False)
 
 
-class Weights(NamedTuple):
-    """Hold the names that a model's linear layers and experts have without an adapter.
+def trainable_weights(model: "PreTrainedModel") -> tuple[list[str], ...]:
+    """Group the names of a model's weights, as they are without an adapter; leave out its head.
 
-    layers: Linear layers of the decoder.
-    experts: Weights of experts that are stacked in one tensor.
-    vision: Linear layers of the vision tower; trained only if `lora.finetune_vision_layers` is set.
-    others: Linear layers that are never trained: routers, and mamba's `out_proj`. The fused
-        kernel of `out_proj` bypasses an adapter, and peft refuses to adapt it, too.
+    Returns:
+        The linear layers of the decoder; weights of experts that are stacked in one tensor; linear
+        layers of the vision tower; and linear layers that are never trained: routers, and mamba's
+        `out_proj`. The fused kernel of `out_proj` bypasses an adapter, and peft refuses it, too.
     """
-
-    layers: list[str]
-    experts: list[str]
-    vision: list[str]
-    others: list[str]
-
-
-def trainable_weights(model: "PreTrainedModel") -> Weights:
-    """Group a model's linear layers and experts; leave out its head and any adapter."""
     from torch.nn import Linear
 
     decoder = {*model.get_decoder().modules()}
@@ -220,7 +210,7 @@ def trainable_weights(model: "PreTrainedModel") -> Weights:
     stacks = [name for name, _ in model.named_parameters() if ".experts." in name]
     experts = [name for name in stacks if not name.endswith((".weight", "bias"))]
     experts = [name.replace(".base_layer", "") for name in experts]
-    return Weights(layers, experts, vision, others)
+    return layers, experts, vision, others
 
 
 def name_layers(

@@ -27,6 +27,7 @@ from grpo_nb.names import refuse_unknown
 TABLES = read_yaml(Path(__file__).with_suffix(".yaml"))
 # Weights that llama.cpp packs into fewer than 8 bits, and those of them that keep at least 6.
 PACKED = r"blk\.\d+\.(attn_(q|k|v|output)|ffn_(gate|up|down))\.weight|(token_embd|output)\.weight"
+SENSITIVE = r"(blk\.\d+\.(attn_v|ffn_down)|token_embd|output)\.weight"
 SERVER = """
 import os, sys, xllamacpp
 settings = xllamacpp.CommonParams()
@@ -38,7 +39,6 @@ server = xllamacpp.Server(settings)
 print(server.listening_address, flush=True)
 sys.stdin.read()
 """
-SENSITIVE = r"(blk\.\d+\.(attn_v|ffn_down)|token_embd|output)\.weight"
 # In Ollama's language: what the chat template writes around turns.
 TEMPLATE = """{{{{ range $i, $turn := .Messages }}}}{{{{ if eq $turn.Role "system" }}}}{system}\
 {{{{ else if eq $turn.Role "assistant" }}}}{answer}{{{{ else if le $i {first} }}}}{user}\

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -59,13 +60,13 @@ def use_torch_head() -> None:
     imports torch alone. To import its package would change TRL in other ways, too.
     """
     package = find_spec("unsloth_zoo")
-    if cuda_available() or package is None or not version("trl").startswith("1.15."):
-        return
-    file = Path(package.origin).parent / "cpu/ops.py"
-    spec = spec_from_file_location("unsloth_zoo_cpu_ops", file)
-    operations = module_from_spec(spec)
-    spec.loader.exec_module(operations)
-    operations.patch_trl_fused_lm_head()
+    is_needed = version("trl").startswith("1.15.") and "unsloth" not in sys.modules
+    if is_needed and package and not cuda_available():
+        file = Path(package.origin).parent / "cpu/ops.py"
+        spec = spec_from_file_location("unsloth_zoo_cpu_ops", file)
+        operations = module_from_spec(spec)
+        spec.loader.exec_module(operations)
+        operations.patch_trl_fused_lm_head()
 
 
 def sharded() -> bool:

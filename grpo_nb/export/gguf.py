@@ -159,8 +159,8 @@ def split_of(tokenizer: Any, by_digest: Callable[[Any], str]) -> str:
     in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     for name, patterns in TABLES["splits"].items():
         steps = [pre_tokenizers.Split(Regex(each), "isolated") for each in patterns.splitlines()]
-        known = pre_tokenizers.Sequence([*steps, in_bytes])
-        if own and own.pre_tokenize_str(text) == known.pre_tokenize_str(text):
+        theirs = pre_tokenizers.Sequence([*steps, in_bytes])
+        if own and own.pre_tokenize_str(text) == theirs.pre_tokenize_str(text):
             return name
     raise NotImplementedError("it has no name for how the tokenizer splits texts into words")
 

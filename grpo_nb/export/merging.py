@@ -3,9 +3,7 @@
 merge("Qwen/Qwen3-1.7B", "outputs/checkpoint-250", "merged", dataset, load_in_4bit=True)
 """
 
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,6 @@ from grpo_nb.export import gate
 from grpo_nb.export import gguf as gguf_files
 from grpo_nb.files import atomic_path
 from grpo_nb.models import (
-    cuda_available,
     engine_of,
     free_memory,
     load_checkpoint,
@@ -24,7 +21,7 @@ from grpo_nb.models import (
     save_tokenizer,
     trained_base,
 )
-from grpo_nb.models.hub import auto_class, find_model, quiet, read_config
+from grpo_nb.models.hub import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -72,8 +69,7 @@ def merge(
     Raises:
         ValueError: The adapter belongs to another base or is all zero, or the merge or a GGUF file
             fails the gate.
-        RuntimeError: There is not enough memory or disk space, a package for GGUF files is missing,
-            or the converter does not take the model.
+        RuntimeError: A package for GGUF files is missing, or the converter does not take the model.
     """
     kinds = gguf_files.kinds_of(gguf)
     prompts = [row["prompt"] for row in islice(dataset, parity_prompts)] or list(QUESTIONS)
@@ -81,25 +77,24 @@ def merge(
     questions = gate.Questions(chats, max_completion_length)
     policy = trained_base(str(base), Path(adapter))
     paths, quantization = (policy, policy, Path(adapter)), "4bit" if load_in_4bit else "16bit"
-    with attempt(paths, Path(to), questions, quantization, chat_template_kwargs) as (check, _):
-        Checks([check]).refuse(force)
-    if kinds:
-        gguf_files.write(Path(to), kinds, questions).refuse(force)
-    return check
+    options = {"chat_template_kwargs": chat_template_kwargs, "kinds": kinds, "force": force}
+    return merge_tested(paths, Path(to), questions, quantization, **options)
 
 
-@contextmanager
-def attempt(
+def merge_tested(
     paths: tuple[str, str, Path | None],
     to: Path,
     questions: gate.Questions,
     quantization: str,
+    *,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> Iterator[tuple[Check, dict[str, Any]]]:
-    """Write a merged model to a temporary folder, test it, and yield the check and its figures.
+    kinds: Sequence[str] = (),
+    force: bool = False,
+    record: Callable[[Checks, dict[str, Any]], Any] = lambda checks, figures: None,
+) -> Check:
+    """Write a merged model and its GGUF files, and put in place what passes its gate.
 
-    The model is put in place if the block ends without an error. Its 16-bit weights need room in
-    memory, on the GPU if there is one; their size is printed.
+    The 16-bit weights need room in memory, on the GPU if there is one, and on the disk.
 
     Args:
         paths: The base, the policy that is loaded, and its adapter: None after full fine-tuning,
@@ -108,13 +103,18 @@ def attempt(
         questions: Held-out chats, and the length of the completions that are compared.
         quantization: Precision of the base in training, "4bit" or "16bit".
         chat_template_kwargs: Arguments of the chat template.
+        kinds: Kinds of GGUF files.
+        force: Whether to put in place what fails.
+        record: Is called with the checks of the model, and of the files, and with the figures.
+
+    Returns:
+        The check of the model.
     """
-    print("merge: the adapter and the size of its base are read …", flush=True)
     base, policy, adapter = paths
+    print("merge: the base and its adapter are read, merged and compared …", flush=True)
     figures: dict[str, Any] = {"text": "every weight was trained, and is copied in 16 bit"}
     if adapter is not None:
         refuse_unusable(adapter)
-    _refuse_without_room(policy, to)
     with atomic_path(to) as temporary:
         _write(_merged(policy, adapter, quantization), base, chat_template_kwargs, temporary)
         free_memory()
@@ -125,7 +125,14 @@ def attempt(
             figures = gate.merged(engine_of(tuned, load_tokenizer(path)), files, questions)
             del tuned, files
             free_memory()  # both models are gone before the next engine is loaded
-        yield gate.verdict("merge", figures), figures
+        check = gate.verdict("merge", figures)
+        record(Checks([check]), figures)
+        Checks([check]).refuse(force)
+    if kinds:
+        checks = gguf_files.write(to, kinds, questions)
+        record(checks, {})
+        checks.refuse(force)
+    return check
 
 
 def refuse_unusable(adapter: Path) -> None:
@@ -189,25 +196,3 @@ def _write(
     with quiet():
         model.save_pretrained(folder, max_shard_size="5GB")
     save_tokenizer(load_tokenizer(base, template), folder, base)
-
-
-def _refuse_without_room(model_path: str, folder: Path) -> None:
-    """Print how large the merged weights will be; refuse them if memory or disk has no room."""
-    import psutil
-    import torch
-
-    with quiet(), torch.device("meta"):
-        config = read_config(find_model(model_path))
-        size = 2 * auto_class(config).from_config(config).num_parameters()
-    free_memory()
-    memory = torch.cuda.mem_get_info()[0] if cuda_available() else psutil.virtual_memory().available
-    message = f"the merge takes {size / 1e9:.2g} GB in memory and on the disk: 16-bit weights"
-    print(message)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    disk = shutil.disk_usage(folder.parent).free
-    if min(memory, disk) < 1.05 * size:
-        raise RuntimeError(
-            f"{message}; free: {memory / 1e9:.3g} GB of memory and {disk / 1e9:.3g} GB on the disk "
-            f"of {folder.parent}. Stop other programs, write to a larger disk, or set "
-            "CUDA_VISIBLE_DEVICES=-1 to merge in main memory instead of the GPU's"
-        )

@@ -2,14 +2,14 @@
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from grpo_nb import data
 from grpo_nb.checks import Check, Checks, shown
 from grpo_nb.export import gate, gguf
-from grpo_nb.export.merging import attempt
+from grpo_nb.export.merging import merge_tested
 from grpo_nb.files import write_json
 from grpo_nb.models import trained_base
 from grpo_nb.reward_lab import bench_of
@@ -38,19 +38,18 @@ def merge_run(stage: "Stage", *, force: bool = False) -> tuple[Path, Check]:
     folder, kinds = run / MERGED, gguf.kinds_of(config.export.gguf)
     for leftover in folder.parent.glob(f".{folder.name}.*.tmp"):
         shutil.rmtree(leftover)  # left by a killed merge; the run's lock excludes a running one
-    paths = trained_paths(run, config)
-    questions, precision = questions_of(run, config), config.model.quantization
-    template = config.grpo.chat_template_kwargs
-    with attempt(paths, folder, questions, precision, template) as (check, figures):
-        about = {"passed": check.state == "ok", "model_name": paths[0], "quantization": precision}
-        write_json(run / "model/parity.json", about | figures)
-        stage.record_checks([check])
-        Checks([check]).refuse(force)
-    if kinds:
-        checks = gguf.write(folder, kinds, questions)
+    precision = config.model.quantization
+
+    def record(checks: Checks, figures: dict[str, Any]) -> None:
+        if figures:
+            about = {"passed": checks[0].state == "ok", "model_name": paths[0]}
+            about |= {"quantization": precision, **figures}
+            write_json(run / "model/parity.json", about)
         stage.record_checks(checks)
-        checks.refuse(force)
-    return folder, check
+
+    paths, options = trained_paths(run, config), {"kinds": kinds, "force": force, "record": record}
+    options["chat_template_kwargs"] = config.grpo.chat_template_kwargs
+    return folder, merge_tested(paths, folder, questions_of(run, config), precision, **options)
 
 
 def questions_of(run: "Run", config: "RunConfig") -> gate.Questions:

@@ -9,18 +9,29 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.files import project_path, runs_root
+from grpo_nb.files import project_path, read_json, runs_root
 from grpo_nb.machine import bound_kernels
-from grpo_nb.models import hub, lm_head
-from grpo_nb.models.adapter import adapter_config, leaf, name_layers, trained_base
-from grpo_nb.models.engine import Engine, Sample, TransformersEngine, free_memory
-from grpo_nb.models.vllm import VllmEngine, open_vllm, use_vllm
+from grpo_nb.models import hub
+from grpo_nb.models.engine import (
+    Engine,
+    Sample,
+    TransformersEngine,
+    VllmEngine,
+    free_memory,
+    open_vllm,
+    use_vllm,
+)
 from grpo_nb.models.weights import (
+    ADAPTER_CONFIG,
     cuda_available,
+    leaf,
     load_base,
     load_checkpoint,
+    name_layers,
     never_sample_images,
+    trained_base,
     unpacked,
+    use_torch_head,
 )
 from grpo_nb.rewards.prompts import Message
 
@@ -42,6 +53,8 @@ ENGINE_VARIABLES = [
 # Our values of Unsloth's variables for vLLM, unless the user has set them. FlashInfer's sampler
 # refuses a T4, and merging the adapter into 16-bit weights rounds most of a small update away.
 UNSLOTHS_VLLM = {"UNSLOTH_VLLM_NO_FLASHINFER": "1", "UNSLOTH_VLLM_MERGED_ROLLOUT": "0"}
+
+LORA = {"r", "lora_alpha", "target_modules"}  # the arguments that peft and Unsloth share
 
 
 class Policy(NamedTuple):
@@ -99,28 +112,16 @@ class Policy(NamedTuple):
         free_memory()
 
 
-def policy_of(
-    model: "PreTrainedModel", processing_class: Any, config: "ModelConfig | None" = None
-) -> Policy:
+def policy_of(model: "PreTrainedModel", processing_class: Any) -> Policy:
     """Return a model that a person loaded, by Unsloth or transformers, as a policy.
 
     Args:
         model: The model, with its adapter if it has one.
         processing_class: Its tokenizer or processor.
-        config: The settings by which it was loaded, if there are any.
-
-    Raises:
-        RuntimeError: `model.fast_inference` is "vllm", but Unsloth has not started vLLM.
     """
     backend = "unsloth" if hasattr(model, "for_inference") else "transformers"
     tokenizer = hub.tokenizer_of(processing_class)
-    vllm = hasattr(model, "vllm_engine")
-    if config and config.fast_inference == "vllm" and backend == "unsloth" and not vllm:
-        raise RuntimeError(
-            f"Unsloth did not start vLLM for {config.model_name}: set model.fast_inference = "
-            "'detect', with which transformers generates the completions, slower"
-        )
-    return Policy(model, tokenizer, vllm, backend)
+    return Policy(model, tokenizer, hasattr(model, "vllm_engine"), backend)
 
 
 def engine_of(
@@ -241,7 +242,7 @@ def load_policy(config: "RunConfig") -> Policy:
         else:
             model = _load_transformers(config)
     tokenizer = hub.load_tokenizer(name, config.grpo.chat_template_kwargs)
-    result = policy_of(model, tokenizer, config.model)
+    result = policy_of(model, tokenizer)
     if adapter := config.policy.adapter:
         folder = runs_root() / adapter / "train/adapter"
         load_weights(result, folder if folder.is_dir() else project_path(adapter))
@@ -284,15 +285,10 @@ def lora_arguments(config: "RunConfig") -> dict[str, Any]:
     Which layers are meant by "all-linear" depends on the model: `name_layers` says it.
     """
     return {
-        **_lora(config),
+        **config.lora.model_dump(include=LORA),
         "use_gradient_checkpointing": "unsloth" if cuda_available() else False,
         "random_state": config.seed,
     }
-
-
-def _lora(config: "RunConfig") -> dict[str, Any]:
-    """Return the arguments that peft and Unsloth share."""
-    return config.lora.model_dump(include={"r", "lora_alpha", "target_modules"})
 
 
 def _load_unsloth(config: "RunConfig") -> "PreTrainedModel":
@@ -334,8 +330,7 @@ def _load_transformers(config: "RunConfig") -> "PreTrainedModel":
     import torch
 
     model = unpacked(load_base(config.model.model_name, config.model.quantization))
-    if not cuda_available():
-        lm_head.install()
+    use_torch_head()
     if config.model.full_finetuning:
         return model
     from peft import LoraConfig, get_peft_model
@@ -343,7 +338,8 @@ def _load_transformers(config: "RunConfig") -> "PreTrainedModel":
     # peft's preparation for 4-bit training is left out: TRL enables the input gradients, and
     # Unsloth does not cast the norms and the head to fp32 either.
     torch.manual_seed(config.seed)
-    arguments = name_layers(model, _lora(config), config.lora.finetune_vision_layers)
+    lora = config.lora.model_dump(include=LORA)
+    arguments = name_layers(model, lora, config.lora.finetune_vision_layers)
     return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **arguments))
 
 
@@ -363,7 +359,7 @@ def load_weights(policy: Policy, folder: Path) -> None:
     if hasattr(model, "peft_config"):
         from peft import load_peft_weights, set_peft_model_state_dict
 
-        config, saved = model.peft_config["default"], adapter_config(folder)
+        config, saved = model.peft_config["default"], read_json(folder / ADAPTER_CONFIG)
         trained_base(config.base_model_name_or_path, folder)
         if (saved["r"], saved["lora_alpha"]) != (config.r, config.lora_alpha):
             raise ValueError(

@@ -1,17 +1,25 @@
-"""Load a base, with or without an adapter, in the precision that suits the machine."""
+"""Load a base and its adapter in the precision that suits the machine; choose what LoRA trains."""
 
 import logging
 import os
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_nb.files import read_json
 from grpo_nb.models import hub
+from grpo_nb.names import refuse_unknown
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
+
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 def cuda_available() -> bool:
@@ -43,6 +51,22 @@ def weights_dtype() -> "torch.dtype":
     if has_bf16():
         return torch.bfloat16
     return torch.float16 if cuda_available() else torch.float32
+
+
+def use_torch_head() -> None:
+    """Make TRL 1.15 compute its fused LM head in torch if there is no GPU, as Unsloth does.
+
+    TRL's own kernel needs a GPU; TRL 1.16 needs neither. Unsloth's function is in a file that
+    imports torch alone. To import its package would change TRL in other ways, too.
+    """
+    package = find_spec("unsloth_zoo")
+    is_needed = version("trl").startswith("1.15.") and "unsloth" not in sys.modules
+    if is_needed and package and not cuda_available():
+        file = Path(package.origin).parent / "cpu/ops.py"
+        spec = spec_from_file_location("unsloth_zoo_cpu_ops", file)
+        operations = module_from_spec(spec)
+        spec.loader.exec_module(operations)
+        operations.patch_trl_fused_lm_head()
 
 
 def sharded() -> bool:
@@ -161,3 +185,94 @@ def load_checkpoint(
 
             model = PeftModel.from_pretrained(model, adapter)
     return model.eval().requires_grad_(False)
+
+
+def trainable_weights(model: "PreTrainedModel") -> tuple[list[str], ...]:
+    """Group the names of a model's weights, as they are without an adapter; leave out its head.
+
+    Returns:
+        The linear layers of the decoder; weights of experts that are stacked in one tensor; linear
+        layers of the vision tower; and linear layers that are never trained: routers, and mamba's
+        `out_proj`. The fused kernel of `out_proj` bypasses an adapter, and peft refuses it, too.
+    """
+    from torch.nn import Linear
+
+    decoder = {*model.get_decoder().modules()}
+    mamba = {m.out_proj for m in decoder if hasattr(m, "A_log") and hasattr(m, "in_proj")}
+    layers, vision, others = [], [], []
+    for name, module in model.named_modules():
+        name = name.removesuffix(".base_layer")
+        is_head = module is model.get_output_embeddings()
+        if is_head or not isinstance(module, Linear) or ".lora_" in name:
+            continue
+        is_other = module in mamba or leaf(name) in ("gate", "router")
+        group = vision if module not in decoder else others if is_other else layers
+        group.append(name)
+    stacks = [name for name, _ in model.named_parameters() if ".experts." in name]
+    experts = [name for name in stacks if not name.endswith((".weight", "bias"))]
+    experts = [name.replace(".base_layer", "") for name in experts]
+    return layers, experts, vision, others
+
+
+def name_layers(
+    model: "PreTrainedModel", lora_arguments: Mapping[str, Any], vision_tower: bool = False
+) -> dict[str, Any]:
+    """Return the arguments with `target_modules` and `target_parameters` by name.
+
+    Args:
+        model: The base, without an adapter.
+        lora_arguments: Arguments of peft's LoraConfig, or of Unsloth's `get_peft_model`;
+            `target_modules` is "all-linear", or names such as "q_proj, v_proj".
+        vision_tower: Whether the part that reads images gets an adapter, too.
+
+    Raises:
+        ValueError: `target_modules` names a layer that the model does not have, or `vision_tower`
+            is set for a text-only model.
+    """
+    layers, experts, vision, others = trainable_weights(model)
+    if (names := lora_arguments["target_modules"]) != "all-linear":
+        targets = names.replace(" ", "").split(",")
+        leaves = sorted({leaf(name) for name in layers + experts})
+        for target in targets:
+            refuse_unknown("lora.target_modules", target, leaves)
+        layers = [name for name in layers if leaf(name) in targets]
+        experts = [name for name in experts if leaf(name) in targets]
+    if vision_tower and not vision:
+        why = f"{model.name_or_path} has no part that reads images"
+        raise ValueError(f"lora.finetune_vision_layers = true: {why}; leave the setting out")
+    (layers if vision_tower else others).extend(vision)
+    leaves = {leaf(name) for name in layers}
+    # A leaf matches all modules whose names end with it; some in a vision tower are not linear.
+    ambiguous = vision_tower or leaves & {leaf(name) for name in others}
+    return {
+        **lora_arguments,
+        "target_modules": layers if ambiguous else sorted(leaves),
+        "target_parameters": experts or None,
+    }
+
+
+def leaf(name: str) -> str:
+    """Return the last part of a layer's name."""
+    return name.rpartition(".")[2]
+
+
+def trained_base(model_path: str, adapter: Path) -> str:
+    """Return the base that an adapter was trained on.
+
+    For a 4-bit model from the hub, Unsloth may load its own quantized copy. The weights of the copy
+    differ from those that bitsandbytes computes from the original.
+
+    Raises:
+        FileNotFoundError: The folder contains no adapter.
+        ValueError: The adapter was trained on a base with another name.
+    """
+    base = read_json(adapter / ADAPTER_CONFIG)["base_model_name_or_path"]
+    model_name, base_name = Path(model_path).name.lower(), Path(base).name.lower()
+    copy = re.compile(r"(-unsloth)?-bnb-4bit$")
+    if copy.sub("", model_name) != copy.sub("", base_name):
+        raise ValueError(
+            f"the adapter in {adapter} was trained on {base}, not on {model_path}: set "
+            "model.model_name to its base, or train on this one"
+        )
+    is_other_copy = model_name != base_name and copy.search(base_name)
+    return base if is_other_copy else model_path

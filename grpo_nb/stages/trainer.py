@@ -49,10 +49,10 @@ from grpo_nb import environments, models, ranks
 from grpo_nb.data.preparation import as_dataset
 from grpo_nb.data.rows import pack
 from grpo_nb.files import atomic_path, read_json, write_json
-from grpo_nb.models import Policy, adapter_in_fp32, dense, lm_head, sharded
+from grpo_nb.models import Policy, adapter_in_fp32, dense, sharded, use_torch_head
+from grpo_nb.models.engine import without
 from grpo_nb.models.hub import image_tokens
 from grpo_nb.models.template import fold_system, with_tools
-from grpo_nb.models.vllm import without
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.calls import kept
 from grpo_nb.rewards.combine import Adaptive
@@ -100,7 +100,7 @@ class RunTrainer:
         self.settings = checkpoints.fingerprint(stage, rewards, self.args)
         self.plan, self.goes_on = checkpoints.plan(self.folder, self.settings, self.args.max_steps)
         policy.model.max_seq_length = config.model.max_seq_length  # as Unsloth's models have it
-        lm_head.install_where_needed()  # for your own model too
+        use_torch_head()  # for your own model too
         self.remove_callback(PrinterCallback)
         if policy.vllm and self.use_vllm:  # else Unsloth leaves a folder in the working directory
             self.vllm_generation._unsloth_load_lora = policy.live_adapter

@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 from grpo_nb import ranks
 from grpo_nb.checks import Check
 from grpo_nb.files import append_line, read_lines
-from grpo_nb.models import lm_head
+from grpo_nb.models import use_torch_head
 from grpo_nb.rewards import declared_range
 from grpo_nb.rewards.prompts import message_text, transcript
 from grpo_nb.training import health, preflight, stock
@@ -112,7 +112,7 @@ class Monitor(TrainerCallback):
         ignore: Collection[str] = (),
         show: bool = True,
     ) -> None:
-        lm_head.install_where_needed()
+        use_torch_head()
         self.trainer, self.halt = trainer, halt
         self.names = list(trainer.reward_func_names)
         if correct and correct not in self.names:

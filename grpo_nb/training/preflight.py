@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_nb import ranks
 from grpo_nb.checks import Check, Checks
-from grpo_nb.models import cuda_available, lm_head, sharded
+from grpo_nb.models import cuda_available, sharded, use_torch_head
 from grpo_nb.models.template import turn_end
 from grpo_nb.rewards.prompts import message_text
 from grpo_nb.training import guard, stock
@@ -41,7 +41,7 @@ def preflight(trainer: Any) -> Checks:
     Args:
         trainer: A trainer that has not begun to train.
     """
-    lm_head.install_where_needed()
+    use_torch_head()
     begun, is_main = time.monotonic(), ranks.is_main()
     row, tokens = _longest(trainer)
     checks = [_context(trainer, tokens), *_end_of_turn(trainer, row), _sampling(trainer)]

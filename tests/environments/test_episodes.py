@@ -12,7 +12,7 @@ import grpo_nb
 from grpo_nb import environments, models, rewards, stages, training
 from grpo_nb.environments.play import Episode
 from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.models import hub, lm_head, template
+from grpo_nb.models import hub, template, use_torch_head
 from grpo_nb.models.engine import TransformersEngine
 from grpo_nb.rewards.prompts import build_prompt
 
@@ -30,7 +30,7 @@ def rows_of(name, count):
 
 @pytest.fixture(scope="module")
 def engine():
-    lm_head.install()  # TRL's own product with the head needs a GPU
+    use_torch_head()  # TRL's own product with the head needs a GPU
     model = models.load_checkpoint(str(BASE), adapter=None, quantization="16bit")
     return TransformersEngine(model.float(), hub.load_tokenizer(str(BASE)))
 

@@ -10,13 +10,21 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import gguf as library
 import httpx
 import pytest
+import tokenizers
 import torch
-from families import CHATML, GEMMA
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from families import CHATML, GEMMA, LLAMA3, SPECIAL
+from tokenizers import pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 import grpo_nb
 from grpo_nb import models
@@ -77,7 +85,56 @@ def gemma2(folder):
     return folder
 
 
-FAMILIES = {"gemma2": gemma2, "SmolLM2": lambda _: SMOLLM2}
+def byte_level(folder, model_type, template, *steps, **options):
+    """With a vocabulary of its own of bytes and what they merge to, within words by these steps."""
+    end, *others = SPECIAL[template]
+    own = tokenizers.Tokenizer(tokenizers.models.BPE(**options))
+    own.pre_tokenizer = pre_tokenizers.Sequence([*steps])
+    own.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=900,
+        special_tokens=["<pad>", "<bos>", end, *others],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    own.train_from_iterator(TEXTS, trainer)
+    if "{{ bos_token }}" in template:
+        begin = tokenizers.processors.TemplateProcessing("<bos> $A", None, [("<bos>", 1)])
+        own.post_processor = begin
+    names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": end}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=own, chat_template=template, **names)
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(tokenizer)}
+    config = AutoConfig.for_model(model_type, **SIZES, **ids)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    models.save_tokenizer(tokenizer, folder)
+    return folder
+
+
+WHOLE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+IN_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+# As their tokenizer.json has them.
+LLAMA3_WORDS, QWEN_WORDS = (
+    tokenizers.Regex(
+        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    for digits in (r"\p{N}{1,3}", r"\p{N}")
+)
+FAMILIES = {
+    "gemma2": gemma2,
+    "llama": lambda folder: byte_level(
+        *(folder, "llama", LLAMA3, pre_tokenizers.Split(LLAMA3_WORDS, "isolated"), IN_BYTES),
+        ignore_merges=True,
+    ),
+    "qwen3": lambda folder: byte_level(
+        *(folder, "qwen3", CHATML, pre_tokenizers.Split(QWEN_WORDS, "isolated"), IN_BYTES)
+    ),
+    "smollm2": lambda folder: byte_level(
+        *(folder, "llama", CHATML, pre_tokenizers.Digits(individual_digits=True), WHOLE)
+    ),
+    "SmolLM2": lambda _: SMOLLM2,
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -264,15 +321,24 @@ def test_weights_are_packed_into_few_bits(tmp_path):
     assert types["token_embd.weight"] == "Q6_K"
 
 
-def test_what_cannot_be_written_leaves_no_file(merged, tmp_path):
+def test_what_cannot_be_written_is_named_and_leaves_no_file(merged, tmp_path):
     folder = shutil.copytree(merged, tmp_path / "merged")
     config = json.loads((folder / "config.json").read_text())
     config["architectures"] = ["Unheard0fForCausalLM"]
     (folder / "config.json").write_text(json.dumps(config))
     before = sorted(folder.iterdir())
-    with pytest.raises(NotImplementedError, match="Unheard0f"):
+    why = r"does not take .*merged \(Architecture 'Unheard0f.*: serve it with vLLM, or .*: pip in"
+    with pytest.raises(RuntimeError, match=why):
         gguf.write(folder, ["q8_0"], gate.Questions(CHATS, 4))
     assert sorted(folder.iterdir()) == before
+
+
+def test_words_split_in_a_way_without_a_name_are_refused():
+    tokenizer = AutoTokenizer.from_pretrained(project_path(BASE))
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    unknown = Mock(side_effect=NotImplementedError)
+    with pytest.raises(NotImplementedError, match="no name for how the tokenizer splits"):
+        gguf.split_of(tokenizer, unknown)
 
 
 def test_an_unknown_kind_is_named_before_anything_is_merged():

@@ -6,7 +6,7 @@ import pytest
 from conftest import moved
 
 from grpo_nb import models
-from grpo_nb.models.vllm import open_vllm
+from grpo_nb.models.engine import open_vllm
 from grpo_nb.rewards.prompts import build_prompt
 
 pytestmark = [

@@ -20,7 +20,6 @@ from transformers import (
 from grpo_nb import models
 from grpo_nb.models import Policy
 from grpo_nb.models.dense import DenseEngine, DenseModel, draw, sample
-from grpo_nb.models.lm_head import ChunkedLogProbs
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
@@ -200,10 +199,8 @@ def make_trainer(policy, settings=SETTINGS):
 
 
 @pytest.fixture
-def updated(dense, runs_dir, monkeypatch):
-    from trl.trainer import utils
-
-    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", ChunkedLogProbs)
+def updated(dense, runs_dir):
+    models.use_torch_head()
     tokenizer = models.load_tokenizer("data/tiny_base")
     return make_trainer(Policy(dense, tokenizer, False, "transformers"), SETTINGS | FP32)
 

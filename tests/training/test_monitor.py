@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_nb import Guard, Monitor
 from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.models import lm_head
+from grpo_nb.models import use_torch_head
 from grpo_nb.training import newest_checkpoint
 
 BASE = str(PROJECT_ROOT / "data/tiny_base")
@@ -33,7 +33,7 @@ def stock(folder, reward_funcs=(says, short), eval_dataset=None, **arguments):
     """A trainer as in TRL's documentation."""
     from trl import GRPOConfig, GRPOTrainer
 
-    lm_head.install()  # TRL's own needs a GPU
+    use_torch_head()  # TRL's own needs a GPU
     torch.manual_seed(0)
     usual = {"max_steps": 4, "save_strategy": "no", "learning_rate": 1e-4, "logging_steps": 3}
     usual |= {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6}

@@ -26,10 +26,22 @@ STEPS = 5
 ROWS = [{"prompt": f"{n} + 2 = ", "answer": str(n + 2)} for n in range(10, 74)]
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
-if trl.__version__.startswith("1.15."):  # its LM head needs a GPU
-    from grpo_nb.models import lm_head
 
-    lm_head.install()
+class PlainHead:
+    """TRL 1.15's LM head in plain torch: its own needs a GPU, and Unsloth is not here."""
+
+    @staticmethod
+    def apply(hidden, weight, bias, targets, temperature, *_):
+        logits = torch.nn.functional.linear(hidden, weight, bias) / temperature
+        log_p, is_top1 = logits.log_softmax(-1), logits.argmax(-1) == targets
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        return log_p.gather(-1, targets[:, None])[:, 0], entropy, None, None, is_top1
+
+
+if trl.__version__.startswith("1.15."):
+    from trl.trainer import utils
+
+    utils._ChunkedLogProbFunction = PlainHead
 
 
 def says(completions, answer, **kwargs):

@@ -77,14 +77,11 @@ def train(name: str, settings: dict[str, Any], *watchers: Any) -> stages.RunTrai
 
 def evaluate(name: str, settings: dict[str, Any]) -> None:
     stage = runs.start("04", name, settings, all_stages=True)
-    config, kept = stage.config, stage.config.model.quantization
+    config = stage.config
     base, policy, adapter = export.trained_paths(stage.run, config)
-    candidates = [evaluation.Candidate("base", base, None, kept)]
-    candidates.append(evaluation.Candidate("adapter", policy, adapter, kept))
+    compared = {"base": base, "adapter": (policy, adapter)}
     rows = data.load(stage.run, "eval")
-    evaluation.save(
-        stage.run, evaluation.run(candidates, rows, load_rewards(config.rewards), config)
-    )
+    evaluation.save(stage.run, evaluation.run(compared, rows, load_rewards(config.rewards), config))
     stage.finish("eval")
 
 

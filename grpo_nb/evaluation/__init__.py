@@ -9,7 +9,7 @@ from grpo_nb.lazy import exports
 __getattr__ = exports(
     __name__,
     {
-        "grpo_nb.evaluation.evaluate": "Candidate run",
+        "grpo_nb.evaluation.evaluate": "run",
         "grpo_nb.evaluation.report": (
             "DECODING Evaluation before_after build checks save table with_accuracy"
         ),

@@ -4,11 +4,11 @@ evaluate({"base": base, "trained": (base, "outputs/checkpoint-250")}, held_out, 
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -16,7 +16,6 @@ from grpo_nb import environments
 from grpo_nb.evaluation.report import DECODING, Evaluation, build, reference_of, with_accuracy
 from grpo_nb.models import (
     Engine,
-    Policy,
     Progress,
     Sample,
     open_engine,
@@ -40,21 +39,6 @@ if TYPE_CHECKING:
 
 # A folder or hub name; a base and its adapter; or a loaded model and its tokenizer.
 Model = str | Path | tuple[Any, Any]
-
-
-class Candidate(NamedTuple):
-    """Name a model to evaluate.
-
-    label: The model's name in tables and charts.
-    model: A folder, a hub name, or a loaded policy.
-    adapter: The folder of a LoRA adapter to add to the model; None for no adapter.
-    quantization: The precision of the loaded weights, "4bit" or "16bit".
-    """
-
-    label: str
-    model: str | Path | Policy
-    adapter: Path | None = None
-    quantization: str = "16bit"
 
 
 def evaluate(
@@ -87,7 +71,8 @@ def evaluate(
         samples: Sampled completions for each prompt, at temperature 1.
         max_completion_length: Length at which completions are cut [tokens].
         batch_size: Completions that are sampled at a time.
-        load_in_4bit: Whether to load the bases of adapters in 4 bit, as in training.
+        load_in_4bit: Whether to load the baseline and the bases of adapters in 4 bit, as in
+            training.
         seed: Seed of the samples and of the intervals.
         progress: Called with the number of completions done, their total, and the model's label.
 
@@ -104,12 +89,11 @@ def evaluate(
     """
     rows = [{"answer": None} | row for row in chats(dataset)]
     rewards = _rewards(reward_funcs, reward_weights, correct, rows)
-    pairs = [model for model in models.values() if isinstance(model, tuple)]
-    bases = {str(base) for base, adapter in pairs if isinstance(adapter, str | Path)}
-    return compare_models(
-        [_candidate(*each, bases if load_in_4bit else ()) for each in models.items()],
+    return _compare(
+        models,
         rows,
         lambda tokenizer: Bench(rewards, Conditions(max_completion_length), tokenizer),
+        load_in_4bit=load_in_4bit,
         progress=progress,
         samples=samples,
         seed=seed,
@@ -130,43 +114,33 @@ def _rewards(
     return reward_set(list(zip(funcs, weights, strict=True)), correct=correct)
 
 
-def _candidate(label: str, model: Model, in_4bit: Collection[str]) -> Candidate:
-    """Return a model as a candidate; `in_4bit` names the models that are loaded in 4 bit."""
-    base, adapter = model if isinstance(model, tuple) else (model, None)
-    if adapter is not None and not isinstance(adapter, str | Path):
-        return Candidate(label, policy_of(base, adapter))  # a model and its tokenizer
-    quantization = "4bit" if str(base) in in_4bit else "16bit"
-    return Candidate(label, base, adapter and Path(adapter), quantization)
-
-
 def run(
-    candidates: Sequence[Candidate],
+    models: Mapping[str, Model],
     rows: Sequence[dict],
     preset: RewardSet,
     config: "RunConfig",
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Evaluate every candidate on every row, with the settings of a run.
+    """Do what `evaluate` does, with the settings of a run.
 
     Args:
-        candidates: The models; the first one is the baseline of the comparisons.
+        models: {label: model}, as in `evaluate`; the first is the baseline.
         rows: Held-out rows, as `data.load` returns them.
         preset: The run's rewards; the first one decides what counts as correct.
         config: The run's configuration: seed, lengths, samples per prompt.
-        progress: Called with the number of completions done, their total, and the candidate with
-            its speed.
+        progress: As in `evaluate`; the note also gives the speed.
 
     Raises:
-        ValueError: There are no rows or no candidates, or two candidates share a label.
-        FileNotFoundError: A model or adapter does not exist. This error, and ValueError for an
-            adapter that was trained on another base, are raised before any evaluation.
+        ValueError: There are no rows or no models; an adapter belongs to another base.
+        FileNotFoundError: A model or adapter does not exist.
     """
     if not rows:
         raise ValueError("no held-out rows to evaluate on: raise data.eval_rows and run 01 again")
-    return compare_models(
-        candidates,
+    return _compare(
+        models,
         rows,
         partial(bench_of, config, preset),
+        load_in_4bit=config.model.load_in_4bit,
         template=config.grpo.chat_template_kwargs,
         progress=progress,
         samples=config.evaluate.samples,
@@ -175,57 +149,56 @@ def run(
     )
 
 
-def compare_models(
-    candidates: Sequence[Candidate],
+def _compare(
+    models: Mapping[str, Model],
     rows: Sequence[dict],
     bench_with: Callable[["PreTrainedTokenizerBase"], Bench],
     *,
+    load_in_4bit: bool,
     template: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     **sampling: int,
 ) -> Evaluation:
-    """Evaluate every candidate on every row: one greedy and `samples` sampled completions.
-
-    All candidates get the same prompts, batches, seeds and decoding; one is loaded at a time.
+    """Answer every row with each model, one of which is loaded at a time; see `evaluate`.
 
     Args:
-        candidates: The models; the first one is the baseline of the comparisons.
-        rows: Rows with a prompt and what the rewards read.
         bench_with: Returns the rewards and their conditions, for a tokenizer.
         template: Arguments of the chat template, as in training.
-        progress: Called with the number of completions done, their total, and a note.
         sampling: samples, seed and batch_size of `answer_rows`.
-
-    Raises:
-        ValueError: There are no candidates, or two share a label.
     """
-    labels = [candidate.label for candidate in candidates]
-    if not labels or len(set(labels)) < len(labels):
-        raise ValueError(f"models {labels}: give at least one, each with a label of its own")
-    for _, model, adapter, _ in candidates:  # what is missing is reported before any evaluation
-        if not isinstance(model, Policy):
-            find_model(str(model))
-        if adapter is not None:
-            trained_base(str(model), Path(adapter))
-    tables, models, each = {}, {}, len(rows) * (1 + sampling["samples"])
-    for label, model, adapter, quantization in candidates:
+    if not models:
+        raise ValueError("models = {}: give at least one, with its label")
+    parts = {label: _parts(model) for label, model in models.items()}
+    bases = {base for base, adapter, _ in parts.values() if adapter}
+    bases |= {base for base, *_ in list(parts.values())[:1]}  # the baseline
+    tables, facts, each = {}, {}, len(rows) * (1 + sampling["samples"])
+    for label, (base, adapter, engine) in parts.items():
         start_time = time.perf_counter()
-        report = part_of(progress, len(tables) * each, len(candidates) * each, label)
-        if isinstance(model, Policy):
-            name, opened = model.model.name_or_path, nullcontext(model.engine)
-        else:
-            options = {"quantization": quantization, "chat_template_kwargs": template}
-            name, opened = str(model), closing(open_engine(str(model), adapter=adapter, **options))
-        with opened as engine:
+        report = part_of(progress, len(tables) * each, len(models) * each, label)
+        quantization = "4bit" if load_in_4bit and base in bases else "16bit"
+        options = {"quantization": quantization, "chat_template_kwargs": template}
+        new = None if engine else open_engine(base, adapter=adapter, **options)
+        with closing(new) if new else nullcontext(engine) as engine:
             bench = bench_with(engine.tokenizer)
             tables[label] = answer_rows(engine, rows, bench, progress=report, **sampling)
         seconds = round(time.perf_counter() - start_time, 1)
-        about = {"model": name, "adapter": adapter and str(adapter), "seconds": seconds}
-        models[label] = about | {"engine": engine.name}
+        about = {"model": base, "adapter": adapter and str(adapter), "seconds": seconds}
+        facts[label] = about | {"engine": engine.name}
     tables, length = with_accuracy(tables, bench.preset), bench.grpo.max_completion_length
     about = {name: sampling[name] for name in ("samples", "seed")}
     report = build(tables, bench.preset, about | {"max_completion_length": length})
-    return Evaluation(tables, {"models": models, **report})
+    return Evaluation(tables, {"models": facts, **report})
+
+
+def _parts(model: Model) -> tuple[str, Path | None, Engine | None]:
+    """Return base, adapter and, of a loaded model, its engine; raise if one does not exist."""
+    base, adapter = model if isinstance(model, tuple) else (model, None)
+    if not isinstance(adapter, str | Path | None):
+        return base.name_or_path, None, policy_of(base, adapter).engine
+    find_model(str(base))
+    if adapter is not None:
+        trained_base(str(base), Path(adapter))
+    return str(base), adapter and Path(adapter), None
 
 
 def answer_rows(

@@ -139,30 +139,6 @@ def build(before: str, after: str) -> dict:
     return report_of(samples)
 
 
-def test_a_model_that_gives_every_prompt_the_same_answer_is_named():
-    """Its gain is the share of the rows whose answer that is."""
-    references = list("1112345678" * 2)
-
-    def evaluated(after: str) -> tuple[dict, str]:
-        samples = {}
-        for label, given in {"base": "9" * 20, "tuned": after * 2}.items():
-            lines = answers(given)
-            own = lines["row"].map(dict(enumerate(references)))
-            right = (lines["completion"] == own).astype(float)
-            scores = dict.fromkeys([*MATH.names, "reward", "format"], right)
-            samples[label] = lines.assign(reference=own, **scores)
-        report = report_of(samples)
-        return report["comparisons"][0], evaluation.checks(report)[1].state
-
-    pair, state = evaluated("1" * 10)
-    assert (pair["verdict"], pair["gained"], state) == ("better", 6, "warning")
-    assert pair["sentence"].endswith(
-        "; 100 % of the answers of tuned are '1', and the commonest reference answer is 30 % of all"
-    )
-    pair, state = evaluated("1112345111")  # it favours the usual answer, and solves others too
-    assert (pair["gained"], pair["one_answer"], state) == (14, False, "ok")
-
-
 def test_the_report_says_better_worse_or_neither():
     pairs = [("1" * 40, "2" * 30 + "1" * 10), ("2" * 9 + "1", "1" * 9 + "2"), ("12" * 8, "12" * 8)]
     worse, better, same = (build(*texts)["comparisons"][0] for texts in pairs)
@@ -306,26 +282,22 @@ def test_what_got_worse_is_shown_first():
     ("change", "message"),
     [
         ({"rows": []}, "no held-out rows"),
-        ({"candidates": [evaluation.Candidate("a", "data/tiny_base")] * 2}, "label of its own"),
-        ({"candidates": [evaluation.Candidate("a", "data/nowhere/x")]}, "holds no config.json"),
-        (
-            {"candidates": [evaluation.Candidate("a", "data/tiny_base", "no")]},
-            "adapter_config.json",
-        ),
+        ({"models": {}}, "give at least one, with its label"),
+        ({"models": {"a": "data/nowhere/x"}}, "holds no config.json"),
+        ({"models": {"a": ("data/tiny_base", "no")}}, "adapter_config.json"),
     ],
 )
 def test_bad_input_is_refused_before_a_model_is_loaded(monkeypatch, change, message):
     monkeypatch.delattr("grpo_nb.evaluation.evaluate.open_engine")
-    candidates = [evaluation.Candidate("base", "data/tiny_base")]
-    given = {"candidates": candidates, "rows": [{}, {}], **change}
+    given = {"models": {"base": "data/tiny_base"}, "rows": [{}, {}], **change}
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        evaluation.run(given["candidates"], given["rows"], MATH, resolve("tiny-cpu"))
+        evaluation.run(given["models"], given["rows"], MATH, resolve("tiny-cpu"))
 
 
 def test_the_same_model_under_two_names_answers_the_same(demo_run):
     config = resolve("tiny-cpu", {"evaluate.samples": 2, "evaluate.eval_batch_size": 3})
     path, rows, told = demo_run / "model/merged", data.load(demo_run, "eval", 7), []
-    named = [evaluation.Candidate(name, path) for name in ("one", "two")]
+    named = dict.fromkeys(("one", "two"), path)
     found = evaluation.run(named, rows, MATH, config, lambda *state: told.append(state))
     one, two = found.samples.values()
     pd.testing.assert_frame_equal(one, two)

@@ -82,7 +82,7 @@ def test_tiny_base_starts_with_room_to_improve(runs_dir):
     config = resolve("tiny-cpu", {"data.eval_share": 0.25})
     data.prepare_run(Run("r"), config.data, 0, lambda prompts: [0] * len(prompts))
     held_out = data.load(Run("r"), "eval")[::2]
-    one = [evaluation.Candidate("base", config.model.model_name, None, "4bit")]
+    one = {"base": config.model.model_name}
     table = evaluation.run(one, held_out, load_preset("math"), config).samples["base"]
     lines = table.groupby("decoding")[["accuracy", "format"]].mean()
     assert 0.55 <= lines["accuracy"]["sampled"] <= 0.7

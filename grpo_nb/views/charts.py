@@ -3,8 +3,6 @@
 docs/reading-a-run.md explains how to read them. A run's charts are saved in its folder figures/.
 """
 
-import base64
-import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -124,9 +122,9 @@ def image(lines: Sequence[Mapping[str, Any]]) -> str:
 
     The image has a white background, so that it is readable on a dark page too.
     """
-    figure, buffer = draw(lines), io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=100)
-    data = base64.b64encode(buffer.getvalue()).decode()
+    from IPython.core.pylabtools import print_figure
+
+    data = print_figure(draw(lines), base64=True, dpi=100)
     label = "charts of the training"
     return f'<img alt="{label}" style="max-width: 100%" src="data:image/png;base64,{data}">'
 

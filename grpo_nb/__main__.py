@@ -127,14 +127,14 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add("--correct", default="", metavar="REWARD", help="the reward that says what is right")
     add("--html", type=Path, metavar="FILE", help="write the diagnosis with its curves")
     what = "say what this machine has, and how to get the rest"
-    _command(commands, "doctor", "grpo_nb.pipeline.doctor:report", what)
+    _command(commands, "doctor", "grpo_nb.pipeline.checklist:doctor", what)
 
 
 def _add_of_one_run(commands: argparse._SubParsersAction) -> None:
     """Add the commands that take the folder of one run, or its name."""
     folder = {"metavar": "runs/NAME", "help": "folder of the run, or its name"}
     what = "notebook 3 as a command, for several processes"
-    add = _command(commands, "train", "grpo_nb.pipeline.launch:train", what)
+    add = _command(commands, "train", "grpo_nb.pipeline.notebooks:train", what)
     add("run", **folder)
     add("--processes", type=int, help="the expected number; refuse any other")
     _add_settings(add)

@@ -53,8 +53,6 @@ PLACEBOS = {  # the kinds of placebo, each with the name of its check
 }
 # The settings in which a placebo may differ from its run.
 OF_THE_PLACEBO = ("train.placebo", "rewards.reward_weights")
-# What a placebo does not copy: what stages 03 and 04 write, the locks, and what it writes itself.
-OWN = ("train", "model", "eval", "figures", "notebooks", ".*", "manifest.json", "config.yaml")
 
 
 class Cause(NamedTuple):
@@ -123,8 +121,8 @@ def run_placebo(name: str, kind: str, force: bool = False, dry_run: bool = False
         print(notebooks.plan(placebo, config, "03", "04"))
         return placebo
     if not placebo.manifest():
-        ignored = shutil.ignore_patterns(*OWN)
-        shutil.copytree(run.path, placebo.path, ignore=ignored, dirs_exist_ok=True)
+        for folder in ("data", "rewards"):
+            shutil.copytree(run / folder, placebo / folder, dirs_exist_ok=True)
         placebo.write_config(config)
         manifest = run.manifest()
         write_json(placebo / "manifest.json", {stage: manifest[stage] for stage in ("01", "02")})

@@ -85,7 +85,7 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
 
 
 def with_accuracy(samples: Samples, preset: RewardSet) -> dict[str, pd.DataFrame]:
-    """Add accuracy and correct, which do not depend on how the first reward is scaled.
+    """Add accuracy and correct, whatever the first reward's scale, and the lenient reading.
 
     Args:
         samples: {label: table from `answer_rows`} of the models that are compared.
@@ -109,8 +109,12 @@ def with_accuracy(samples: Samples, preset: RewardSet) -> dict[str, pd.DataFrame
     for (label, lines), of_model in zip(samples.items(), np.split(shares, ends), strict=False):
         correct = np.isclose(of_model, 1)
         whole = np.where(np.isnan(of_model), np.nan, correct)
-        tables[label] = lines.assign(accuracy=of_model if is_graded else whole, correct=correct)
-    return with_readings(tables)
+        pairs = zip(lines["completion"], lines["reference"], strict=True)
+        lenient = np.array([is_right(*pair) for pair in pairs])
+        lenient[correct & ~np.isnan(lenient)] = 1.0
+        columns = {"accuracy": of_model if is_graded else whole, "correct": correct}
+        tables[label] = lines.assign(**columns, **{LENIENT: lenient})
+    return tables
 
 
 def reference_of(row: Mapping[str, Any]) -> str | None:
@@ -136,21 +140,6 @@ def is_right(completion: str, reference: str | None) -> float:
     texts = [answer, *NUMBER.findall(completion)[-1:]]
     values = [value for value in map(read_answer, texts) if value.kind == "number"]
     return float(any(same_number(expected, value) for value in values))
-
-
-def with_readings(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Add whether each answer is right read leniently.
-
-    Args:
-        tables: {label: table} with the columns correct, completion and reference.
-    """
-    results = {}
-    for label, lines in tables.items():
-        pairs = zip(lines["completion"], lines["reference"], strict=True)
-        lenient = np.array([is_right(*pair) for pair in pairs])
-        lenient[lines["correct"] & ~np.isnan(lenient)] = 1.0
-        results[label] = lines.assign(**{LENIENT: lenient})
-    return results
 
 
 def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from grpo_nb import data, evaluation, rewards
+from grpo_nb import data, evaluate, evaluation
 from grpo_nb.runs import Run
 from grpo_nb.stats import bootstrap
 
@@ -27,9 +27,8 @@ def seconds(run: Run) -> dict[str, float]:
     name = model.model_name
     compared = {"base": name, "adapter": (name, run / "train/adapter")}
     compared["merged"] = run / "model/merged"
-    preset = rewards.load_rewards(config.rewards)
     started = time.perf_counter()
-    report = evaluation.run(compared, rows, preset, config).report
+    report = evaluate(compared, rows, **evaluation.options(config)).report
     parts = {label: about["seconds"] for label, about in report["models"].items()}
     return {**parts, "in all": time.perf_counter() - started}
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import pandas as pd
 
+import grpo_nb
 from grpo_nb import data, evaluation, export, models, runs, stages
 from grpo_nb.models import template
 from grpo_nb.pipeline import caused
@@ -81,7 +82,7 @@ def evaluate(name: str, settings: dict[str, Any]) -> None:
     base, policy, adapter = export.trained_paths(stage.run, config)
     compared = {"base": base, "adapter": (policy, adapter)}
     rows = data.load(stage.run, "eval")
-    evaluation.save(stage.run, evaluation.run(compared, rows, load_rewards(config.rewards), config))
+    evaluation.save(stage.run, grpo_nb.evaluate(compared, rows, **evaluation.options(config)))
     stage.finish("eval")
 
 

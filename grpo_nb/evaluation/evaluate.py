@@ -6,7 +6,6 @@ evaluate({"base": base, "trained": (base, "outputs/checkpoint-250")}, held_out, 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,16 +24,14 @@ from grpo_nb.models import (
 )
 from grpo_nb.models.hub import find_model
 from grpo_nb.models.template import opens_call
-from grpo_nb.reward_lab import Bench, bench_of
+from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.check import right_reward
 from grpo_nb.reward_lab.scoring import chats, names_of
 from grpo_nb.reward_lab.table import Conditions
-from grpo_nb.rewards import RewardSet, reward_set
+from grpo_nb.rewards import RewardSet, load_rewards, reward_set
 from grpo_nb.rewards.prompts import completion_text
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from grpo_nb.runs.config import RunConfig
 
 # A folder or hub name; a base and its adapter; or a loaded model and its tokenizer.
@@ -44,7 +41,7 @@ Model = str | Path | tuple[Any, Any]
 def evaluate(
     models: Mapping[str, Model],
     dataset: Any,
-    reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]],
+    reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]] | RewardSet,
     *,
     reward_weights: Sequence[float] | None = None,
     correct: str = "",
@@ -53,6 +50,8 @@ def evaluate(
     batch_size: int = 32,
     load_in_4bit: bool = False,
     seed: int = 0,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    environment: environments.Environment | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Answer the same prompts with each model, score the answers, and compare the models.
@@ -64,7 +63,7 @@ def evaluate(
         models: {label: model}; the first is the baseline. A model is a folder or hub name, a base
             and its adapter's folder, or a loaded model and its tokenizer (a trainer's).
         dataset: Held-out rows with TRL's column `prompt`, as chats, and what the rewards read.
-        reward_funcs: The rewards, as GRPOTrainer takes them.
+        reward_funcs: The rewards, as GRPOTrainer takes them, or a reward set.
         reward_weights: One weight for each reward; None for 1 each.
         correct: Name of the reward that decides what is right; "" for the one that tells right
             from another row's answer, or else the first.
@@ -74,7 +73,10 @@ def evaluate(
         load_in_4bit: Whether to load the baseline and the bases of adapters in 4 bit, as in
             training.
         seed: Seed of the samples and of the intervals.
-        progress: Called with the number of completions done, their total, and the model's label.
+        chat_template_kwargs: Arguments of the chat template, as in training.
+        environment: The environment in which an episode is played for each prompt, if any.
+        progress: Called with the number of completions done, their total, and the model's label
+            with its speed.
 
     Returns:
         The completions with their scores, {label: table}, and the report; it prints as a table
@@ -87,18 +89,47 @@ def evaluate(
 
     Source: paired differences with a bootstrap over prompts; McNemar, Psychometrika 12, 1947.
     """
+    if not models:
+        raise ValueError("models = {}: give at least one, with its label")
     rows = [{"answer": None} | row for row in chats(dataset)]
-    rewards = _rewards(reward_funcs, reward_weights, correct, rows)
-    return _compare(
-        models,
-        rows,
-        lambda tokenizer: Bench(rewards, Conditions(max_completion_length), tokenizer),
-        load_in_4bit=load_in_4bit,
-        progress=progress,
-        samples=samples,
-        seed=seed,
-        batch_size=batch_size,
-    )
+    rewards = reward_funcs
+    if not isinstance(rewards, RewardSet):
+        rewards = _rewards(reward_funcs, reward_weights, correct, rows)
+    parts = {label: _parts(model) for label, model in models.items()}
+    bench = Bench(rewards, Conditions(max_completion_length), None, False, environment)
+    sampling = {"samples": samples, "seed": seed, "batch_size": batch_size}
+    bases = {base for base, adapter, _ in parts.values() if adapter}
+    bases |= {base for base, *_ in list(parts.values())[:1]}  # the baseline
+    tables, facts, each = {}, {}, len(rows) * (1 + samples)
+    for label, (base, adapter, engine) in parts.items():
+        start_time = time.perf_counter()
+        report = part_of(progress, len(tables) * each, len(models) * each, label)
+        quantization = "4bit" if load_in_4bit and base in bases else "16bit"
+        how = {"quantization": quantization, "chat_template_kwargs": chat_template_kwargs}
+        new = None if engine else open_engine(base, adapter=adapter, **how)
+        with closing(new) if new else nullcontext(engine) as engine:
+            own = bench._replace(tokenizer=engine.tokenizer)
+            tables[label] = answer_rows(engine, rows, own, progress=report, **sampling)
+        seconds = round(time.perf_counter() - start_time, 1)
+        about = {"model": base, "adapter": adapter and str(adapter), "seconds": seconds}
+        facts[label] = about | {"engine": engine.name}
+    tables = with_accuracy(tables, rewards)
+    about = {"samples": samples, "seed": seed, "max_completion_length": max_completion_length}
+    return Evaluation(tables, {"models": facts, **build(tables, rewards, about)})
+
+
+def options(config: "RunConfig") -> dict[str, Any]:
+    """Return the rewards and settings of a run as arguments of `evaluate`."""
+    return {
+        "reward_funcs": load_rewards(config.rewards),
+        "samples": config.evaluate.samples,
+        "max_completion_length": config.grpo.max_completion_length,
+        "batch_size": config.evaluate.eval_batch_size,
+        "load_in_4bit": config.model.load_in_4bit,
+        "seed": config.seed,
+        "chat_template_kwargs": config.grpo.chat_template_kwargs,
+        "environment": environments.of(config),
+    }
 
 
 def _rewards(
@@ -112,82 +143,6 @@ def _rewards(
         raise ValueError(f"correct = {correct!r}: give the name of a reward: {', '.join(names)}")
     correct = correct or right_reward(funcs, rows, weights) or names[0]
     return reward_set(list(zip(funcs, weights, strict=True)), correct=correct)
-
-
-def run(
-    models: Mapping[str, Model],
-    rows: Sequence[dict],
-    preset: RewardSet,
-    config: "RunConfig",
-    progress: Progress | None = None,
-) -> Evaluation:
-    """Do what `evaluate` does, with the settings of a run.
-
-    Args:
-        models: {label: model}, as in `evaluate`; the first is the baseline.
-        rows: Held-out rows, as `data.load` returns them.
-        preset: The run's rewards; the first one decides what counts as correct.
-        config: The run's configuration: seed, lengths, samples per prompt.
-        progress: As in `evaluate`; the note also gives the speed.
-
-    Raises:
-        ValueError: There are no rows or no models; an adapter belongs to another base.
-        FileNotFoundError: A model or adapter does not exist.
-    """
-    if not rows:
-        raise ValueError("no held-out rows to evaluate on: raise data.eval_rows and run 01 again")
-    return _compare(
-        models,
-        rows,
-        partial(bench_of, config, preset),
-        load_in_4bit=config.model.load_in_4bit,
-        template=config.grpo.chat_template_kwargs,
-        progress=progress,
-        samples=config.evaluate.samples,
-        seed=config.seed,
-        batch_size=config.evaluate.eval_batch_size,
-    )
-
-
-def _compare(
-    models: Mapping[str, Model],
-    rows: Sequence[dict],
-    bench_with: Callable[["PreTrainedTokenizerBase"], Bench],
-    *,
-    load_in_4bit: bool,
-    template: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-    **sampling: int,
-) -> Evaluation:
-    """Answer every row with each model, one of which is loaded at a time; see `evaluate`.
-
-    Args:
-        bench_with: Returns the rewards and their conditions, for a tokenizer.
-        template: Arguments of the chat template, as in training.
-        sampling: samples, seed and batch_size of `answer_rows`.
-    """
-    if not models:
-        raise ValueError("models = {}: give at least one, with its label")
-    parts = {label: _parts(model) for label, model in models.items()}
-    bases = {base for base, adapter, _ in parts.values() if adapter}
-    bases |= {base for base, *_ in list(parts.values())[:1]}  # the baseline
-    tables, facts, each = {}, {}, len(rows) * (1 + sampling["samples"])
-    for label, (base, adapter, engine) in parts.items():
-        start_time = time.perf_counter()
-        report = part_of(progress, len(tables) * each, len(models) * each, label)
-        quantization = "4bit" if load_in_4bit and base in bases else "16bit"
-        options = {"quantization": quantization, "chat_template_kwargs": template}
-        new = None if engine else open_engine(base, adapter=adapter, **options)
-        with closing(new) if new else nullcontext(engine) as engine:
-            bench = bench_with(engine.tokenizer)
-            tables[label] = answer_rows(engine, rows, bench, progress=report, **sampling)
-        seconds = round(time.perf_counter() - start_time, 1)
-        about = {"model": base, "adapter": adapter and str(adapter), "seconds": seconds}
-        facts[label] = about | {"engine": engine.name}
-    tables, length = with_accuracy(tables, bench.preset), bench.grpo.max_completion_length
-    about = {name: sampling[name] for name in ("samples", "seed")}
-    report = build(tables, bench.preset, about | {"max_completion_length": length})
-    return Evaluation(tables, {"models": facts, **report})
 
 
 def _parts(model: Model) -> tuple[str, Path | None, Engine | None]:

@@ -155,7 +155,7 @@ def before_after(run: "Run", report: Mapping[str, Any]) -> "Figure":
 
     Args:
         run: The run that gets figures/before_after.png.
-        report: The report of `evaluation.run`.
+        report: The report of `evaluate`.
     """
     bars = [(decoding, decoding, "accuracy") for decoding in DECODING]
     ks = [k for k in (2, 4, 8, 16, 32, 64) if k <= report["samples"]]

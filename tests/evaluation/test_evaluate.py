@@ -12,9 +12,11 @@ import pytest
 from answered import MATH, answers
 from conftest import TINY_SETTINGS
 
+import grpo_nb
 from grpo_nb import data, evaluation
 from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, per_prompt, verdict
 from grpo_nb.rewards import load_preset, reward_set
+from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
 from grpo_nb.stats import bootstrap, mcnemar
@@ -281,7 +283,7 @@ def test_what_got_worse_is_shown_first():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rows": []}, "no held-out rows"),
+        ({"rows": []}, "holds no rows"),
         ({"models": {}}, "give at least one, with its label"),
         ({"models": {"a": "data/nowhere/x"}}, "holds no config.json"),
         ({"models": {"a": ("data/tiny_base", "no")}}, "adapter_config.json"),
@@ -289,16 +291,19 @@ def test_what_got_worse_is_shown_first():
 )
 def test_bad_input_is_refused_before_a_model_is_loaded(monkeypatch, change, message):
     monkeypatch.delattr("grpo_nb.evaluation.evaluate.open_engine")
-    given = {"models": {"base": "data/tiny_base"}, "rows": [{}, {}], **change}
+    rows = [{"prompt": build_prompt("1 + 1?"), "answer": "2"}] * 2
+    given = {"models": {"base": "data/tiny_base"}, "rows": rows, **change}
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        evaluation.run(given["models"], given["rows"], MATH, resolve("tiny-cpu"))
+        grpo_nb.evaluate(given["models"], given["rows"], **evaluation.options(resolve("tiny-cpu")))
 
 
 def test_the_same_model_under_two_names_answers_the_same(demo_run):
     config = resolve("tiny-cpu", {"evaluate.samples": 2, "evaluate.eval_batch_size": 3})
     path, rows, told = demo_run / "model/merged", data.load(demo_run, "eval", 7), []
     named = dict.fromkeys(("one", "two"), path)
-    found = evaluation.run(named, rows, MATH, config, lambda *state: told.append(state))
+    found = grpo_nb.evaluate(
+        named, rows, **evaluation.options(config), progress=lambda *state: told.append(state)
+    )
     one, two = found.samples.values()
     pd.testing.assert_frame_equal(one, two)
     assert one.groupby("decoding").size().to_dict() == {"greedy": 7, "sampled": 14}

@@ -1,7 +1,6 @@
 """Did the reward do it? True and random rewards against their placebos, on the tiny model.
 
     python benchmarks/placebo.py math --seeds 5             # and a placebo with shuffled rewards
-    python benchmarks/placebo.py math --seeds 2 --kind format-only
     python benchmarks/placebo.py summarization --seeds 1    # another task's own rewards
     python benchmarks/placebo.py random --seeds 20 --steps 30
 
@@ -93,7 +92,7 @@ def right_and_formed(run: Run) -> float:
     return (lines["correct"] & (lines["format"] == 1)).mean()
 
 
-def run_both(name: str, settings: dict[str, Any], kind: str) -> list[Run]:
+def run_both(name: str, settings: dict[str, Any], kind: str = "shuffled") -> list[Run]:
     """Return a run and its placebo, which are made unless they are there."""
     pair = [Run(name), Run(f"{name}-{kind}")]
     for run, more in zip(pair, ({}, {"train.placebo": kind}), strict=True):
@@ -104,10 +103,10 @@ def run_both(name: str, settings: dict[str, Any], kind: str) -> list[Run]:
     return pair
 
 
-def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
+def measure(reward: str, steps: int, seed: int) -> dict[str, Any]:
     """A run and its placebo; the line of the table."""
     name, settings = f"placebo-{reward}-{seed}", settings_of(reward, seed, steps)
-    run, placebo = run_both(name, settings, kind)
+    run, placebo = run_both(name, settings)
     found = caused.compare(run, placebo)
     change = found.pair["differences"]["accuracy"]
     points = [100 * x for x in (change["difference"], *change["interval"])]
@@ -120,7 +119,6 @@ def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("reward", choices=("random", *TASKS), help="random, or those of a task")
-    parser.add_argument("--kind", default="shuffled", choices=list(caused.PLACEBOS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--jobs", type=int, default=1)
@@ -129,7 +127,7 @@ def main() -> None:
     (runs_root() / "placebo-random.py").write_text(RANDOM, encoding="utf-8")
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(asked.jobs, mp_context=spawn) as pool:
-        one = partial(measure, asked.reward, asked.kind, asked.steps)
+        one = partial(measure, asked.reward, asked.steps)
         lines = list(pool.map(one, range(asked.seeds)))
     print(
         "| seed | run − placebo in accuracy, points (95 %) | right and in form, points | verdict |"

@@ -107,7 +107,7 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add("--from", default="01", metavar="STAGE", help="01 to 04; needs --name")
     add("--to", default="04", metavar="STAGE", help="01 to 04: stop after it")
     add("--only", metavar="STAGE", help="the same as --from STAGE --to STAGE")
-    add("--placebo", metavar="KIND", help="repeat --name with shuffled or format-only rewards")
+    add("--placebo", metavar="KIND", help="shuffled: repeat --name with shuffled rewards")
     add("--dry-run", action="store_true", help="show the plan, start nothing")
     add = _command(commands, "sweep", sweep, "many runs: a grid or a list")
     add("file", type=Path, metavar="SWEEP.yaml")

@@ -45,7 +45,6 @@ Options = Annotated[
     dict[str, Any],  # YAML on a command line
     BeforeValidator(lambda value: yaml.safe_load(value) if isinstance(value, str) else value),
 ]
-Placebo = Literal["none", "shuffled", "format-only"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second is GDPO
 
 
@@ -141,7 +140,7 @@ class TrainConfig(Section):
     eval_steps: int = setting(25, "steps between validations; 0: never", ge=0)
     eval_prompts: int = setting(64, "validation prompts: at most a tenth of the rows", ge=1)
     guard_steps: int = setting(50, "steps between policy identity checks; 0: never", ge=0)
-    placebo: Placebo = setting("none", "a placebo: shuffled rewards, or format-only ones")
+    placebo: Literal["none", "shuffled"] = setting("none", "a placebo: shuffled rewards")
     difficulty: bool = setting(False, "draw the rows from which something can still be learnt")
 
 

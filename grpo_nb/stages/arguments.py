@@ -24,7 +24,6 @@ from grpo_nb.files import read_yaml
 from grpo_nb.models import Policy, cuda_available, has_bf16
 from grpo_nb.names import refuse_elsewhere
 from grpo_nb.rewards import RewardSet
-from grpo_nb.training.placebo import paid_weights
 from grpo_nb.training.stock import solve_batch
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def grpo_arguments(stage: "Stage", policy: Policy, rewards: RewardSet) -> dict[s
         "use_cpu": not gpu,
         "gradient_checkpointing": gpu,
         "use_vllm": policy.vllm,
-        "reward_weights": paid_weights(rewards, config.train.placebo),
+        "reward_weights": list(rewards.reward_weights),
         "chat_template_kwargs": grpo.chat_template_kwargs or None,
         "router_aux_loss_coef": 0.0,  # as in Unsloth; routers are not trained
         "disable_dropout": True,  # with dropout the loss would be another policy's

@@ -5,9 +5,8 @@ of a training whose rewards are shuffled is what sampling and updating alone giv
 `train.placebo`:
 
 "shuffled" distributes the scores of a group at random over its completions, so that scores and
-completions are unrelated. "format-only" uses only the rewards that pay for the form alone.
-Everything else is as in the original run: validation still uses the true rewards, and chooses the
-adapter.
+completions are unrelated. Everything else is as in the original run: validation still uses the true
+rewards, and chooses the adapter.
 
 An adaptive weight (`rewards.Adaptive`) follows the true scores, which are shuffled afterwards. TRL
 would add an environment's `get_reward` as another reward, always with weight 1. Therefore
@@ -21,8 +20,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from grpo_nb.rewards import RewardSet
 
 if TYPE_CHECKING:
     import torch
@@ -97,33 +94,6 @@ def _order(count: int, group: int, seed: int, step: int) -> list[int]:
     """Return the places from which completions get their scores, drawn within each group."""
     rows_P_G = np.arange(count).reshape(-1, group)
     return np.random.default_rng([seed, step]).permuted(rows_P_G, axis=1).ravel().tolist()
-
-
-def paid_weights(rewards: RewardSet, placebo: str) -> list[float]:
-    """Return the reward weights that training uses.
-
-    Args:
-        rewards: The run's rewards.
-        placebo: The value of `train.placebo`.
-
-    Raises:
-        ValueError: The placebo is "format-only", and the run uses no format reward, or no other.
-
-    >>> from grpo_nb.rewards import load_preset
-    >>> paid_weights(load_preset("math"), "format-only")
-    [0.0, 0.25, 0.25, 0.0]
-    """
-    if placebo != "format-only":
-        return list(rewards.reward_weights)
-    formats = rewards.formats
-    weights = [w if f.__name__ in formats else 0.0 for f, w in rewards.pairs]
-    if any(weights) and weights != list(rewards.reward_weights):
-        return weights
-    share = "all" if any(weights) else "none"
-    raise ValueError(
-        f"train.placebo = 'format-only' pays only rewards for the form alone, which {share} "
-        f"of {', '.join(rewards.names)} are: set train.placebo = 'shuffled'"
-    )
 
 
 def shuffled(rewards_N_F: "torch.Tensor", group: int, seed: int, step: int) -> "torch.Tensor":

@@ -15,7 +15,6 @@ from grpo_nb.files import write_json
 from grpo_nb.pipeline import caused, checklist, notebooks
 from grpo_nb.rewards import Adaptive, gated, load_preset, reward_set, soft_format_reward
 from grpo_nb.runs import NOTEBOOKS, Run, config
-from grpo_nb.training.placebo import paid_weights
 
 
 def rows_of(rewards, group):
@@ -43,27 +42,6 @@ def test_a_training_is_paid_shuffled_rewards_and_validated_by_true_ones(start, c
     assert "a placebo: these scores are shuffled" in capsys.readouterr().out
 
 
-FORMATS = [(soft_format_reward, 0.5)]
-GATED = gated(MATH.reward_funcs[0], by=soft_format_reward)
-
-
-@pytest.mark.parametrize(
-    ("preset", "weights"),
-    [
-        (MATH, [0, 0.25, 0.25, 0]),
-        (load_preset("json_extraction"), [0, 0.25, 0]),
-        (load_preset("math", "1, 0.5, 0, 0"), [0, 0.5, 0, 0]),
-        (reward_set([(MATH.reward_funcs[0], 1.0), (Adaptive(soft_format_reward), 2.0)]), [0, 2]),
-        (reward_set([(GATED, 1.0), *FORMATS]), [0, 0.5]),  # an answer behind a format is no format
-        (reward_set([(Adaptive(GATED), 1.0), *FORMATS]), [0, 0.5]),
-    ],
-)
-def test_the_format_alone_is_paid_by_its_own_weights(preset, weights):
-    assert paid_weights(preset, "format-only") == weights
-    for kind in ("none", "shuffled"):
-        assert paid_weights(preset, kind) == preset.reward_weights
-
-
 def _marked(completions, **_):
     return [2.0 * ("<answer>" in turns[0]["content"]) for turns in completions]
 
@@ -79,10 +57,17 @@ def _right_format_reward(completions, **columns):
 
 def test_what_pays_for_the_form_is_seen_in_what_it_pays_and_not_in_its_name():
     others = [(f.configured(f"reward_{n}"), w) for n, (f, w) in enumerate(MATH.pairs)]
-    assert paid_weights(reward_set(others), "format-only") == [0, 0.25, 0.25, 0]
+    assert reward_set(others).formats == ["reward_1", "reward_2"]
     assert reward_set(others).format_name == "reward_1"
     own = reward_set([(_right_format_reward, 1.0), (_sized_format_reward, 1.0), (_marked, 0.5)])
-    assert paid_weights(own, "format-only") == [0, 0, 0.5] and own.format_name == "_marked"
+    assert own.formats == ["_marked"] and own.format_name == "_marked"
+    of_json = load_preset("json_extraction")
+    assert of_json.formats == of_json.names[1:2]
+    gate = gated(MATH.reward_funcs[0], by=soft_format_reward)
+    for answer in (gate, Adaptive(gate)):  # an answer behind a format is no format
+        assert reward_set([(answer, 1.0), (soft_format_reward, 0.5)]).formats == [
+            "soft_format_reward"
+        ]
 
 
 def made(name, base, trained, kind="none", **settings):
@@ -148,17 +133,17 @@ def test_a_reward_that_did_not_rise_is_not_the_cause(runs_dir):
     assert "did not rise during training" in caused.compare(run, placebo).sentence
 
 
-def test_a_run_says_which_placebos_it_has_and_how_one_is_made(runs_dir):
+def test_a_run_says_whether_it_has_a_placebo_and_how_one_is_made(runs_dir):
     run = made("mine", right(10), right(38))
     (check,) = caused.caused(run)
     assert (check.name, check.state) == ("caused by the reward", "not yet")
     assert check.fix == "python -m grpo_nb run --name mine --placebo shuffled"
-    placebo = made("mine-format-only", right(10), right(36), "format-only")
+    placebo = made("mine-shuffled", right(10), right(36), "shuffled")
     placebo.record("04", {"status": "failed"})
     (check,) = caused.caused(run)
-    assert (check.name, check.state) == ("caused by more than format", "not yet")
-    assert check.evidence == "04_merge_and_infer of 'mine-format-only' is failed"
-    assert check.fix.endswith("--placebo format-only")
+    assert (check.name, check.state) == ("caused by the reward", "not yet")
+    assert check.evidence == "04_merge_and_infer of 'mine-shuffled' is failed"
+    assert check.fix.endswith("--placebo shuffled")
     (own,) = caused.caused(made("a-shuffled", "1", "1", "shuffled"))
     assert own.state == "ok" and "itself a placebo" in own.evidence
 
@@ -200,9 +185,7 @@ def several(tmp_path_factory):
         for name in ("mine", "half", "taken"):
             made(name, right(10), right(38))
         made("mine-placebo", right(10), right(38), "shuffled")
-        made("taken-shuffled", right(10), right(38), "format-only")
-        brief = {"task": "summarization", "rewards.preset": "summarization"}
-        made("brief", right(10), right(38), **brief)
+        made("taken-shuffled", right(10), right(38))
         Run("half").record("04", {"status": "failed"})
     return folder
 
@@ -213,8 +196,7 @@ def several(tmp_path_factory):
         ("--name no", "needs a run that is trained and evaluated, but 01_prepare_data of 'no'"),
         ("--name half", "04_merge_and_infer of 'half' is failed"),
         ("--name mine-placebo", "'mine-placebo' is itself a placebo, or"),
-        ("--name taken", "taken-shuffled is none of kind 'shuffled': give another run"),
-        ("--name brief --placebo format-only", "which none of"),
+        ("--name taken", "taken-shuffled is none: give another run"),
         ("--name mine --placebo shufled", "'shufled': did you mean 'shuffled'?"),
         (
             "--name mine --set seed=1",

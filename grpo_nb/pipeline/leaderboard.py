@@ -131,9 +131,9 @@ def _by_setting(table: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame:
     return accuracy.sort_values("mean", ascending=False).reset_index()
 
 
-def show(board: Board) -> None:
-    """Print the tables, the number of real differences, and what was left out."""
-    form = {"index": False, "float_format": "{:.3g}".format}
+def report(runs: Sequence[str | Path], csv: str | None = None) -> None:
+    """Print the tables of `compare`, and what was left out; write the leaderboard to `csv`."""
+    board, form = compare(runs), {"index": False, "float_format": "{:.3g}".format}
     real = int((board.pairs["verdict"] == "real").sum())
     print(f"{len(board.table)} runs; greedy answers, 95 % intervals; p after Holm")
     for table in (board.table, board.pairs):
@@ -142,3 +142,5 @@ def show(board: Board) -> None:
     print(f"\nEqual settings over seeds: accuracy\n{board.settings.to_string(**form)}")
     for name, why in board.left_out.items():
         print(f"left out: {name}: {why}")
+    if csv:
+        board.table.to_csv(csv, index=False)

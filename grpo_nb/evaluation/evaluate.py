@@ -51,7 +51,7 @@ def evaluate(
     load_in_4bit: bool = False,
     seed: int = 0,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    environment: environments.Environment | None = None,
+    environment: environments.Environment | type | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Answer the same prompts with each model, score the answers, and compare the models.
@@ -74,7 +74,7 @@ def evaluate(
             training.
         seed: Seed of the samples and of the intervals.
         chat_template_kwargs: Arguments of the chat template, as in training.
-        environment: The environment in which an episode is played for each prompt, if any.
+        environment: The environment in which episodes are played, or the author's class, if any.
         progress: Called with the number of completions done, their total, and the model's label
             with its speed.
 
@@ -96,6 +96,8 @@ def evaluate(
     if not isinstance(rewards, RewardSet):
         rewards = _rewards(reward_funcs, reward_weights, correct, rows)
     parts = {label: _parts(model) for label, model in models.items()}
+    if isinstance(environment, type):
+        environment = environments.Environment(environment)
     bench = Bench(rewards, Conditions(max_completion_length), None, False, environment)
     sampling = {"samples": samples, "seed": seed, "batch_size": batch_size}
     bases = {base for base, adapter, _ in parts.values() if adapter}

@@ -145,9 +145,9 @@ def _save(figure: "Figure", run: "Run", name: str) -> "Figure":
     return figure
 
 
-def training_charts(run: "Run", metrics: Sequence[dict], keys: Sequence[str] = ()) -> "Figure":
+def training_charts(run: "Run", metrics: Sequence[dict]) -> "Figure":
     """Draw the dashboard's charts of a finished training run, and save figures/training.png."""
-    return _save(draw(metrics, keys), run, "training")
+    return _save(draw(metrics), run, "training")
 
 
 def before_after(run: "Run", report: Mapping[str, Any]) -> "Figure":

@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from grpo_nb import data, evaluation, rewards
+from grpo_nb import data, evaluate, evaluation
 from grpo_nb.runs import Run
 from grpo_nb.stats import bootstrap
 
@@ -24,16 +24,11 @@ def seconds(run: Run) -> dict[str, float]:
     """Seconds of each model, and of all with the report."""
     config = run.config()
     model, rows = config.model, [*data.load(run, "eval"), *data.load(run, "train")][:PROMPTS]
-    candidates = [
-        evaluation.Candidate("base", model.model_name, None, model.quantization),
-        evaluation.Candidate(
-            "adapter", model.model_name, run / "train/adapter", model.quantization
-        ),
-        evaluation.Candidate("merged", run / "model/merged"),
-    ]
-    preset = rewards.load_rewards(config.rewards)
+    name = model.model_name
+    compared = {"base": name, "adapter": (name, run / "train/adapter")}
+    compared["merged"] = run / "model/merged"
     started = time.perf_counter()
-    report = evaluation.run(candidates, rows, preset, config).report
+    report = evaluate(compared, rows, **evaluation.options(config)).report
     parts = {label: about["seconds"] for label, about in report["models"].items()}
     return {**parts, "in all": time.perf_counter() - started}
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pandas as pd
 
+import grpo_nb
 from grpo_nb import data, evaluation, export, models, runs, stages
 from grpo_nb.models import template
 from grpo_nb.pipeline import caused
@@ -76,14 +77,11 @@ def train(name: str, settings: dict[str, Any], *watchers: Any) -> stages.RunTrai
 
 def evaluate(name: str, settings: dict[str, Any]) -> None:
     stage = runs.start("04", name, settings, all_stages=True)
-    config, kept = stage.config, stage.config.model.quantization
+    config = stage.config
     base, policy, adapter = export.trained_paths(stage.run, config)
-    candidates = [evaluation.Candidate("base", base, None, kept)]
-    candidates.append(evaluation.Candidate("adapter", policy, adapter, kept))
+    compared = {"base": base, "adapter": (policy, adapter)}
     rows = data.load(stage.run, "eval")
-    evaluation.save(
-        stage.run, evaluation.run(candidates, rows, load_rewards(config.rewards), config)
-    )
+    evaluation.save(stage.run, grpo_nb.evaluate(compared, rows, **evaluation.options(config)))
     stage.finish("eval")
 
 
@@ -94,7 +92,7 @@ def right_and_formed(run: Run) -> float:
     return (lines["correct"] & (lines["format"] == 1)).mean()
 
 
-def run_both(name: str, settings: dict[str, Any], kind: str) -> list[Run]:
+def run_both(name: str, settings: dict[str, Any], kind: str = "shuffled") -> list[Run]:
     """Return a run and its placebo, which are made unless they are there."""
     pair = [Run(name), Run(f"{name}-{kind}")]
     for run, more in zip(pair, ({}, {"train.placebo": kind}), strict=True):
@@ -105,10 +103,10 @@ def run_both(name: str, settings: dict[str, Any], kind: str) -> list[Run]:
     return pair
 
 
-def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
+def measure(reward: str, steps: int, seed: int) -> dict[str, Any]:
     """A run and its placebo; the line of the table."""
     name, settings = f"placebo-{reward}-{seed}", settings_of(reward, seed, steps)
-    run, placebo = run_both(name, settings, kind)
+    run, placebo = run_both(name, settings)
     found = caused.compare(run, placebo)
     change = found.pair["differences"]["accuracy"]
     points = [100 * x for x in (change["difference"], *change["interval"])]
@@ -121,7 +119,6 @@ def measure(reward: str, kind: str, steps: int, seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("reward", choices=("random", *TASKS), help="random, or those of a task")
-    parser.add_argument("--kind", default="shuffled", choices=list(caused.PLACEBOS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--jobs", type=int, default=1)
@@ -130,7 +127,7 @@ def main() -> None:
     (runs_root() / "placebo-random.py").write_text(RANDOM, encoding="utf-8")
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(asked.jobs, mp_context=spawn) as pool:
-        one = partial(measure, asked.reward, asked.kind, asked.steps)
+        one = partial(measure, asked.reward, asked.steps)
         lines = list(pool.map(one, range(asked.seeds)))
     print(
         "| seed | run − placebo in accuracy, points (95 %) | right and in form, points | verdict |"

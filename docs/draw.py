@@ -14,10 +14,11 @@ import numpy as np
 from markdown_it import MarkdownIt
 
 from grpo_nb.rewards import load_preset, reward_set
-from grpo_nb.views.charts import BLUE, COLORS, GREEN, ORANGE
+from grpo_nb.views.charts import COLORS
 
 PAGE = Path(__file__).parent / "concepts.md"
 IMAGES = PAGE.parent / "images"
+BLUE, ORANGE, GREEN, _ = COLORS
 CAP = 48  # grpo.max_completion_length of the trainer below
 LENGTHS = {"grpo": "grpo, sapo", "dapo": "dapo, bnpo, dr_grpo,\ncispo, luspo, vespo"}
 # Loss types that treat a ratio alike, and what of TRL's each needs.

@@ -9,14 +9,6 @@ from typing import Any
 
 from grpo_nb.machine import limit_spinning
 
-COMMON = """the most common settings; docs/settings.md explains them all:
-  --set task=code                    math, code, summarization, qa, json_extraction, guess, …
-  --set data.source=problems.csv     a built-in set, a file, or a hub dataset
-  --set model.model_name=FOLDER      the base: a folder, or a name on the hub
-  --set rewards.preset=mine.py       a set of rewards, or a file of your own
-  --set grpo.max_steps=200           optimizer steps
-  --set grpo.learning_rate=2e-4      peak learning rate"""
-
 
 def run(placebo: str | None, dry_run: bool, force: bool, **options: Any) -> None:
     from grpo_nb.pipeline import caused, notebooks
@@ -49,15 +41,6 @@ def sweep(file: Path, ray: str, dry_run: bool) -> int | None:
     return print(sweep.plan(trials)) if dry_run else sweep.run_sweep(trials, ray=ray)
 
 
-def report(runs: list[str], csv: str | None) -> None:
-    from grpo_nb.pipeline import leaderboard
-
-    board = leaderboard.compare(runs)
-    leaderboard.show(board)
-    if csv:
-        board.table.to_csv(csv, index=False)
-
-
 def judge_file(rewards: Path, data: Path, as_json: bool) -> int:
     from grpo_nb.reward_lab.check_file import check_file
 
@@ -88,18 +71,17 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def _command(
-    commands: argparse._SubParsersAction, name: str, do: Callable | str, what: str, end: str = ""
+    commands: argparse._SubParsersAction, name: str, do: Callable | str, what: str
 ) -> Callable:
     """Add a command that calls `do`, a function or "module:function"; return its `add_argument`."""
-    kind = argparse.RawDescriptionHelpFormatter  # keeps the lines of `end`
-    parser = commands.add_parser(name, help=what, epilog=end, formatter_class=kind)
+    parser = commands.add_parser(name, help=what)
     parser.set_defaults(do=do)
     return parser.add_argument
 
 
 def _add_several(commands: argparse._SubParsersAction) -> None:
     """Add the commands that take a settings file, several runs, or no run."""
-    add = _command(commands, "run", run, "execute the four notebooks in order", COMMON)
+    add = _command(commands, "run", run, "execute the four notebooks in order")
     add("-f", "--file", metavar="RUN.yaml", help="name, profile and settings of a run")
     add("--name", help="results go to runs/NAME; default: profile and time")
     add("--profile", help="tiny-cpu, t4-16gb … h200-141gb; default: what fits")
@@ -114,7 +96,8 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     what = "several at once by Ray: local, or a cluster's HOST:PORT or auto; default: in turn"
     add("--ray", metavar="ADDRESS", default="", help=what)
     add("--dry-run", action="store_true", help="list the trials, start nothing")
-    add = _command(commands, "report", report, "compare runs: which is best, and how surely")
+    what = "compare runs: which is best, and how surely"
+    add = _command(commands, "report", "grpo_nb.pipeline.leaderboard:report", what)
     add("runs", nargs="+", metavar="runs/NAME")
     add("--csv", metavar="FILE", help="write the table")
     add = _command(commands, "check", judge_file, "test rewards; exit code 1 if one can be hacked")
@@ -127,14 +110,14 @@ def _add_several(commands: argparse._SubParsersAction) -> None:
     add("--correct", default="", metavar="REWARD", help="the reward that says what is right")
     add("--html", type=Path, metavar="FILE", help="write the diagnosis with its curves")
     what = "say what this machine has, and how to get the rest"
-    _command(commands, "doctor", "grpo_nb.pipeline.doctor:report", what)
+    _command(commands, "doctor", "grpo_nb.pipeline.checklist:doctor", what)
 
 
 def _add_of_one_run(commands: argparse._SubParsersAction) -> None:
     """Add the commands that take the folder of one run, or its name."""
     folder = {"metavar": "runs/NAME", "help": "folder of the run, or its name"}
     what = "notebook 3 as a command, for several processes"
-    add = _command(commands, "train", "grpo_nb.pipeline.launch:train", what)
+    add = _command(commands, "train", "grpo_nb.pipeline.notebooks:train", what)
     add("run", **folder)
     add("--processes", type=int, help="the expected number; refuse any other")
     _add_settings(add)
@@ -147,7 +130,7 @@ def _add_of_one_run(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_settings(add: Callable) -> None:
-    what = "a setting, such as grpo.max_steps=20; may be given several times"
+    what = "a setting of docs/settings.md: grpo.max_steps=20; may be given several times"
     many = {"action": "append", "default": [], "dest": "assignments"}
     add("--set", **many, metavar="SECTION.NAME=VALUE", help=what)
     add("--force", action="store_true", help="go on although an input has changed")

@@ -23,7 +23,7 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
 PLACE = "/path/to/grpo_nb"  # stands for the folder of this machine
-QUICKSTART = "00_quickstart"  # all stages on one page
+QUICKSTART = "00_quickstart"  # all stages on one page, with cells of the others
 COMPARE = "05_compare_runs"  # no stage of a run: it reads finished ones
 
 
@@ -55,6 +55,16 @@ def set_url(notebook: nbformat.NotebookNode, url: str, name: str) -> None:
     )
 
 
+def join(quickstart: nbformat.NotebookNode) -> list[str]:
+    """Copy the cells of notebooks 1 to 4 to its cells with the same ids."""
+    stages = [nbformat.read(FOLDER / f"{name}.ipynb", 4) for name in NOTEBOOKS.values()]
+    theirs = {cell.id: cell for notebook in stages for cell in notebook.cells}
+    shared = [cell for cell in quickstart.cells if cell.id in theirs]
+    for cell in shared:
+        cell.source, cell.metadata = theirs[cell.id].source, theirs[cell.id].metadata
+    return [cell.id for cell in shared]
+
+
 def source_digest(notebook: nbformat.NotebookNode) -> str:
     """sha256 of all code; stored with the outputs that the code gave."""
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
@@ -64,6 +74,8 @@ def source_digest(notebook: nbformat.NotebookNode) -> str:
 def refresh(name: str) -> None:
     path = FOLDER / f"{name}.ipynb"
     notebook = nbformat.read(path, as_version=4)
+    if name == QUICKSTART:
+        join(notebook)
     set_url(notebook, project_url(), name)
     NotebookClient(
         notebook,

@@ -17,7 +17,7 @@ import torch
 
 from grpo_nb import ranks, stages
 from grpo_nb.models import weights
-from grpo_nb.pipeline import launch
+from grpo_nb.pipeline import notebooks
 from grpo_nb.runs import Run
 
 
@@ -88,7 +88,7 @@ def main(name, fault="", process="0", step="0"):
     stages.attach = attach_and_plant
     if planted:
         weights.weights_dtype = lambda: torch.float32  # bf16 would round each pass' size its way
-    launch.train(Run(name), [], force=True)  # its rewards were not tested
+    notebooks.train(Run(name), [], force=True)  # its rewards were not tested
 
 
 if __name__ == "__main__":

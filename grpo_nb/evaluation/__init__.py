@@ -1,7 +1,7 @@
 """Evaluate whether one model beats another on held-out prompts, with what certainty, and why.
 
-`evaluate` compares models in any notebook, and `run` those of a run: each prompt is
-answered by each model, and `report` compares the models with intervals.
+`evaluate` compares models: each prompt is answered by each model, and `report` compares the models
+with intervals. `options` gives it the rewards and settings of a run.
 """
 
 from grpo_nb.lazy import exports
@@ -9,7 +9,7 @@ from grpo_nb.lazy import exports
 __getattr__ = exports(
     __name__,
     {
-        "grpo_nb.evaluation.evaluate": "Candidate run",
+        "grpo_nb.evaluation.evaluate": "options",
         "grpo_nb.evaluation.report": (
             "DECODING Evaluation before_after build checks save table with_accuracy"
         ),

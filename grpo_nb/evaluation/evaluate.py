@@ -4,11 +4,10 @@ evaluate({"base": base, "trained": (base, "outputs/checkpoint-250")}, held_out, 
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -16,7 +15,6 @@ from grpo_nb import environments
 from grpo_nb.evaluation.report import DECODING, Evaluation, build, reference_of, with_accuracy
 from grpo_nb.models import (
     Engine,
-    Policy,
     Progress,
     Sample,
     open_engine,
@@ -26,41 +24,24 @@ from grpo_nb.models import (
 )
 from grpo_nb.models.hub import find_model
 from grpo_nb.models.template import opens_call
-from grpo_nb.reward_lab import Bench, bench_of
+from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.check import right_reward
 from grpo_nb.reward_lab.scoring import chats, names_of
 from grpo_nb.reward_lab.table import Conditions
-from grpo_nb.rewards import RewardSet, reward_set
+from grpo_nb.rewards import RewardSet, load_rewards, reward_set
 from grpo_nb.rewards.prompts import completion_text
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from grpo_nb.runs.config import RunConfig
 
 # A folder or hub name; a base and its adapter; or a loaded model and its tokenizer.
 Model = str | Path | tuple[Any, Any]
 
 
-class Candidate(NamedTuple):
-    """Name a model to evaluate.
-
-    label: The model's name in tables and charts.
-    model: A folder, a hub name, or a loaded policy.
-    adapter: The folder of a LoRA adapter to add to the model; None for no adapter.
-    quantization: The precision of the loaded weights, "4bit" or "16bit".
-    """
-
-    label: str
-    model: str | Path | Policy
-    adapter: Path | None = None
-    quantization: str = "16bit"
-
-
 def evaluate(
     models: Mapping[str, Model],
     dataset: Any,
-    reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]],
+    reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]] | RewardSet,
     *,
     reward_weights: Sequence[float] | None = None,
     correct: str = "",
@@ -69,6 +50,8 @@ def evaluate(
     batch_size: int = 32,
     load_in_4bit: bool = False,
     seed: int = 0,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    environment: environments.Environment | type | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Answer the same prompts with each model, score the answers, and compare the models.
@@ -80,16 +63,20 @@ def evaluate(
         models: {label: model}; the first is the baseline. A model is a folder or hub name, a base
             and its adapter's folder, or a loaded model and its tokenizer (a trainer's).
         dataset: Held-out rows with TRL's column `prompt`, as chats, and what the rewards read.
-        reward_funcs: The rewards, as GRPOTrainer takes them.
+        reward_funcs: The rewards, as GRPOTrainer takes them, or a reward set.
         reward_weights: One weight for each reward; None for 1 each.
         correct: Name of the reward that decides what is right; "" for the one that tells right
             from another row's answer, or else the first.
         samples: Sampled completions for each prompt, at temperature 1.
         max_completion_length: Length at which completions are cut [tokens].
         batch_size: Completions that are sampled at a time.
-        load_in_4bit: Whether to load the bases of adapters in 4 bit, as in training.
+        load_in_4bit: Whether to load the baseline and the bases of adapters in 4 bit, as in
+            training.
         seed: Seed of the samples and of the intervals.
-        progress: Called with the number of completions done, their total, and the model's label.
+        chat_template_kwargs: Arguments of the chat template, as in training.
+        environment: The environment in which episodes are played, or the author's class, if any.
+        progress: Called with the number of completions done, their total, and the model's label
+            with its speed.
 
     Returns:
         The completions with their scores, {label: table}, and the report; it prints as a table
@@ -102,19 +89,49 @@ def evaluate(
 
     Source: paired differences with a bootstrap over prompts; McNemar, Psychometrika 12, 1947.
     """
+    if not models:
+        raise ValueError("models = {}: give at least one, with its label")
     rows = [{"answer": None} | row for row in chats(dataset)]
-    rewards = _rewards(reward_funcs, reward_weights, correct, rows)
-    pairs = [model for model in models.values() if isinstance(model, tuple)]
-    bases = {str(base) for base, adapter in pairs if isinstance(adapter, str | Path)}
-    return compare_models(
-        [_candidate(*each, bases if load_in_4bit else ()) for each in models.items()],
-        rows,
-        lambda tokenizer: Bench(rewards, Conditions(max_completion_length), tokenizer),
-        progress=progress,
-        samples=samples,
-        seed=seed,
-        batch_size=batch_size,
-    )
+    rewards = reward_funcs
+    if not isinstance(rewards, RewardSet):
+        rewards = _rewards(reward_funcs, reward_weights, correct, rows)
+    parts = {label: _parts(model) for label, model in models.items()}
+    if isinstance(environment, type):
+        environment = environments.Environment(environment)
+    bench = Bench(rewards, Conditions(max_completion_length), None, False, environment)
+    sampling = {"samples": samples, "seed": seed, "batch_size": batch_size}
+    bases = {base for base, adapter, _ in parts.values() if adapter}
+    bases |= {base for base, *_ in list(parts.values())[:1]}  # the baseline
+    tables, facts, each = {}, {}, len(rows) * (1 + samples)
+    for label, (base, adapter, engine) in parts.items():
+        start_time = time.perf_counter()
+        report = part_of(progress, len(tables) * each, len(models) * each, label)
+        quantization = "4bit" if load_in_4bit and base in bases else "16bit"
+        how = {"quantization": quantization, "chat_template_kwargs": chat_template_kwargs}
+        new = None if engine else open_engine(base, adapter=adapter, **how)
+        with closing(new) if new else nullcontext(engine) as engine:
+            own = bench._replace(tokenizer=engine.tokenizer)
+            tables[label] = answer_rows(engine, rows, own, progress=report, **sampling)
+        seconds = round(time.perf_counter() - start_time, 1)
+        about = {"model": base, "adapter": adapter and str(adapter), "seconds": seconds}
+        facts[label] = about | {"engine": engine.name}
+    tables = with_accuracy(tables, rewards)
+    about = {"samples": samples, "seed": seed, "max_completion_length": max_completion_length}
+    return Evaluation(tables, {"models": facts, **build(tables, rewards, about)})
+
+
+def options(config: "RunConfig") -> dict[str, Any]:
+    """Return the rewards and settings of a run as arguments of `evaluate`."""
+    return {
+        "reward_funcs": load_rewards(config.rewards),
+        "samples": config.evaluate.samples,
+        "max_completion_length": config.grpo.max_completion_length,
+        "batch_size": config.evaluate.eval_batch_size,
+        "load_in_4bit": config.model.load_in_4bit,
+        "seed": config.seed,
+        "chat_template_kwargs": config.grpo.chat_template_kwargs,
+        "environment": environments.of(config),
+    }
 
 
 def _rewards(
@@ -130,102 +147,15 @@ def _rewards(
     return reward_set(list(zip(funcs, weights, strict=True)), correct=correct)
 
 
-def _candidate(label: str, model: Model, in_4bit: Collection[str]) -> Candidate:
-    """Return a model as a candidate; `in_4bit` names the models that are loaded in 4 bit."""
+def _parts(model: Model) -> tuple[str, Path | None, Engine | None]:
+    """Return base, adapter and, of a loaded model, its engine; raise if one does not exist."""
     base, adapter = model if isinstance(model, tuple) else (model, None)
-    if adapter is not None and not isinstance(adapter, str | Path):
-        return Candidate(label, policy_of(base, adapter))  # a model and its tokenizer
-    quantization = "4bit" if str(base) in in_4bit else "16bit"
-    return Candidate(label, base, adapter and Path(adapter), quantization)
-
-
-def run(
-    candidates: Sequence[Candidate],
-    rows: Sequence[dict],
-    preset: RewardSet,
-    config: "RunConfig",
-    progress: Progress | None = None,
-) -> Evaluation:
-    """Evaluate every candidate on every row, with the settings of a run.
-
-    Args:
-        candidates: The models; the first one is the baseline of the comparisons.
-        rows: Held-out rows, as `data.load` returns them.
-        preset: The run's rewards; the first one decides what counts as correct.
-        config: The run's configuration: seed, lengths, samples per prompt.
-        progress: Called with the number of completions done, their total, and the candidate with
-            its speed.
-
-    Raises:
-        ValueError: There are no rows or no candidates, or two candidates share a label.
-        FileNotFoundError: A model or adapter does not exist. This error, and ValueError for an
-            adapter that was trained on another base, are raised before any evaluation.
-    """
-    if not rows:
-        raise ValueError("no held-out rows to evaluate on: raise data.eval_rows and run 01 again")
-    return compare_models(
-        candidates,
-        rows,
-        partial(bench_of, config, preset),
-        template=config.grpo.chat_template_kwargs,
-        progress=progress,
-        samples=config.evaluate.samples,
-        seed=config.seed,
-        batch_size=config.evaluate.eval_batch_size,
-    )
-
-
-def compare_models(
-    candidates: Sequence[Candidate],
-    rows: Sequence[dict],
-    bench_with: Callable[["PreTrainedTokenizerBase"], Bench],
-    *,
-    template: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-    **sampling: int,
-) -> Evaluation:
-    """Evaluate every candidate on every row: one greedy and `samples` sampled completions.
-
-    All candidates get the same prompts, batches, seeds and decoding; one is loaded at a time.
-
-    Args:
-        candidates: The models; the first one is the baseline of the comparisons.
-        rows: Rows with a prompt and what the rewards read.
-        bench_with: Returns the rewards and their conditions, for a tokenizer.
-        template: Arguments of the chat template, as in training.
-        progress: Called with the number of completions done, their total, and a note.
-        sampling: samples, seed and batch_size of `answer_rows`.
-
-    Raises:
-        ValueError: There are no candidates, or two share a label.
-    """
-    labels = [candidate.label for candidate in candidates]
-    if not labels or len(set(labels)) < len(labels):
-        raise ValueError(f"models {labels}: give at least one, each with a label of its own")
-    for _, model, adapter, _ in candidates:  # what is missing is reported before any evaluation
-        if not isinstance(model, Policy):
-            find_model(str(model))
-        if adapter is not None:
-            trained_base(str(model), Path(adapter))
-    tables, models, each = {}, {}, len(rows) * (1 + sampling["samples"])
-    for label, model, adapter, quantization in candidates:
-        start_time = time.perf_counter()
-        report = part_of(progress, len(tables) * each, len(candidates) * each, label)
-        if isinstance(model, Policy):
-            name, opened = model.model.name_or_path, nullcontext(model.engine)
-        else:
-            options = {"quantization": quantization, "chat_template_kwargs": template}
-            name, opened = str(model), closing(open_engine(str(model), adapter=adapter, **options))
-        with opened as engine:
-            bench = bench_with(engine.tokenizer)
-            tables[label] = answer_rows(engine, rows, bench, progress=report, **sampling)
-        seconds = round(time.perf_counter() - start_time, 1)
-        about = {"model": name, "adapter": adapter and str(adapter), "seconds": seconds}
-        models[label] = about | {"engine": engine.name}
-    tables, length = with_accuracy(tables, bench.preset), bench.grpo.max_completion_length
-    about = {name: sampling[name] for name in ("samples", "seed")}
-    report = build(tables, bench.preset, about | {"max_completion_length": length})
-    return Evaluation(tables, {"models": models, **report})
+    if not isinstance(adapter, str | Path | None):
+        return base.name_or_path, None, policy_of(base, adapter).engine
+    find_model(str(base))
+    if adapter is not None:
+        trained_base(str(base), Path(adapter))
+    return str(base), adapter and Path(adapter), None
 
 
 def answer_rows(

@@ -9,10 +9,8 @@ solving anything new once it writes them. So each answer is also read leniently.
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,7 +38,6 @@ EPISODE = ("turns", "calls", "tool_errors", "malformed")  # counts per episode
 COLUMNS = ("answer", "solution", "ground_truth", "target", "label")  # that hold references
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 LENIENT = "right, read leniently"
-LEAST_ANSWERS, UNLIKE = 16, 0.4  # from so many on, shares that differ by more are told
 
 Samples = Mapping[str, pd.DataFrame]
 
@@ -88,7 +85,7 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
 
 
 def with_accuracy(samples: Samples, preset: RewardSet) -> dict[str, pd.DataFrame]:
-    """Add accuracy and correct, which do not depend on how the first reward is scaled.
+    """Add accuracy and correct, whatever the first reward's scale, and the lenient reading.
 
     Args:
         samples: {label: table from `answer_rows`} of the models that are compared.
@@ -112,8 +109,12 @@ def with_accuracy(samples: Samples, preset: RewardSet) -> dict[str, pd.DataFrame
     for (label, lines), of_model in zip(samples.items(), np.split(shares, ends), strict=False):
         correct = np.isclose(of_model, 1)
         whole = np.where(np.isnan(of_model), np.nan, correct)
-        tables[label] = lines.assign(accuracy=of_model if is_graded else whole, correct=correct)
-    return with_readings(tables)
+        pairs = zip(lines["completion"], lines["reference"], strict=True)
+        lenient = np.array([is_right(*pair) for pair in pairs])
+        lenient[correct & ~np.isnan(lenient)] = 1.0
+        columns = {"accuracy": of_model if is_graded else whole, "correct": correct}
+        tables[label] = lines.assign(**columns, **{LENIENT: lenient})
+    return tables
 
 
 def reference_of(row: Mapping[str, Any]) -> str | None:
@@ -141,41 +142,6 @@ def is_right(completion: str, reference: str | None) -> float:
     return float(any(same_number(expected, value) for value in values))
 
 
-def with_readings(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Add whether each answer is right read leniently.
-
-    Args:
-        tables: {label: table} with the columns correct, completion and reference.
-    """
-    results = {}
-    for label, lines in tables.items():
-        pairs = zip(lines["completion"], lines["reference"], strict=True)
-        lenient = np.array([is_right(*pair) for pair in pairs])
-        lenient[lines["correct"] & ~np.isnan(lenient)] = 1.0
-        results[label] = lines.assign(**{LENIENT: lenient})
-    return results
-
-
-def one_answer(label: str, lines: pd.DataFrame) -> str:
-    """Say that a model answers mostly the same, where the references do not; else return "".
-
-    Args:
-        label: The name of the model.
-        lines: Its greedy answers, with the columns completion and reference.
-    """
-    if not {"completion", "reference"} <= {*lines} or len(lines) < LEAST_ANSWERS:
-        return ""
-    answers = Counter(find_answer(text) or text for text in lines["completion"])
-    references = Counter(map(str, lines["reference"].dropna()))
-    [(answer, count)], usual = answers.most_common(1), max(references.values(), default=len(lines))
-    if (count - usual) / len(lines) < UNLIKE:
-        return ""
-    return (
-        f"; {100 * count / len(lines):.0f} % of the answers of {label} are {shorten(answer, 40)!r}"
-        f", and the commonest reference answer is {100 * usual / len(lines):.0f} % of all"
-    )
-
-
 def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the report, made of JSON types.
 
@@ -188,9 +154,9 @@ def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict
         prompts and settings; `greedy` and `sampled`: {label: {figure: mean, "intervals": {figure:
         [low, high]}}}, with intervals of accuracy and pass@k; `comparisons`: pairs of models,
         compared by greedy answers, with verdict, sentence, the difference in accuracy, McNemar's p,
-        the shares of fully correct answers, how many prompts were gained and lost, and whether the
-        second gives mostly `one_answer`. `graded` means that the first reward gives partial credit,
-        so that `accuracy` is a mean score, as a share of its range.
+        the shares of fully correct answers, and how many prompts were gained and lost. `graded`
+        means that the first reward gives partial credit, so that `accuracy` is a mean score, as a
+        share of its range.
     """
     seed = about["seed"]
     report: dict[str, Any] = {
@@ -206,10 +172,6 @@ def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict
         report[decoding] = {label: _summary(each, seed) for label, each in figures.items()}
     pairs = combinations(figures.items(), 2)  # `figures` now holds the greedy answers
     report["comparisons"] = [compare_pair(*pair, seed) for pair in pairs]
-    for pair in report["comparisons"]:
-        lines = samples[pair["after"]].query("decoding == 'greedy'")
-        same = "" if {*EPISODE} & {*lines} else one_answer(pair["after"], lines)
-        pair |= {"one_answer": bool(same), "sentence": pair["sentence"] + same}
     return report
 
 
@@ -222,25 +184,24 @@ def checks(report: Mapping[str, Any]) -> Checks:
     first, *_, last = report["greedy"]
     pairs = {(each["before"], each["after"]): each for each in report["comparisons"]}
     pair, prompts = pairs[first, last], report["prompts"]
-    state, fix = "ok", ""
-    evidence = f"{first} and {last} answered the same {prompts} held-out prompts"
     if prompts < LEAST_PROMPTS:
-        evidence = f"{prompts} held-out prompts are too few: at least {LEAST_PROMPTS} are needed"
-        state, fix = "stop", "raise data.eval_rows and prepare the data again"
+        few = f"{prompts} held-out prompts are too few: at least {LEAST_PROMPTS} are needed"
+        fix = "raise data.eval_rows and prepare the data again"
+        baseline = Check("baseline", "stop", few, fix)
     elif pair["differences"]["accuracy"]["interval"] is None:
         evidence = f"{first} and {last} cannot be compared: no completion could be scored"
-        state, fix = "stop", "see in eval/samples.parquet why the rewards give no score"
-    results = Checks([Check("baseline", state, evidence, fix)])
-    state, fix = "ok", ""
+        fix = "see in eval/samples.parquet why the rewards give no score"
+        baseline = Check("baseline", "stop", evidence, fix)
+    else:
+        evidence = f"{first} and {last} answered the same {prompts} held-out prompts"
+        baseline = Check("baseline", "ok", evidence)
     is_sure = pair["mcnemar_p"] < 0.05 and pair["gained"] > pair["lost"]
+    state, fix = "ok", ""
     if pair["verdict"] != "better":
         state, fix = "stop", "train longer, or hold out more prompts (data.eval_rows)"
     elif pair["graded"] and not is_sure:
         state, fix = "warning", "see in notebook 4 what the partly right answers lack"
-    elif pair["one_answer"]:
-        fix = "it learnt which answer is usual: train longer, or on rows that vary"
-        state = "warning"
-    results.append(Check("better", state, pair["sentence"], fix))
+    results = Checks([baseline, Check("better", state, pair["sentence"], fix)])
     if WARM_UP in report["greedy"]:
         parts = [pairs[first, WARM_UP], pairs[WARM_UP, last]]
         is_gain = parts[1]["verdict"] == "better"

@@ -46,7 +46,7 @@ CAUSED = "the reward did it"
 PART = "the reward did part of it"
 AS_MUCH = "the placebo gained as much"
 CANNOT_SAY = "cannot say"
-PLACEBOS = {"shuffled": "caused by the reward"}  # the kinds of placebo, and the names of checks
+NAME, KIND = "caused by the reward", "shuffled"  # the check, and the kind of placebo
 # What a placebo does not copy: what stages 03 and 04 write, the locks, and what it writes itself.
 OWN = ("train", "model", "eval", "figures", "notebooks", ".*", "manifest.json", "config.yaml")
 
@@ -65,20 +65,19 @@ class Cause(NamedTuple):
 
 
 def caused(run: Run) -> Checks:
-    """Check whether the reward caused the run's gain, once for each placebo of the run.
+    """Check whether the reward caused the run's gain, by its placebo.
 
     Args:
         run: A trained and evaluated run.
 
     Returns:
-        The checks, none of which is a "stop". Without a placebo there is one check, whose state is
-        "not yet" and whose fix is the command that makes a placebo.
+        One check, which is no "stop". Without a placebo its state is "not yet", and its fix is the
+        command that makes one.
     """
-    if (kind := run.config().train.placebo) != "none":
-        evidence = f"this run is itself a placebo ({kind}): ask about the run that it was made for"
-        return Checks([Check(PLACEBOS[kind], "ok", evidence)])
-    kinds = [kind for kind in PLACEBOS if (_placebo(run, kind) / "manifest.json").exists()]
-    return Checks(_check(run, kind) for kind in kinds or ["shuffled"])
+    if run.config().train.placebo != "none":
+        evidence = "this run is itself a placebo: ask about the run that it was made for"
+        return Checks([Check(NAME, "ok", evidence)])
+    return Checks([_check(run)])
 
 
 def run_placebo(name: str, kind: str, force: bool = False, dry_run: bool = False) -> Run:
@@ -86,7 +85,7 @@ def run_placebo(name: str, kind: str, force: bool = False, dry_run: bool = False
 
     Args:
         name: The name of a trained and evaluated run.
-        kind: A name in PLACEBOS.
+        kind: "shuffled".
         force: Whether to start the stages even if a check fails, for a run that was itself forced.
         dry_run: Whether to start nothing, and only print what would be executed.
 
@@ -98,8 +97,8 @@ def run_placebo(name: str, kind: str, force: bool = False, dry_run: bool = False
             has changed since, or is a placebo itself; or another run has the placebo's name.
         StageFailed, RuntimeError: From `notebooks.run_pipeline`.
     """
-    refuse_unknown("placebo", kind, list(PLACEBOS))
-    run, placebo = Run(name), _placebo(Run(name), kind)
+    refuse_unknown("placebo", kind, [KIND])
+    run, placebo = Run(name), _placebo(Run(name))
     if why := run.why_undone():
         raise ValueError(f"a placebo needs a run that is trained and evaluated, but {why}")
     refuse_undone(run, "05")
@@ -108,15 +107,15 @@ def run_placebo(name: str, kind: str, force: bool = False, dry_run: bool = False
     kinds = before.train.placebo, placebo.config().train.placebo if placebo.manifest() else kind
     if kinds != ("none", kind):
         raise ValueError(
-            f"{name!r} is itself a placebo, or {placebo.path} is none of kind {kind!r}: give "
-            "another run, or move that folder away"
+            f"{name!r} is itself a placebo, or {placebo.path} is none: give another run, or move "
+            "that folder away"
         )
     if dry_run:
         print(notebooks.plan(placebo, config, "03", "04"))
         return placebo
     if not placebo.manifest():
-        ignored = shutil.ignore_patterns(*OWN)
-        shutil.copytree(run.path, placebo.path, ignore=ignored, dirs_exist_ok=True)
+        for folder in ("data", "rewards"):
+            shutil.copytree(run / folder, placebo / folder, dirs_exist_ok=True)
         placebo.write_config(config)
         manifest = run.manifest()
         write_json(placebo / "manifest.json", {stage: manifest[stage] for stage in ("01", "02")})
@@ -125,24 +124,23 @@ def run_placebo(name: str, kind: str, force: bool = False, dry_run: bool = False
     return placebo
 
 
-def _placebo(run: Run, kind: str) -> Run:
-    return Run(run.path.with_name(f"{run.name}-{kind}"))
+def _placebo(run: Run) -> Run:
+    return Run(run.path.with_name(f"{run.name}-{KIND}"))
 
 
-def _check(run: Run, kind: str) -> Check:
-    name, placebo = PLACEBOS[kind], _placebo(run, kind)
-    command = f"python -m grpo_nb run --name {run.name} --placebo {kind}"
+def _check(run: Run) -> Check:
+    placebo, command = _placebo(run), f"python -m grpo_nb run --name {run.name} --placebo {KIND}"
     try:
         if why := placebo.why_undone() if placebo.manifest() else "no placebo was trained":
-            return Check(name, "not yet", why, command)
+            return Check(NAME, "not yet", why, command)
         cause = compare(run, placebo)
     except (FileNotFoundError, ValueError) as error:
         again = f"restore that file, or move {placebo.path} away and rerun the placebo: {command}"
-        return Check(name, "warning", f"{CANNOT_SAY}: {error}", again)
+        return Check(NAME, "warning", f"{CANNOT_SAY}: {error}", again)
     if cause.verdict == CAUSED:
-        return Check(name, "ok", cause.sentence)
+        return Check(NAME, "ok", cause.sentence)
     fix = "docs/did-the-reward-do-it.md says what this verdict means, and what to do"
-    return Check(name, "warning", cause.sentence, fix)
+    return Check(NAME, "warning", cause.sentence, fix)
 
 
 def compare(run: Run, placebo: Run) -> Cause:
@@ -204,7 +202,7 @@ def _judge(
 
 
 def differences(run: Run, placebo: Run) -> list[str]:
-    """Name the settings and files in which two trained runs differ, apart from their rewards."""
+    """Name the settings and files in which two trained runs differ, `train.placebo` apart."""
     first, second = _facts(run), _facts(placebo)
     names = [name for name in first | second if name != "train.placebo"]
     return [name for name in names if first.get(name) != second.get(name)]

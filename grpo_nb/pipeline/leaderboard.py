@@ -29,18 +29,16 @@ ALPHA = 0.05
 class Board(NamedTuple):
     """Hold the result of `compare`.
 
-    table: One line per run, best first: accuracy of greedy answers with its 95 % interval, the
-        paired difference from the best run with its interval, Holm-adjusted p and verdict, seconds,
+    table: One line per run, best first: accuracy of greedy answers with its 95 % interval, seconds,
         and the settings that differ between runs.
-    varied: The names of the settings that differ.
-    pairs: One line per pair of runs: shared prompts, difference, p, Holm-adjusted p, verdict.
+    pairs: One line per pair of runs, those with the best one first: shared prompts, the paired
+        difference with its 95 % interval, p, Holm-adjusted p, verdict.
     settings: Accuracy over runs that differ only in their seed: mean, min, max, number of runs.
     curves: The metrics of each run, by name.
     left_out: The reason for each run that was left out, by name.
     """
 
     table: pd.DataFrame
-    varied: list[str]
     pairs: pd.DataFrame
     settings: pd.DataFrame
     curves: dict[str, pd.DataFrame]
@@ -70,11 +68,8 @@ def compare(places: Sequence[str | Path]) -> Board:
     table = pd.concat([lines, varied.reset_index(drop=True)], axis=1)
     table = table.sort_values("accuracy", ascending=False, kind="stable", ignore_index=True)
     scores = pd.concat({name: scores[name] for name in table["run"]}, axis=1)
-    pairs = _pairs(scores)
-    table = pd.concat([table, _against_the_best(scores, pairs)], axis=1)
     curves = {n: pd.read_json(r / "train/metrics.jsonl", lines=True) for n, r in runs.items()}
-    names = list(varied)
-    return Board(table, names, pairs, _by_setting(table, names), curves, left_out)
+    return Board(table, _pairs(scores), _by_setting(table, list(varied)), curves, left_out)
 
 
 def named(prefix: str) -> list[Path]:
@@ -117,22 +112,15 @@ def _pairs(scores: pd.DataFrame) -> pd.DataFrame:
     for better, worse in combinations(scores, 2):
         gain = (scores[better] - scores[worse]).dropna().to_numpy()
         p = mcnemar(int((gain > 0).sum()), int((gain < 0).sum()))
-        lines.append((better, worse, len(gain), gain.mean() if len(gain) else np.nan, p))
-    table = pd.DataFrame(lines, columns=["better", "worse", "prompts", "difference", "p"])
+        (low,), (high,) = bootstrap(gain[:, None], np.array([[-0.5], [0.5]]))
+        mean = gain.mean() if len(gain) else np.nan
+        lines.append((better, worse, len(gain), mean, low, high, p))
+    columns = ["better", "worse", "prompts", "difference", "low", "high", "p"]
+    table = pd.DataFrame(lines, columns=columns)
     table["p_holm"] = holm(table["p"].to_numpy(dtype=float))
     real = (table["p_holm"] < ALPHA) & (table["prompts"] >= LEAST_PROMPTS)
     table["verdict"] = np.where(real, "real", UNCLEAR)
     return table
-
-
-def _against_the_best(scores: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
-    """Return each run's paired difference from the first (best) run, with interval, p, verdict."""
-    gains = scores.sub(scores.iloc[:, 0], axis=0)  # NaN for prompts that are not shared
-    low, high = bootstrap(gains.to_numpy(), np.outer([-0.5, 0.5], np.ones(len(gains.columns))))
-    best = pairs[pairs["better"] == scores.columns[0]].set_index("worse").reindex(scores.columns)
-    table = gains.mean().to_frame("difference").assign(difference_low=low, difference_high=high)
-    table["shared_prompts"], table["p_holm"] = gains.notna().sum(), best["p_holm"]
-    return table.assign(verdict=best["verdict"].fillna("best")).reset_index(drop=True)
 
 
 def _by_setting(table: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame:
@@ -143,37 +131,16 @@ def _by_setting(table: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame:
     return accuracy.sort_values("mean", ascending=False).reset_index()
 
 
-def readable(board: Board) -> pd.DataFrame:
-    """Format the table for display, with each figure and its interval in one column."""
-    table = board.table
-    view = table[["run"]].copy()
-    view["held-out accuracy"] = [
-        f"{line.accuracy:.1%} ({line.low:.1%} … {line.high:.1%})" for line in table.itertuples()
-    ]
-    view["against the best"] = ["best", *map(_difference, table.iloc[1:].itertuples())]
-    if table["measured_by"].nunique() > 1:  # accuracies of different rewards
-        view["measured by"] = table["measured_by"]
-    view["before"] = table["before"].map("{:.1%}".format)
-    view[board.varied] = table[board.varied].astype(str)
-    view["seconds"] = table["seconds"].map("{:.0f}".format)
-    return view
-
-
-def _difference(line: Any) -> str:
-    if not line.shared_prompts:
-        return "no shared prompts"
-    ends = f"{100 * line.difference_low:+z.1f} … {100 * line.difference_high:+z.1f}"
-    shared = f"p {line.p_holm:.2g}, {line.shared_prompts:.0f} shared prompts"
-    return f"{100 * line.difference:+z.1f} points ({ends}), {line.verdict}: {shared}"
-
-
-def show(board: Board) -> None:
-    """Print the table, the number of real differences, and what was left out."""
-    form = {"index": False, "float_format": "{:.3g}".format}
+def report(runs: Sequence[str | Path], csv: str | None = None) -> None:
+    """Print the tables of `compare`, and what was left out; write the leaderboard to `csv`."""
+    board, form = compare(runs), {"index": False, "float_format": "{:.3g}".format}
     real = int((board.pairs["verdict"] == "real").sum())
     print(f"{len(board.table)} runs; greedy answers, 95 % intervals; p after Holm")
-    print(readable(board).to_string(**form))
-    print(f"\n{real} of {len(board.pairs)} differences are real (p < 0.05)")
+    for table in (board.table, board.pairs):
+        print(f"{table.to_string(**form)}\n")
+    print(f"{real} of {len(board.pairs)} differences are real (p < 0.05)")
     print(f"\nEqual settings over seeds: accuracy\n{board.settings.to_string(**form)}")
     for name, why in board.left_out.items():
         print(f"left out: {name}: {why}")
+    if csv:
+        board.table.to_csv(csv, index=False)

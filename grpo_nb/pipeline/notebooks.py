@@ -1,4 +1,4 @@
-"""Run the four notebooks with papermill, with the settings of a run file and of `--set`.
+"""Run the notebooks with papermill, or notebook 3 as a script, with settings of a file or `--set`.
 
 A run file:
 
@@ -10,6 +10,12 @@ A run file:
 Everything that can be checked in advance is checked before anything starts. Each notebook runs in
 its own kernel. If a kernel ends too early, an error gives the reason, and the stage is not left as
 "running".
+
+Without a kernel, in one process, or in one per GPU under a launcher, `train` executes the cells of
+notebook 3 as a script; only the first process writes files and prints (docs/launch.md):
+
+    python -m torch.distributed.run --nproc_per_node 8 -m grpo_nb train runs/NAME --processes 8
+    accelerate launch --config_file docs/launch/fsdp.yaml -m grpo_nb train runs/NAME
 """
 
 import os
@@ -23,8 +29,10 @@ from typing import Any
 
 import psutil
 
+from grpo_nb import models, ranks
 from grpo_nb.files import read_json, read_yaml
 from grpo_nb.machine import PROJECT_ROOT, limit_spinning
+from grpo_nb.models.hub import find_model
 from grpo_nb.names import refuse_unknown
 from grpo_nb.runs import NOTEBOOKS, Run, refuse_undone, resolve_stages
 from grpo_nb.runs import config as configs
@@ -46,6 +54,9 @@ KERNEL_ENDED = (
     "stopped because its kernel died: the system killed it when memory ran out "
     "(docs/troubleshooting.md#out-of-memory), or a user did. What was written before is kept"
 )
+# A process that lost the connection to another one waits this long before it records its error.
+# The launcher names the earliest error as the cause. It polls every 0.1 s, and rounds to seconds.
+SECONDS_TO_BE_ENDED = 3
 
 
 class StageFailed(RuntimeError):
@@ -80,9 +91,10 @@ def planned_run(
         config = configs.read(Path(file))
         settings = {"profile": config.profile, **configs.set_values(config)}
     stem = Path(file).stem if file else f"{profile or 'auto'}-{time.strftime('%Y%m%d-%H%M%S')}"
-    in_file = {"name": settings.pop("name", stem), "profile": settings.pop("profile", "auto")}
-    name = str(in_file["name"] or "") if name is None else name
-    profile = in_file["profile"] if profile is None else profile
+    settings = {"name": stem, "profile": "auto"} | settings
+    in_file = settings.pop("name") or "", settings.pop("profile")
+    name = str(in_file[0]) if name is None else name
+    profile = in_file[1] if profile is None else profile
     return name, profile, with_full_paths(settings | assigned(assignments))
 
 
@@ -126,17 +138,6 @@ def resolve_run(
             )
     values = configs.set_values(config)
     return config, {name: v for name, v in values.items() if configs.stage_of(name) >= first}
-
-
-def refuse_unusable_inputs(config: configs.RunConfig) -> None:
-    """Refuse a model that does not exist.
-
-    Raises:
-        FileNotFoundError: It does not exist.
-    """
-    from grpo_nb.models import hub
-
-    hub.find_model(config.model.model_name)
 
 
 def assigned(assignments: Sequence[str]) -> dict[str, Any]:
@@ -213,7 +214,7 @@ def run_pipeline(
     """
     run = Run(name)
     config, converted_settings = resolve_run(run, profile, settings, first, last, force)
-    refuse_unusable_inputs(config)
+    find_model(config.model.model_name)
     if dry_run:
         print(plan(run, config, first, last))
         return run
@@ -326,3 +327,76 @@ def _execute(source: Path, target: Path, parameters: Mapping[str, Any]) -> str:
     except (OSError, RuntimeError) as error:  # such as a full disk, or a kernel that did not start
         return f"was stopped: {error}"
     return ""
+
+
+def train(
+    run: Run, assignments: Sequence[str], processes: int | None = None, force: bool = False
+) -> None:
+    """Train a run whose rewards were tested.
+
+    Args:
+        run: A run whose stages 01 and 02 are done.
+        assignments: Settings of stage 03 as `--set` takes them; they override the run's.
+        processes: How many processes share each step; None for all that the launcher started.
+        force: Whether to start even if an earlier stage has changed, or a check fails.
+
+    Raises:
+        ValueError: Before the first step: the number of processes or a setting is wrong, a stage is
+            missing, the policy cannot be trained by several processes, or a check failed.
+        RuntimeError: The run is in use, or training failed, here or in another process, whose error
+            the launcher prints.
+        KeyboardInterrupt: A signal stopped training; a checkpoint is kept.
+    """
+    os.environ.update(QUIET | {"GRPO_NB_RUNS": str(run.path.parent)})
+    ranks.start(processes)
+    if not ranks.is_main():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the process ends
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # the launcher prints the first error from it
+            sys.stderr = sys.stdout
+    settings = configs.of_stage("03", run.settings("03")) | assigned(assignments)
+    ranks.recorded(_train)(run, settings, force)
+    ranks.end()
+
+
+def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
+    try:
+        _refuse_processes(resolve_stages(run, settings, "03", "03"))
+        notebook = PROJECT_ROOT / f"notebooks/{NOTEBOOKS['03']}.ipynb"
+        execute_cells(notebook, {"run_name": run.path, "settings": settings, "force": force})
+    except RuntimeError as error:
+        if ranks.count() == 1 or not ranks.is_lost_connection(error):
+            raise
+        time.sleep(SECONDS_TO_BE_ENDED)
+        notes = "; ".join(["see its error", *getattr(error, "__notes__", [])])
+        raise RuntimeError(f"another process of this run died; {notes}") from error
+
+
+def execute_cells(notebook: Path, parameters: Mapping[str, Any]) -> None:
+    """Execute a notebook's code cells in this process; what they only show is left out.
+
+    Args:
+        notebook: The notebook; its code uses no magics.
+        parameters: Values that replace those of the cell with the tag "parameters".
+    """
+    names: dict[str, Any] = {"__name__": "__main__"}
+    cells = [cell for cell in read_json(notebook)["cells"] if cell["cell_type"] == "code"]
+    for number, cell in enumerate(cells, 1):
+        code = compile("".join(cell["source"]), f"{notebook.name}, cell {number}", "exec")
+        exec(code, names)
+        if "parameters" in cell["metadata"].get("tags", ()):
+            names |= parameters
+
+
+def _refuse_processes(settings: configs.RunConfig) -> None:
+    """Raise ValueError if several processes cannot train with these settings."""
+    if ranks.count() > 1 and settings.policy.backend == "unsloth":
+        raise ValueError(
+            f"Unsloth trains in one process, and there are {ranks.count()}: start one, or use "
+            "--set policy.backend=transformers"
+        )
+    packed, steps = settings.model.load_in_4bit, settings.train.sft_steps
+    if models.sharded() and (packed or steps):
+        raise ValueError(
+            "FSDP and ZeRO-3 need model.load_in_4bit = False and train.sft_steps = 0, and these "
+            f"are {packed} and {steps}: set them, or use ddp.yaml"
+        )

@@ -1,4 +1,4 @@
-"""`RunConfig`: every setting of a run, and where its value came from.
+"""Resolve a run's `RunConfig`: the value of every setting, and where it came from.
 
 Values are layered: library default < profile < task < value set for the run. An unknown name is
 rejected before anything starts, and the error suggests the nearest known name. A run's
@@ -21,43 +21,7 @@ from pydantic import ValidationError
 from grpo_nb.files import read_yaml
 from grpo_nb.names import refuse_unknown
 from grpo_nb.runs.profiles import PROFILES, detect_profile, task_settings
-from grpo_nb.runs.settings import (
-    AdapterConfig,
-    DataConfig,
-    EvaluateConfig,
-    ExportConfig,
-    GrpoConfig,
-    ModelConfig,
-    PolicyConfig,
-    RewardsConfig,
-    Section,
-    TrainConfig,
-    setting,
-)
-
-
-class RunConfig(Section):
-    """Hold all settings of one run; `SECTION_STAGE` gives the stage that takes each section."""
-
-    profile: str = ""
-    sources: dict[str, str] = setting({}, "where each setting's value came from")
-    task: str = setting("math", "what is taught; sets source, preset and answers")
-    seed: int = setting(0, "random seed of split, sampling and training", ge=0, lt=2**32)
-    data: DataConfig = DataConfig()
-    model: ModelConfig = ModelConfig()
-    lora: AdapterConfig = AdapterConfig()
-    rewards: RewardsConfig = RewardsConfig()
-    policy: PolicyConfig = PolicyConfig()
-    train: TrainConfig = TrainConfig()
-    grpo: GrpoConfig = GrpoConfig()
-    evaluate: EvaluateConfig = EvaluateConfig()
-    export: ExportConfig = ExportConfig()
-
-    @property
-    def step_completions(self) -> int:
-        """Return the number of completions in one optimizer step, over all processes together."""
-        return self.grpo.per_device_train_batch_size * self.grpo.gradient_accumulation_steps
-
+from grpo_nb.runs.settings import RunConfig
 
 SECTION_STAGE = {
     **{"data": "01", "model": "01", "lora": "01", "rewards": "02"},

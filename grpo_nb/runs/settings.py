@@ -1,4 +1,4 @@
-"""The sections of a run's configuration: each setting with its default, limits and meaning.
+"""`RunConfig` and its sections: each setting with its default, limits and meaning.
 
 The defaults suit an instruct model of about 0.5 B parameters with LoRA.
 """
@@ -45,7 +45,6 @@ Options = Annotated[
     dict[str, Any],  # YAML on a command line
     BeforeValidator(lambda value: yaml.safe_load(value) if isinstance(value, str) else value),
 ]
-Placebo = Literal["none", "shuffled"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second is GDPO
 
 
@@ -141,7 +140,7 @@ class TrainConfig(Section):
     eval_steps: int = setting(25, "steps between validations; 0: never", ge=0)
     eval_prompts: int = setting(64, "validation prompts: at most a tenth of the rows", ge=1)
     guard_steps: int = setting(50, "steps between policy identity checks; 0: never", ge=0)
-    placebo: Placebo = setting("none", "a placebo: rewards that are shuffled within each group")
+    placebo: Literal["none", "shuffled"] = setting("none", "a placebo: shuffled rewards")
     difficulty: bool = setting(False, "draw the rows from which something can still be learnt")
 
 
@@ -162,3 +161,26 @@ class EvaluateConfig(Section):
 class ExportConfig(Section):
     parity_prompts: int = setting(32, "held-out prompts of the parity gate", ge=1)
     gguf: str = setting("", 'GGUF files for llama.cpp and Ollama: "q8_0, q4_k_m"')
+
+
+class RunConfig(Section):
+    """Hold all settings of one run; `config.stage_of` says which stage takes each."""
+
+    profile: str = ""
+    sources: dict[str, str] = setting({}, "where each setting's value came from")
+    task: str = setting("math", "what is taught; sets source, preset and answers")
+    seed: int = setting(0, "random seed of split, sampling and training", ge=0, lt=2**32)
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    lora: AdapterConfig = AdapterConfig()
+    rewards: RewardsConfig = RewardsConfig()
+    policy: PolicyConfig = PolicyConfig()
+    train: TrainConfig = TrainConfig()
+    grpo: GrpoConfig = GrpoConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    export: ExportConfig = ExportConfig()
+
+    @property
+    def step_completions(self) -> int:
+        """Return the number of completions in one optimizer step, over all processes together."""
+        return self.grpo.per_device_train_batch_size * self.grpo.gradient_accumulation_steps

@@ -37,7 +37,7 @@ from grpo_nb.training.interruptions import (
 )
 from grpo_nb.training.logs import of_trainer, renamed
 from grpo_nb.training.placebo import true_reward
-from grpo_nb.views.progress import Update, Watcher
+from grpo_nb.updates import Update, Watcher
 
 BAD_STEPS = 3  # updates that are skipped in a row before training ends
 REMEDY = (

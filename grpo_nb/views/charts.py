@@ -3,8 +3,6 @@
 docs/reading-a-run.md explains how to read them. A run's charts are saved in its folder figures/.
 """
 
-import base64
-import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -124,9 +122,9 @@ def image(lines: Sequence[Mapping[str, Any]]) -> str:
 
     The image has a white background, so that it is readable on a dark page too.
     """
-    figure, buffer = draw(lines), io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=100)
-    data = base64.b64encode(buffer.getvalue()).decode()
+    from IPython.core.pylabtools import print_figure
+
+    data = print_figure(draw(lines), base64=True, dpi=100)
     label = "charts of the training"
     return f'<img alt="{label}" style="max-width: 100%" src="data:image/png;base64,{data}">'
 
@@ -147,9 +145,9 @@ def _save(figure: "Figure", run: "Run", name: str) -> "Figure":
     return figure
 
 
-def training_charts(run: "Run", metrics: Sequence[dict], keys: Sequence[str] = ()) -> "Figure":
+def training_charts(run: "Run", metrics: Sequence[dict]) -> "Figure":
     """Draw the dashboard's charts of a finished training run, and save figures/training.png."""
-    return _save(draw(metrics, keys), run, "training")
+    return _save(draw(metrics), run, "training")
 
 
 def before_after(run: "Run", report: Mapping[str, Any]) -> "Figure":
@@ -157,7 +155,7 @@ def before_after(run: "Run", report: Mapping[str, Any]) -> "Figure":
 
     Args:
         run: The run that gets figures/before_after.png.
-        report: The report of `evaluation.run`.
+        report: The report of `evaluate`.
     """
     bars = [(decoding, decoding, "accuracy") for decoding in DECODING]
     ks = [k for k in (2, 4, 8, 16, 32, 64) if k <= report["samples"]]

@@ -1,22 +1,34 @@
 """Show training as it runs: the numbers go to the browser at each step, and are drawn there."""
 
 import json
+import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import takewhile
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import anywidget
 import traitlets as t
 
-from grpo_nb.views import charts, progress
-from grpo_nb.views.progress import Update
+from grpo_nb.stats import wilson
+from grpo_nb.updates import Update
+from grpo_nb.views import charts
+from grpo_nb.views.tables import cut
 
 EVERY = 1.0  # seconds between what is sent where steps are faster
 MOST = {"rows": 1000, "groups": 48}  # of more, every second one is dropped
+SOLVED = 0.98  # share of right answers in validation from which more training is a waste of time
+START = 10  # steps, at least, whose mean is a curve at first
+SHOWN = 8  # completions of a group
+CHARACTERS = 1_500  # of a completion, or of a question
+TEXTS = {"question", "completion", "reward", "advantage", "images"}
+Line = Mapping[str, float]
 
 
 def _source(suffix: str) -> str:
@@ -37,7 +49,7 @@ class TrainingDashboard(anywidget.AnyWidget):
     interrupt = t.Unicode().tag(sync=True)
     now = t.Dict().tag(sync=True)  # sentence, phase, step, and so on
     alerts = t.List().tag(sync=True)
-    base = t.List().tag(sync=True)  # of `progress.before_training`
+    base = t.List().tag(sync=True)  # of `before_training`
     names = t.List().tag(sync=True)  # the metric in each place of a row
     rows, groups = (t.Unicode().tag(sync=True) for _ in range(2))  # JSON texts: quickly sent
     error = t.Unicode().tag(sync=True)
@@ -72,16 +84,16 @@ class TrainingDashboard(anywidget.AnyWidget):
             self.is_over = self.step >= self.total_steps
             self._texts["rows"].append(self._row(self.lines[-1]))
             if update.completions:
-                group = progress.one_group(self.step, update.completions)
+                group = one_group(self.step, update.completions)
                 self._texts["groups"].append(json.dumps(group))
             for name, texts in self._texts.items():
                 if len(texts) > MOST[name]:
                     del texts[1:-1:2]
             for name, state, evidence, fix in update.alerts:
-                text = progress.alert_text(name, evidence, fix)
+                text = f"{name}, {evidence} → {fix}"
                 alert = {"step": self.step, "state": state, "text": text, "evidence": evidence}
                 self.alerts = [*self.alerts, alert]
-            self.base = self.base or progress.before_training(self.lines, self._eval_rows)
+            self.base = self.base or before_training(self.lines, self._eval_rows)
             if sends:
                 self._publish(self.phase, is_short=not (self.is_over or update.alerts))
 
@@ -138,7 +150,7 @@ class TrainingDashboard(anywidget.AnyWidget):
         if is_short and time.monotonic() < self._sent + EVERY:
             return
         facts = (self.base, self.total_steps, self.correct)
-        gravity, text = progress.sentence(self.lines, self.alerts, *facts)
+        gravity, text = sentence(self.lines, self.alerts, *facts)
         with self.hold_sync():
             self.rows, self.groups = (f"[{','.join(texts)}]" for texts in self._texts.values())
             self.now = {
@@ -152,6 +164,112 @@ class TrainingDashboard(anywidget.AnyWidget):
         seconds = [line["step_time"] for line in self.lines[-40:] if "step_time" in line][-20:]
         if not seconds:
             return ""
-        pace = sum(seconds) / len(seconds)
+        pace = fmean(seconds)
         left = timedelta(seconds=round((self.total_steps - self.step) * pace))
         return f"{pace:.3g} s per step" + ("" if self.is_over else f" · about {left} left")
+
+
+def before_training(lines: Sequence[Line], prompts: int) -> list[float]:
+    """Return the first validation and its 95 % interval; [] if the first step had none.
+
+    Args:
+        lines: The lines so far.
+        prompts: The number of validation prompts; 0 if it is not known, and there is no interval.
+    """
+    first = lines[0] if lines else {}
+    if (share := first.get("eval/accuracy")) is not None:
+        return [share, *wilson(round(share * prompts), prompts)] if prompts else [share]
+    return [first["eval/reward"]] if "eval/reward" in first else []
+
+
+def sentence(
+    lines: Sequence[Line],
+    alerts: Sequence[Mapping[str, Any]],
+    base: Sequence[float],
+    total_steps: int,
+    correct: str = "",
+) -> tuple[str, str]:
+    """Return the gravity ("stop", "warning", "good" or "") and the sentence about a training.
+
+    Args:
+        lines: Finite numbers of the lines of metrics.jsonl.
+        alerts: The alerts so far, with "state" and "text".
+        base: The result of `before_training`.
+        total_steps: The number of steps of the training.
+        correct: The name of the reward that says what is right; "" if it is not known.
+
+    >>> line = {"eval/accuracy": 1.0}
+    >>> sentence([{"step": 25, **line}, {"step": 50, **line}], [], [], 99)
+    ('good', 'solved: the validation is at 100% since step 25')
+    """
+    newest = {alert["state"]: alert["text"] for alert in alerts}
+    if "stop" in newest:
+        return "stop", newest["stop"]
+    shares = [(line["step"], line["eval/accuracy"]) for line in lines if "eval/accuracy" in line]
+    solved = list(takewhile(lambda pair: pair[1] >= SOLVED, reversed(shares)))
+    if solved and solved[0][0]:
+        since = f"solved: the validation is at {solved[0][1]:.0%} since step {solved[-1][0]}"
+        return "good", since
+    if newest:
+        return "warning", next(reversed(newest.values()))
+    if len(base) == 3 and len(shares) > 1:
+        (before, low, high), (step, share) = base, shares[-1]
+        figures = f"validation {before:.0%} before training, {share:.0%} at step {step}"
+        if share > high:
+            return "good", f"it learns: {figures}"
+        if share < low:
+            return "warning", f"it gets worse: {figures}"
+    return "", _means(lines, total_steps, correct)
+
+
+def _means(lines: Sequence[Line], total_steps: int, correct: str) -> str:
+    """Return the means of the reward, and of the one that says what is right, at first and now."""
+    # The first part of the training stays the same while it goes on.
+    steps, part = [line for line in lines if "reward" in line], max(START, total_steps // 10)
+    if len(steps) < 2 * part:
+        return "too early to tell"
+    texts = []
+    for name, key in (("the reward", "reward"), (f"`{correct}`", f"rewards/{correct}/mean")):
+        ends = [[line[key] for line in of if key in line] for of in (steps[:part], steps[-part:])]
+        if all(ends):
+            texts.append(f"{name} {fmean(ends[0]):.3g} → {fmean(ends[1]):.3g}")
+    return f"{', '.join(texts)} (means of the first and the last {part} steps)"
+
+
+def one_group(step: int, completions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the prompt of a step whose completions earn the most different totals.
+
+    Args:
+        step: The step.
+        completions: As in `Update`.
+
+    Returns:
+        step, question, the number of completions, and at most SHOWN of them, best first; each has
+        text, total, advantage, and the scores of the rewards.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for one in sorted(completions, key=lambda one: -(_number(one["reward"]) or 0.0)):
+        groups.setdefault(str(one["question"]), []).append(one)
+    totals = {key: [_number(one["reward"]) or 0.0 for one in g] for key, g in groups.items()}
+    group = groups[max(groups, key=lambda key: totals[key][0] - totals[key][-1])]
+    half = SHOWN // 2
+    some = group if len(group) <= SHOWN else [*group[:half], *group[-half:]]
+    return {
+        **{"step": step, "question": cut(str(group[0]["question"]), CHARACTERS)},
+        **{"count": len(group), "completions": list(map(_shown, some))},
+    }
+
+
+def _shown(one: Mapping[str, Any]) -> dict[str, Any]:
+    scores = {
+        name: _number(value)
+        for name, value in one.items()
+        if name not in TEXTS and (value is None or isinstance(value, int | float))
+    }
+    total, advantage = _number(one["reward"]), _number(one.get("advantage"))
+    text = cut(str(one["completion"]), CHARACTERS)
+    return {"text": text, "total": total, "advantage": advantage, "scores": scores}
+
+
+def _number(value: Any) -> float | None:
+    return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None

@@ -4,23 +4,46 @@
     RewardLab([correct, well_formed], train_dataset)
 
 The rewards are edited where they are written, in a cell: run that cell and the Lab's cell again.
-lab.js draws the Lab; scores travel to it once, and it computes totals and advantages itself.
+lab.js draws the Lab; scores travel to it once, and it computes totals and advantages itself. What
+takes long is not called again: of slow rewards, the Lab shows what the verdict has scored.
 """
 
 import inspect
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anywidget
+import numpy as np
 import traitlets
 
 from grpo_nb import environments, reward_lab
-from grpo_nb.checks import Checks
-from grpo_nb.reward_lab import RewardTest
-from grpo_nb.reward_lab.check import RewardCheck, check_rewards
-from grpo_nb.views import lab_data
+from grpo_nb.answers.compare import compare_answers
+from grpo_nb.checks import Check, Checks
+from grpo_nb.reward_lab import RewardTest, amounts, written
+from grpo_nb.reward_lab.attacks import HACKS, SAMPLED, Attack
+from grpo_nb.reward_lab.check import RewardCheck, RewardVerdict, check_rewards
+from grpo_nb.reward_lab.scoring import prompt_text, silent
+from grpo_nb.rewards import Reward
+from grpo_nb.rewards.judge import question
+from grpo_nb.views import tables
 
 HERE = Path(__file__).parent
+FEW = 4  # rows that are shown if there is neither a sampled completion nor a right answer
+REASON, CARD, QUESTION = 200, 600, 300  # characters that are shown
+
+
+class Text(NamedTuple):
+    """Hold a completion of a row: its kind, whether it is known to be wrong, which attack it is."""
+
+    row: int
+    kind: str
+    name: str
+    text: str
+    wrong: bool | None = None
+    attack: Attack | None = None
 
 
 class RewardLab(anywidget.AnyWidget):
@@ -48,8 +71,8 @@ class RewardLab(anywidget.AnyWidget):
         super().__init__()
         self.check = RewardCheck(*arguments, **options)
         self.verdict = self.check.run()
-        self.data = lab_data.contents(self.check, _conditions(options.get("args")))
-        self.report = lab_data.report(self.check, self.verdict)
+        self.data = contents(self.check, _conditions(options.get("args")))
+        self.report = report(self.check, self.verdict)
         self.on_msg(self._score)
 
     def __repr__(self) -> str:
@@ -59,8 +82,8 @@ class RewardLab(anywidget.AnyWidget):
         """Score a completion that was edited in the browser, and add it to the table."""
         group = message["group"]
         row = self.data["groups"][group]["row"]
-        edited = lab_data.Text(row, "edited", f"edited {len(self.added) + 1}", message["text"])
-        self.added = self.added + lab_data.completions(self.check, [edited], {row: group})
+        edited = Text(row, "edited", f"edited {len(self.added) + 1}", message["text"])
+        self.added = self.added + completions(self.check, [edited], {row: group})
 
 
 def lab(test: RewardTest) -> RewardLab | Checks:
@@ -77,3 +100,158 @@ def _conditions(args: Any) -> dict[str, str]:
     scaling = {True: "group", False: "none"}.get(scaling, scaling)  # older versions of TRL
     aggregation = values.get("multi_objective_aggregation", "sum_then_normalize")
     return {"scaling": scaling, "aggregation": aggregation}
+
+
+def contents(check: RewardCheck, conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rewards, groups and completions, after the check has run.
+
+    Args:
+        check: The check.
+        conditions: "scaling" and "aggregation", of which advantages depend.
+    """
+    scorer, texts = check.scorer, _texts(check)
+    numbers = list(dict.fromkeys(each.row for each in texts))
+    roles = {n: role for role in check.ROLES for n in getattr(check.roles, role, ())}
+    rewards = [{"name": name, "role": roles.get(n, "")} for n, name in enumerate(scorer.names)]
+    groups = [
+        {
+            "row": row,
+            "question": _question(scorer.rows[row])[:QUESTION],
+            "reference": check.written.answers.get(row, "") if check.written else "",
+            "images": tables.thumbnails(scorer.rows[row].get("images", ())),
+        }
+        for row in numbers
+    ]
+    lines = completions(check, texts, {row: place for place, row in enumerate(numbers)})
+    weights = list(map(float, scorer.weights))
+    parts = {"rewards": rewards, "groups": groups, "completions": lines, "weights": weights}
+    return {**parts, **conditions}
+
+
+def _texts(check: RewardCheck) -> list[Text]:
+    """Return the completions that are shown, in the order of their rows."""
+    scorer, style = check.scorer, check.written
+    texts, sizes = [], Counter()
+    for row, text in check.sampled:
+        sizes[row] += 1
+        texts.append(Text(row, "sampled", f"sampled {sizes[row]}", text))
+    attacked = check.paid.rows if check.paid else []
+    rows = {*attacked, *(each.row for each in texts)} or range(min(FEW, len(scorer.rows)))
+    for row in rows:
+        if style and row in style.answers:
+            texts.append(Text(row, "reference", "the right answer", style.right(row), False))
+            texts.append(Text(row, "other", "another row's answer", style.wrong(row), True))
+            if (longer := style.wrong(row, style.longer)) != style.wrong(row):
+                texts.append(Text(row, "other", "another row's answer, reasoned", longer, True))
+        texts.append(Text(row, "empty", "an empty completion", "", True))
+    for row, attack, text in ((each.row, each.attack, each.completion) for each in check.results):
+        if attack.family != SAMPLED:  # these are listed above
+            texts.append(Text(row, "attack", attack.name, text, attack.kind in HACKS, attack))
+    if check.unusable or scorer.any_slow:
+        texts = [each for each in texts if scorer.has((each.row, each.text))]
+    return sorted(texts, key=lambda each: each.row)
+
+
+def completions(
+    check: RewardCheck, texts: Sequence[Text], places: Mapping[int, int]
+) -> list[dict[str, Any]]:
+    """Return one record for each completion, with the scores and the reasons for them.
+
+    Args:
+        check: The check.
+        texts: The completions.
+        places: {number of a row: place of its group}.
+    """
+    pairs = [(each.row, each.text) for each in texts]
+    if not pairs:
+        return []
+    scores = check.scorer.scores(pairs)
+    reasons = [_reasons(check, number, pairs) for number in range(len(check.scorer.funcs))]
+    lines = []
+    for number, (each, own) in enumerate(zip(texts, scores, strict=True)):
+        answer = _answer(check, each.text)
+        wrong = _is_wrong(check, each, own, answer) if each.wrong is None else each.wrong
+        line = {"group": places[each.row], "kind": each.kind, "name": each.name, "text": each.text}
+        line |= {"scores": [None if np.isnan(score) else float(score) for score in own]}
+        line |= {"why": [reason[number][:REASON] for reason in reasons], "answer": answer}
+        line |= {"wrong": wrong, "attack": rules(each.attack) if each.attack else None}
+        lines.append(line | {"failed": pairs[number] in check.scorer.failed})
+    return lines
+
+
+def rules(attack: Attack) -> dict[str, Any]:
+    """Return what the browser has to know of an attack to say whether it wins."""
+    kind = "form" if attack.family == "empty form" else attack.kind
+    return {"name": attack.name, "kind": kind, "knows": amounts.may_earn(attack)}
+
+
+def _reasons(check: RewardCheck, number: int, pairs: Sequence[tuple[int, str]]) -> list[str]:
+    """Return a reward's reasons for its scores; "" if it gives none, raises or is slow."""
+    scorer, func = check.scorer, check.scorer.funcs[number]
+    if not isinstance(func, Reward) or number in scorer.faults or scorer.is_slow(number):
+        return [""] * len(pairs)
+    with silent():
+        return [each.reason for each in func.explain(**scorer.arguments(number, pairs))]
+
+
+def _answer(check: RewardCheck, text: str) -> str:
+    """Return what stands in a completion where the form has the answer; "" if nothing does."""
+    form = check.written.form if check.written else ""
+    before, _, after = form.partition("{answer}")
+    mark, after = written.answer_mark(form), after.strip()
+    opened = before[before.rfind(mark) :].strip() if mark else ""  # with a brace after \\boxed
+    if not opened or opened not in text:
+        return ""
+    start = text.rfind(opened) + len(opened)
+    end = text.find(after, start) if after else len(text)
+    return text[start : end if end >= 0 else len(text)].strip()
+
+
+def _is_wrong(check: RewardCheck, each: Text, scores: np.ndarray, answer: str) -> bool:
+    """Return whether a sampled completion is wrong.
+
+    It is wrong if the rewards that say "right" do not pay it in full, or if the answer that is read
+    in it is not the reference answer, a number.
+    """
+    style, part = check.written, check.roles
+    reference = style.answers.get(each.row, "") if style else ""
+    ways = (style.right, style.wrong) if reference else ()
+    pairs = [(each.row, way(each.row)) for way in ways]
+    is_cheap = not check.scorer.any_slow or all(map(check.scorer.has, pairs))
+    if part and part.right and pairs and is_cheap:
+        earned = check.scorer.payments(pairs)
+        full, low = earned[:, part.right].sum(axis=1)
+        own = np.nan_to_num(scores * check.scorer.weights)[part.right].sum()
+        if own < low + amounts.FULL * (full - low):
+            return True
+    is_number = re.fullmatch(r"-?[\d.,]+", reference)
+    return bool(is_number and answer) and compare_answers(reference, answer)[0] is False
+
+
+def report(check: RewardCheck, verdict: RewardVerdict) -> dict[str, Any]:
+    """Return the verdict: its state, a sentence, a card for each finding, and which attacks won."""
+    states = {finding.state for finding in verdict.findings}
+    state = next((state for state in ("stop", "warning") if state in states), "passed")
+    return {
+        "state": state,
+        "sentence": str(verdict).partition("\n")[0],
+        "cards": [_card(check, finding) for finding in verdict.findings],
+        "won": {result.attack.name: result.level for result in check.results},
+    }
+
+
+def _card(check: RewardCheck, finding: Check) -> dict[str, Any]:
+    """Return a finding, with the attack that earns most."""
+    each = [result for result in check.results if result.attack.family == finding.name]
+    winners = [result for result in each if result.level == finding.state]
+    if not winners:
+        return finding._asdict()
+    sign = -1 if winners[0].attack.kind == "honest" else 1
+    worst = max(winners, key=lambda result: sign * (result.total - result.right))
+    return finding._asdict() | {"attack": worst.attack.name, "text": worst.completion[:CARD]}
+
+
+def _question(row: Mapping[str, Any]) -> str:
+    """Return a row's question."""
+    text = question(row["prompt"]) if row.get("prompt") else str(row.get("question", ""))
+    return " ".join((text or prompt_text(row)).split())

@@ -12,9 +12,11 @@ import pytest
 from answered import MATH, answers
 from conftest import TINY_SETTINGS
 
+import grpo_nb
 from grpo_nb import data, evaluation
 from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, per_prompt, verdict
 from grpo_nb.rewards import load_preset, reward_set
+from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
 from grpo_nb.stats import bootstrap, mcnemar
@@ -137,30 +139,6 @@ def build(before: str, after: str) -> dict:
         for name, text in (("base", before), ("merged", after))
     }
     return report_of(samples)
-
-
-def test_a_model_that_gives_every_prompt_the_same_answer_is_named():
-    """Its gain is the share of the rows whose answer that is."""
-    references = list("1112345678" * 2)
-
-    def evaluated(after: str) -> tuple[dict, str]:
-        samples = {}
-        for label, given in {"base": "9" * 20, "tuned": after * 2}.items():
-            lines = answers(given)
-            own = lines["row"].map(dict(enumerate(references)))
-            right = (lines["completion"] == own).astype(float)
-            scores = dict.fromkeys([*MATH.names, "reward", "format"], right)
-            samples[label] = lines.assign(reference=own, **scores)
-        report = report_of(samples)
-        return report["comparisons"][0], evaluation.checks(report)[1].state
-
-    pair, state = evaluated("1" * 10)
-    assert (pair["verdict"], pair["gained"], state) == ("better", 6, "warning")
-    assert pair["sentence"].endswith(
-        "; 100 % of the answers of tuned are '1', and the commonest reference answer is 30 % of all"
-    )
-    pair, state = evaluated("1112345111")  # it favours the usual answer, and solves others too
-    assert (pair["gained"], pair["one_answer"], state) == (14, False, "ok")
 
 
 def test_the_report_says_better_worse_or_neither():
@@ -305,28 +283,27 @@ def test_what_got_worse_is_shown_first():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rows": []}, "no held-out rows"),
-        ({"candidates": [evaluation.Candidate("a", "data/tiny_base")] * 2}, "label of its own"),
-        ({"candidates": [evaluation.Candidate("a", "data/nowhere/x")]}, "holds no config.json"),
-        (
-            {"candidates": [evaluation.Candidate("a", "data/tiny_base", "no")]},
-            "adapter_config.json",
-        ),
+        ({"rows": []}, "holds no rows"),
+        ({"models": {}}, "give at least one, with its label"),
+        ({"models": {"a": "data/nowhere/x"}}, "holds no config.json"),
+        ({"models": {"a": ("data/tiny_base", "no")}}, "adapter_config.json"),
     ],
 )
 def test_bad_input_is_refused_before_a_model_is_loaded(monkeypatch, change, message):
     monkeypatch.delattr("grpo_nb.evaluation.evaluate.open_engine")
-    candidates = [evaluation.Candidate("base", "data/tiny_base")]
-    given = {"candidates": candidates, "rows": [{}, {}], **change}
+    rows = [{"prompt": build_prompt("1 + 1?"), "answer": "2"}] * 2
+    given = {"models": {"base": "data/tiny_base"}, "rows": rows, **change}
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        evaluation.run(given["candidates"], given["rows"], MATH, resolve("tiny-cpu"))
+        grpo_nb.evaluate(given["models"], given["rows"], **evaluation.options(resolve("tiny-cpu")))
 
 
 def test_the_same_model_under_two_names_answers_the_same(demo_run):
     config = resolve("tiny-cpu", {"evaluate.samples": 2, "evaluate.eval_batch_size": 3})
     path, rows, told = demo_run / "model/merged", data.load(demo_run, "eval", 7), []
-    named = [evaluation.Candidate(name, path) for name in ("one", "two")]
-    found = evaluation.run(named, rows, MATH, config, lambda *state: told.append(state))
+    named = dict.fromkeys(("one", "two"), path)
+    found = grpo_nb.evaluate(
+        named, rows, **evaluation.options(config), progress=lambda *state: told.append(state)
+    )
     one, two = found.samples.values()
     pd.testing.assert_frame_equal(one, two)
     assert one.groupby("decoding").size().to_dict() == {"greedy": 7, "sampled": 14}

@@ -13,7 +13,7 @@ import make_tiny_base
 import pytest
 from tokenizers import Tokenizer
 
-from grpo_nb import data, evaluation
+from grpo_nb import data, evaluate, evaluation
 from grpo_nb.files import project_path
 from grpo_nb.models import hub, template
 from grpo_nb.models.policy import import_unsloth
@@ -82,8 +82,8 @@ def test_tiny_base_starts_with_room_to_improve(runs_dir):
     config = resolve("tiny-cpu", {"data.eval_share": 0.25})
     data.prepare_run(Run("r"), config.data, 0, lambda prompts: [0] * len(prompts))
     held_out = data.load(Run("r"), "eval")[::2]
-    one = [evaluation.Candidate("base", config.model.model_name, None, "4bit")]
-    table = evaluation.run(one, held_out, load_preset("math"), config).samples["base"]
+    one = {"base": config.model.model_name}
+    table = evaluate(one, held_out, **evaluation.options(config)).samples["base"]
     lines = table.groupby("decoding")[["accuracy", "format"]].mean()
     assert 0.55 <= lines["accuracy"]["sampled"] <= 0.7
     assert 0.45 <= lines["format"]["sampled"] <= 0.75

@@ -43,24 +43,6 @@ def test_a_training_is_paid_shuffled_rewards_and_validated_by_true_ones(start, c
     assert "a placebo: these scores are shuffled" in capsys.readouterr().out
 
 
-FORMATS = [(soft_format_reward, 0.5)]
-GATED = gated(MATH.reward_funcs[0], by=soft_format_reward)
-
-
-@pytest.mark.parametrize(
-    ("preset", "formats"),
-    [
-        (MATH, [1, 2]),
-        (load_preset("json_extraction"), [1]),
-        (reward_set([(MATH.reward_funcs[0], 1.0), (Adaptive(soft_format_reward), 2.0)]), [1]),
-        (reward_set([(GATED, 1.0), *FORMATS]), [1]),  # an answer behind a format is no format
-        (reward_set([(Adaptive(GATED), 1.0), *FORMATS]), [1]),
-    ],
-)
-def test_the_rewards_that_pay_for_the_form_alone_are_told_from_others(preset, formats):
-    assert preset.formats == [preset.names[place] for place in formats]
-
-
 def _marked(completions, **_):
     return [2.0 * ("<answer>" in turns[0]["content"]) for turns in completions]
 
@@ -80,6 +62,13 @@ def test_what_pays_for_the_form_is_seen_in_what_it_pays_and_not_in_its_name():
     assert reward_set(others).format_name == "reward_1"
     own = reward_set([(_right_format_reward, 1.0), (_sized_format_reward, 1.0), (_marked, 0.5)])
     assert own.formats == ["_marked"] and own.format_name == "_marked"
+    of_json = load_preset("json_extraction")
+    assert of_json.formats == of_json.names[1:2]
+    gate = gated(MATH.reward_funcs[0], by=soft_format_reward)
+    for answer in (gate, Adaptive(gate)):  # an answer behind a format is no format
+        assert reward_set([(answer, 1.0), (soft_format_reward, 0.5)]).formats == [
+            "soft_format_reward"
+        ]
 
 
 def made(name, base, trained, kind="none", **settings):
@@ -145,7 +134,7 @@ def test_a_reward_that_did_not_rise_is_not_the_cause(runs_dir):
     assert "did not rise during training" in caused.compare(run, placebo).sentence
 
 
-def test_a_run_says_which_placebos_it_has_and_how_one_is_made(runs_dir):
+def test_a_run_says_whether_it_has_a_placebo_and_how_one_is_made(runs_dir):
     run = made("mine", right(10), right(38))
     (check,) = caused.caused(run)
     assert (check.name, check.state) == ("caused by the reward", "not yet")
@@ -208,7 +197,7 @@ def several(tmp_path_factory):
         ("--name no", "needs a run that is trained and evaluated, but 01_prepare_data of 'no'"),
         ("--name half", "04_merge_and_infer of 'half' is failed"),
         ("--name mine-placebo", "'mine-placebo' is itself a placebo, or"),
-        ("--name taken", "taken-shuffled is none of kind 'shuffled': give another run"),
+        ("--name taken", "taken-shuffled is none: give another run"),
         ("--name mine --placebo shufled", "'shufled': did you mean 'shuffled'?"),
         (
             "--name mine --set seed=1",

@@ -13,6 +13,7 @@ from conftest import TINY_SETTINGS, held
 
 from grpo_nb import runs, stages
 from grpo_nb.__main__ import main
+from grpo_nb.pipeline import checklist
 from grpo_nb.pipeline import notebooks as pipeline
 from grpo_nb.runs import Run
 
@@ -90,9 +91,7 @@ def test_the_doctor_reports_and_says_what_to_type(capsys, monkeypatch):
     printed = capsys.readouterr().out
     for line in ("cpu", "gpu", "disk", "memory", "torch", "unsloth", "engine sandbox"):
         assert re.search(rf"^(ok|stop) +{line}", printed, re.MULTILINE)
-    from grpo_nb.pipeline import doctor
-
-    monkeypatch.setattr(doctor, "installed_versions", lambda: {"trl": "not installed"})
+    monkeypatch.setattr(checklist, "installed_versions", lambda: {"trl": "not installed"})
     assert main(["doctor"]) == 1
     assert "→ make install GPU=" in capsys.readouterr().out
 

@@ -62,6 +62,6 @@ def test_cluster_files_hold_commands_that_bash_and_grpo_nb_can_read(text, proces
     assert checked.returncode == 0, checked.stderr
     words = text.replace("\\\n", " ").split("-m grpo_nb ")[1].splitlines()[0].split(" --processes ")
     parsed = parse_arguments([*words[0].split(), "--processes", str(processes or 8)])
-    assert parsed.do == "grpo_nb.pipeline.launch:train"
+    assert parsed.do == "grpo_nb.pipeline.notebooks:train"
     if processes:
         assert words[1].split()[0] == str(processes)

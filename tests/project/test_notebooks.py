@@ -84,6 +84,14 @@ def test_cells_are_few_short_and_thin(stage):
             assert not [node for node in nodes if isinstance(node, logic)]
 
 
+def test_the_quickstart_has_cells_of_the_four_notebooks_as_they_are():
+    quickstart = read("00")
+    before = [(cell.source, dict(cell.metadata)) for cell in quickstart.cells]
+    training = ["03-grpo", "03-args", "03-10", "03-12", "03-14", "03-15"]
+    assert {"01-01", "02-15", *training, "04-20"} <= set(refresh.join(quickstart))
+    assert before == [(cell.source, dict(cell.metadata)) for cell in quickstart.cells]
+
+
 @every_notebook
 def test_they_are_committed_executed_without_machine_paths_or_widget_state(stage):
     notebook, text = read(stage), path_of(stage).read_text(encoding="utf-8")
@@ -304,7 +312,7 @@ def test_the_quickstart_leaves_a_run_that_the_stages_go_on_from(kernels):
     rows = [f"{i},What is {i} + {i + 3}?,{2 * i + 3}" for i in range(10, 90)]
     text = "\n".join(["Nr,Problem,Solution", *rows])
     (kernels / "mine.csv").write_text(text, encoding="utf-8-sig")
-    own = uncommented("00", "your-rewards")
+    own = uncommented("00", "02-15")
     settings = TINY_SETTINGS | {"data.source": "mine.csv", "evaluate.samples": 2}
     settings |= {"data.question_column": "Problem", "data.answer_column": "Solution"}
     settings["evaluate.adapter"] = True

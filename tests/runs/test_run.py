@@ -58,14 +58,6 @@ def test_wrong_run_files_and_arguments_start_nothing(runs_dir, capsys, given, me
     assert {path.name for path in runs_dir.iterdir()} <= {"mine.yaml"}
 
 
-def test_the_help_of_run_shows_settings_that_exist(capsys):
-    with pytest.raises(SystemExit):
-        main(["run", "--help"])
-    shown = re.findall(r"--set ([a-z]\S+=\S+)", capsys.readouterr().out)
-    assert shown[0] == "task=code" and len(shown) == 6
-    config.resolve("tiny-cpu", notebooks.assigned(shown))
-
-
 def test_the_plan_says_where_each_setting_comes_from_and_starts_nothing(runs_dir, capsys):
     text = "name: mine\nprofile: l4-24gb\ngrpo.beta: 0.1\nseed: 1\n"
     arguments = ["run", "-f", write(runs_dir, text, "r.yaml"), "--set", "seed=4", "--dry-run"]

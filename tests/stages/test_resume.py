@@ -27,8 +27,8 @@ from grpo_nb.files import sha256
 from grpo_nb.stages import checkpoints
 from grpo_nb.stages.validation import Validation
 from grpo_nb.training.interruptions import newest_checkpoint, steps_of
+from grpo_nb.updates import Update
 from grpo_nb.views import TrainingDashboard
-from grpo_nb.views.progress import Update
 
 
 def at(trainer, step, act):

@@ -9,7 +9,7 @@ import pytest
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.runs import Run
 from grpo_nb.training import Update, health
-from grpo_nb.views import charts, progress, training_charts
+from grpo_nb.views import charts, dashboard, training_charts
 from grpo_nb.views.dashboard import MOST, TrainingDashboard
 
 HEALTHY = (PROJECT_ROOT / "tests/healthy_metrics.jsonl").read_text(encoding="utf-8")
@@ -73,8 +73,8 @@ SENTENCES = {  # of validations: gravity and a part of the sentence
 @pytest.mark.parametrize(("rates", "expected"), SENTENCES.items())
 def test_one_sentence_says_where_the_validation_stands(rates, expected):
     lines = validated(*rates)
-    base = progress.before_training(lines, 64)
-    gravity, text = progress.sentence(lines, [], base, 100)
+    base = dashboard.before_training(lines, 64)
+    gravity, text = dashboard.sentence(lines, [], base, 100)
     assert (gravity, expected[1] in text) == (expected[0], True), text
 
 
@@ -83,36 +83,36 @@ def test_the_sentence_names_what_stops_first_and_then_the_rewards():
     nan = watch.alert("not a number", "loss", "loss is nan", 4)
     spike = watch.alert("spike", "kl", "2.1", 9)
     alerts = fed(update(LINES[3], alerts=[nan]), update(LINES[8], alerts=[spike])).alerts
-    gravity, text = progress.sentence(validated(0.5, 1.0), alerts, [], 60)
+    gravity, text = dashboard.sentence(validated(0.5, 1.0), alerts, [], 60)
     begins = "not a number, step 4: loss is NaN or infinite (loss is nan) → lower learning_rate"
     assert gravity == "stop" and text.startswith(begins), "the step once, and no others' rates"
-    assert progress.sentence(LINES, alerts[1:], [], 60) == ("warning", alerts[1]["text"])
+    assert dashboard.sentence(LINES, alerts[1:], [], 60) == ("warning", alerts[1]["text"])
     lines = [{"step": n, "reward": n > 9, "rewards/right/mean": 0.25} for n in range(60)]
     for count in (30, 60):  # what was at first stays the same
-        assert progress.sentence(lines[:count], [], [], 60, "right") == (
+        assert dashboard.sentence(lines[:count], [], [], 60, "right") == (
             "",
             "the reward 0 → 1, `right` 0.25 → 0.25 (means of the first and the last 10 steps)",
         )
 
 
 def test_the_base_has_an_interval_where_the_number_of_prompts_is_known():
-    [rate, low, high] = progress.before_training(validated(0.5), 64)
+    [rate, low, high] = dashboard.before_training(validated(0.5), 64)
     assert rate == 0.5 and 0.37 < low < 0.4 and 0.6 < high < 0.63
-    assert progress.before_training(validated(0.5), 0) == [0.5]
-    assert progress.before_training([{"step": 0, "eval/reward": 1.4}], 64) == [1.4]
-    assert progress.before_training(LINES, 64) == []
+    assert dashboard.before_training(validated(0.5), 0) == [0.5]
+    assert dashboard.before_training([{"step": 0, "eval/reward": 1.4}], 64) == [1.4]
+    assert dashboard.before_training(LINES, 64) == []
 
 
 def test_the_group_with_the_widest_totals_is_shown_best_first_and_bounded():
     dull = [completion("x", 1.0, question="all alike")] * 3
     scores = {"exact_reward": math.nan, "note": "no score"}
     wide = [completion("a" * 9000, n / 16, **scores) for n in range(17)]
-    group = progress.one_group(3, [*dull, *wide])
+    group = dashboard.one_group(3, [*dull, *wide])
     assert (group["step"], group["question"], group["count"]) == (3, "q", 17)
     totals = [one["total"] for one in group["completions"]]
-    assert len(totals) == progress.SHOWN and (totals[0], totals[-1]) == (1.0, 0.0)
+    assert len(totals) == dashboard.SHOWN and (totals[0], totals[-1]) == (1.0, 0.0)
     assert group["completions"][0]["scores"] == {"exact_reward": None}
-    assert len(group["completions"][0]["text"]) == progress.CHARACTERS
+    assert len(group["completions"][0]["text"]) == dashboard.CHARACTERS
 
 
 def test_groups_are_thinned_and_the_newest_stays():

@@ -10,7 +10,6 @@ import json
 import random
 import re
 import unicodedata
-from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,7 @@ def fingerprint(row: Row, plain: Any, columns: bool = False) -> dict[str, Any]:
     return {
         "question": hash((key, images)),
         "answer": hash(repr(plain)),  # hash(-1) equals hash(-2), so answers are hashed as texts
-        "sequences": np.fromiter({hash((numbers, three)) for three in threes}, np.int64),
+        "sequences": sorted({hash((numbers, three)) for three in threes}),
         "images": images,
     }
 
@@ -72,24 +71,17 @@ def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
     Returns:
         True or False for each row; False for the held-out rows themselves.
     """
-    sequences, images = prints["sequences"].to_numpy(), prints["images"].to_numpy()
-    hidden = {image for place in held_out for image in images[place]}
-    places = defaultdict(list)  # of the held-out rows that have a sequence
-    for place in held_out:
-        for sequence in sequences[place].tolist():
-            places[sequence].append(place)
-
-    def is_near(place: int) -> bool:
-        if hidden:
-            return not hidden.isdisjoint(images[place])
-        words = sequences[place].tolist()
-        shared = Counter(other for each in words if each in places for other in places[each])
-        return any(
-            count >= ALIKE * (len(words) + len(sequences[other]) - count)
-            for other, count in shared.items()
-        )
-
-    leaks = np.array([is_near(place) for place in range(len(prints))], dtype=bool)
+    images, words = prints["images"], prints["sequences"].explode().dropna()
+    if hidden := {image for images in images.iloc[held_out] for image in images}:
+        is_near = ~images.map(hidden.isdisjoint)
+    else:
+        words = words.rename_axis("row").reset_index()
+        pairs = words.merge(words[words["row"].isin(held_out)], on="sequences")
+        shared = pairs.value_counts(["row_x", "row_y"]).rename("shared").reset_index()
+        one, other = (shared[name].map(prints["sequences"].map(len)) for name in ("row_x", "row_y"))
+        alike = shared["row_x"][shared["shared"] >= ALIKE * (one + other - shared["shared"])]
+        is_near = prints.index.isin(alike)
+    leaks = np.array(is_near, dtype=bool)
     leaks[held_out] = False
     return leaks
 

@@ -30,7 +30,7 @@ def _literal(value: Any) -> Any:
     return value
 
 
-AnswerKind = Literal["number", "math", "choice", "json", "code", "text"]
+AnswerKind = Literal["number", "math", "json", "code", "text"]
 LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
 SCALES = {"true": "group", "false": "none"}  # as TRL converts them
 ScaleRewards = Annotated[

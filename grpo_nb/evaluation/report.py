@@ -23,7 +23,7 @@ from grpo_nb.answers.compare import same_number
 from grpo_nb.checks import Check, Checks
 from grpo_nb.files import atomic_path, read_json, write_json
 from grpo_nb.rewards import RewardSet, declared_range
-from grpo_nb.rewards.correctness import normalize
+from grpo_nb.rewards.library import normalize
 from grpo_nb.stats import bootstrap, mcnemar, pass_at_k
 
 if TYPE_CHECKING:

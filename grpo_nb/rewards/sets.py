@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_nb.answers import FORMS, TAGS, Form, find_form
+from grpo_nb.answers import TAGS, Form, find_form
 from grpo_nb.files import read_yaml
-from grpo_nb.rewards import correctness, format, gym, style
+from grpo_nb.rewards import gym, library
 from grpo_nb.rewards.calls import call
 from grpo_nb.rewards.combine import Adaptive, gated, is_async
 from grpo_nb.rewards.contract import Reward, columns_read, declared_range, unwrapped
@@ -164,9 +164,8 @@ def reward_set(
 
 def built_in() -> dict[str, Callable[..., Any]]:
     """Return {name: reward} for the rewards of this package that need no arguments."""
-    modules = correctness, format, style, gym
-    pairs = [pair for module in modules for pair in vars(module).items()]
-    return {k: v for k, v in pairs if isinstance(v, Reward | gated) and v.__name__ == k}
+    pairs = (vars(library) | vars(gym)).items()
+    return {name: func for name, func in pairs if isinstance(func, Reward)}
 
 
 def _preset(
@@ -186,17 +185,3 @@ PRESETS = {
     name: _preset(**about)
     for name, about in read_yaml(Path(__file__).with_name("presets.yaml")).items()
 }
-
-# Further names, known from guides to GRPO. The weights of a list are `PRESETS[…].reward_weights`.
-MATH_REASONING_REWARDS = list(PRESETS["math"].reward_funcs)
-CODE_GENERATION_REWARDS = list(PRESETS["code"].reward_funcs)
-SUMMARIZATION_REWARDS = list(PRESETS["summarization"].reward_funcs)
-QA_REWARDS = list(PRESETS["qa"].reward_funcs)
-JSON_EXTRACTION_REWARDS = list(PRESETS["json_extraction"].reward_funcs)
-# Both require each tag once, in order, with content, and no other text. Line breaks are ignored.
-strict_xml_format_reward, soft_xml_format_reward = (
-    format.soft_format_reward.configured(f"{kind}_xml_format_reward") for kind in ("strict", "soft")
-)
-code_block_format_reward = format.soft_format_reward.configured(
-    "code_block_format_reward", form=FORMS["code"]
-)

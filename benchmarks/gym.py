@@ -30,7 +30,7 @@ import placebo
 import yaml
 
 import grpo_nb
-from grpo_nb.data.gym import NAME, REFUSED, of_level
+from grpo_nb.data.gym import NAME, REFUSED
 from grpo_nb.pipeline.notebooks import assigned
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.gym import library
@@ -108,7 +108,15 @@ def table() -> None:
 
 def easiest(task: str) -> dict[str, Any]:
     """Return the options of the first level of a task's curriculum; {} if it has none."""
-    return of_level(task, 1) if library().factory.has_curriculum(task) else {}
+    from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
+
+    factory = library().factory
+    if not factory.has_curriculum(task):
+        return {}
+    curriculum, usual = factory.create_curriculum(task), factory.DATASETS[task][1]()
+    context = DefaultCurriculumContext(mode=RangeAttributeMode.UPPER_BOUND)  # this level alone
+    options = vars(curriculum.generate_configuration(context=context))
+    return {name: value for name, value in options.items() if value != getattr(usual, name)}
 
 
 def measured(folder: str, names: list[str]) -> Iterator[str]:

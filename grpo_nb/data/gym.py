@@ -11,7 +11,6 @@ import random
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -39,31 +38,17 @@ def rows(config: Any) -> Iterator[Row]:
     """Yield rows with different questions, at most as many as asked for.
 
     Args:
-        config: The arguments of `prepare`: source, options, seed, max_rows, levels and form.
+        config: The arguments of `prepare`: source, options, seed, max_rows and form.
 
     Raises:
-        ValueError: The package is missing, or the task is unknown, refused or has no levels.
+        ValueError: The package is missing, or the task is unknown or refused.
         Exception: The task's generator refuses its options.
     """
-    task = config.source.removeprefix(NAME)
+    task, form, options = config.source.removeprefix(NAME), config.form, dict(config.options)
     refuse_unknown("task of reasoning-gym", task, sorted(library().factory.DATASETS))
     if task in REFUSED:
         raise ValueError(f"{NAME}{task} cannot be used: {REFUSED[task]}")
-    if not config.levels:
-        yield from _rows(task, dict(config.options), config)
-        return
-    levels = range(1, config.levels + 1)
-    options = [of_level(task, level) | config.options for level in levels]
-    made = [_rows(task, options, config) for options in options]
-    for turn in zip_longest(*made):
-        for level, row in zip(levels, turn, strict=True):
-            if row:
-                yield row | {"level": level}
-
-
-def _rows(task: str, options: dict[str, Any], config: Any) -> Iterator[Row]:
-    """Yield the rows of a task with these options, each question once."""
-    size, form = min(MOST, TRIES * (config.max_rows or ROWS) + 10), config.form
+    size = min(MOST, TRIES * (config.max_rows or ROWS) + 10)
     questions = set()
     # A generator makes row n by the number seed + n, so seeds side by side would share their rows.
     seed = random.Random(f"{config.seed} {task}").getrandbits(31)
@@ -81,24 +66,6 @@ def _rows(task: str, options: dict[str, Any], config: Any) -> Iterator[Row]:
         if answer and scored.score != 1:
             raise ValueError(f"{NAME}{task}: its own answer earns nothing: {scored.reason}")
         yield {"question": item["question"], "answer": answer, "entry": entry}
-
-
-def of_level(task: str, level: int) -> dict[str, Any]:
-    """Return the options of a level of the task's curriculum, which begins at 1.
-
-    Raises:
-        ValueError: The task has no curriculum.
-    """
-    from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
-
-    factory = library().factory
-    if not factory.has_curriculum(task):
-        raise ValueError(f"{NAME}{task} has no levels: set data.levels = 0")
-    curriculum, usual = factory.create_curriculum(task), factory.DATASETS[task][1]()
-    curriculum.set_global_level(level - 1)
-    context = DefaultCurriculumContext(mode=RangeAttributeMode.UPPER_BOUND)  # this level alone
-    options = vars(curriculum.generate_configuration(context=context))
-    return {name: value for name, value in options.items() if value != getattr(usual, name)}
 
 
 def _key(task: str, question: str) -> Any:

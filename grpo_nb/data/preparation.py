@@ -99,7 +99,6 @@ def prepare(
     system_prompt: str = "preset",
     max_rows: int = 0,
     options: Mapping[str, Any] = MappingProxyType({}),
-    levels: int = 0,
     shots: int = 0,
     max_dropped_share: float = 0.05,
     eval_rows: int = 256,
@@ -128,7 +127,6 @@ def prepare(
         system_prompt: Asks for the format; "preset" is that of `form`.
         max_rows: The number of rows to read; 0 reads all, or generates 1,000.
         options: Sizes of the tasks of reasoning-gym, by their own names.
-        levels: How many levels of each task's curriculum are mixed; the options that are set stay.
         shots: Worked turns of other rows before each question; these rows are used for no more.
         max_dropped_share: More faulty rows are an error.
         eval_rows, eval_share: How many rows are held out, at most.
@@ -157,8 +155,6 @@ def prepare(
         config.system_prompt = form.system_prompt
     if gym.is_gym(source):
         vars(config).update(gym.SETTINGS)
-    elif levels:
-        raise ValueError(f"data.levels = {levels}: {source} has no curriculum; set 0")
     if processing_class is not None:
         tokenizer = tokenizer_of(processing_class)
         config.count_tokens = count_tokens or partial(template.count_tokens, tokenizer)

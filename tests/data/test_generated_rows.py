@@ -1,4 +1,4 @@
-"""Rows made by reasoning-gym: any task by name, sizes, levels, shots; and what is refused."""
+"""Rows made by reasoning-gym: any task by name, sizes, shots; and what is refused."""
 
 import json
 import sys
@@ -35,15 +35,6 @@ def test_rows_differ_even_in_the_order_of_what_is_added_and_follow_the_seed():
     assert first == again and len({*first} & {*other}) < len(first)
 
 
-def test_levels_rise_with_the_curriculum_and_the_sizes_that_are_set_stay():
-    options = {"min_digits": 1, "max_digits": 1}
-    made = prepared("chain_sum", 90, levels=3, options=options, shots=1)
-    assert {row["level"] for row in all_rows(made)} == {1, 2, 3}
-    for row in all_rows(made):
-        about = json.loads(row["entry"])["metadata"]
-        assert row["level"] == about["num_terms"] - 1 and about["num_digits"] == 1
-
-
 def test_worked_turns_of_other_rows_stand_before_each_question_in_the_form_asked_for():
     made = prepared(shots=2, form="boxed")
     shown = {str(row["prompt"][:-1]) for row in all_rows(made)}
@@ -61,7 +52,6 @@ def test_worked_turns_of_other_rows_stand_before_each_question_in_the_form_asked
         ("chain_sums", {}, "did you mean 'chain_sum'"),
         ("rubiks_cube", {}, "cannot be used: it has no reference answer"),
         ("arc_agi", {}, "cannot be used: its scorer compares tuples"),
-        ("acre", {"levels": 2}, "acre has no levels: set data.levels = 0"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(tasks, options, why):

@@ -256,30 +256,6 @@ def script(turns: Sequence[Any]) -> list[Message]:
     return messages
 
 
-def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
-    """Count the calls of an episode.
-
-    Args:
-        messages: The episode's messages.
-        opens_call: The text that opens a call, from `template.opens_call`.
-
-    Returns:
-        turns (with calls), calls, tool_errors, malformed (turns whose attempted call could not be
-        parsed), and at_limit (1 if a limit ended the episode before a call had its result).
-    """
-    turns = [message for message in messages if message["role"] == "assistant"]
-    calls = [message.get("tool_calls") or [] for message in turns]
-    results = [str(message["content"]) for message in messages if message["role"] == "tool"]
-    without_call = [turn for turn, requests in zip(turns, calls, strict=True) if not requests]
-    return {
-        "turns": float(sum(map(bool, calls))),
-        "calls": float(sum(map(len, calls))),
-        "tool_errors": float(sum(text.startswith("{'error': ") for text in results)),
-        "at_limit": float(bool(calls and calls[-1] and messages[-1]["role"] == "assistant")),
-        "malformed": float(sum(opens_call in str(turn["content"]) for turn in without_call)),
-    }
-
-
 def tools_of(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase") -> list[Mapping[str, Any]]:
     """Return the tools listed in the run's prompts, and prepare the tokenizer for their calls.
 

@@ -35,8 +35,6 @@ WARM_UP = "warm-up"  # the label of the model from which GRPO started, after an 
 # With fewer prompts no exact test of paired answers can reach p < 0.05.
 LEAST_PROMPTS = 6
 
-EPISODE = ("turns", "calls", "tool_errors", "malformed")  # counts per episode
-
 COLUMNS = ("answer", "solution", "ground_truth", "target", "label")  # that hold references
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 LENIENT = "right, read leniently"
@@ -71,11 +69,11 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
 
     Returns:
         Means over the prompt's samples of accuracy, format, reward, each reward, tokens, truncated,
-        and the counts in EPISODE if the samples are episodes; then pass@1 … pass@k, and for each
+        and turns if the samples are episodes; then pass@1 … pass@k, and for each
         level of the rows its accuracy, NaN for prompts of other levels.
     """
     names = ["accuracy", "format", "reward", *preset.names, "tokens", "truncated"]
-    names += [name for name in (LENIENT, *EPISODE) if name in lines]
+    names += [name for name in (LENIENT, "turns") if name in lines]
     by_row = lines.groupby("row")
     table = by_row[names].mean().astype(float)
     right = np.stack([group.to_numpy() for _, group in by_row["correct"]])
@@ -208,7 +206,7 @@ def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict
     report["comparisons"] = [compare_pair(*pair, seed) for pair in pairs]
     for pair in report["comparisons"]:
         lines = samples[pair["after"]].query("decoding == 'greedy'")
-        same = "" if {*EPISODE} & {*lines} else one_answer(pair["after"], lines)
+        same = "" if "turns" in lines else one_answer(pair["after"], lines)
         pair |= {"one_answer": bool(same), "sentence": pair["sentence"] + same}
     return report
 

@@ -274,8 +274,6 @@ class RunTrainer:
         totals_N = (rewards_N_F * self.reward_weights.to(rewards_N_F.device)).nansum(dim=1)
         figures = metrics.spread(rewards_N_F, totals_N, group, names)
         figures["groups/distinct"] = metrics.distinct(completion_ids, group)
-        if self.environment:
-            figures |= metrics.of_episodes(completions, totals_N.tolist(), self._tokenizer)
         for name, value in figures.items():
             self._record(name, value)
         return rewards_N_F

@@ -13,14 +13,12 @@ import numpy as np
 import pandas as pd
 import psutil
 
-from grpo_nb import environments
 from grpo_nb.files import atomic_path, read_json, read_lines
-from grpo_nb.models import cuda_available, template
-from grpo_nb.rewards.prompts import Message, digest
+from grpo_nb.models import cuda_available
+from grpo_nb.rewards.prompts import digest
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedTokenizerBase
 
 
 def forget_after(folder: Path, steps: int) -> None:
@@ -45,36 +43,6 @@ def forget_after(folder: Path, steps: int) -> None:
 def digests(images: Iterable[Any]) -> str:
     """Return the digests of images as one string, in the format of the completions log."""
     return " ".join(map(digest, images))
-
-
-def of_episodes(
-    completions: Sequence[Sequence[Message]],
-    totals: Sequence[float],
-    tokenizer: "PreTrainedTokenizerBase",
-) -> dict[str, float]:
-    """Measure how the episodes of a step used their tools.
-
-    Args:
-        completions: The messages of each episode.
-        totals: The weighted total of the rewards of each episode.
-        tokenizer: The policy's tokenizer.
-
-    Returns:
-        The shares of episodes that have a call, have a malformed call, or were cut off by a limit
-        during a call; tool errors per call; turns with calls per episode; and the mean total of
-        episodes with a call minus that of episodes without (NaN if either kind is missing).
-    """
-    opens = template.opens_call(tokenizer)
-    episodes = pd.DataFrame([environments.figures(messages, opens) for messages in completions])
-    with_call, totals = episodes["calls"] > 0, pd.Series(list(totals))
-    return {
-        "episodes/call_share": with_call.mean(),
-        "episodes/malformed": (episodes["malformed"] > 0).mean(),
-        "episodes/at_limit": episodes["at_limit"].mean(),
-        "episodes/tool_errors": episodes["tool_errors"].sum() / max(1.0, episodes["calls"].sum()),
-        "episodes/turns": episodes["turns"].mean(),
-        "episodes/gain": totals[with_call].mean() - totals[~with_call].mean(),
-    }
 
 
 def of_a_step(metrics: Mapping[str, list[float]], completions: int) -> dict[str, float]:

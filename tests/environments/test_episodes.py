@@ -121,7 +121,7 @@ def test_a_training_plays_logs_and_validates_episodes(trainer):
     trainer.train()
     lines = training.read_lines(trainer.folder / "metrics.jsonl")
     steps = [line for line in lines if "reward" in line]
-    assert len(steps) == 2 and all(0 < line["episodes/turns"] <= 4 for line in steps)
+    assert len(steps) == 2 and all(0 < line["tools/call_frequency"] <= 4 for line in steps)
     assert {"eval/accuracy", "eval/reward"} <= {key for line in lines for key in line}
     table = stages.read_completions(trainer.stage.run, trainer.rewards)
     assert table["completion"].str.contains(r"guess\(n=\d+\)\n→ (?:higher|lower|right)").any()

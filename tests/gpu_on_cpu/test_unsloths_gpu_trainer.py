@@ -122,9 +122,9 @@ def test_it_trains_on_episodes_and_masks_what_tools_say(report):
     assert "stop" not in seen["checks"].values()
     assert [line["step"] for line in seen["steps"]] == [1, 2, 3, 4]
     assert any(line["grad_norm"] > 0 for line in seen["steps"])
-    assert any(line["episodes/turns"] > 0 for line in seen["steps"])
+    assert any(line["tools/call_frequency"] > 0 for line in seen["steps"])
     for share, line in zip(seen["masks"], seen["steps"], strict=True):
-        assert (share < 1) == (line["episodes/turns"] > 0)  # the tools' tokens, and no others
+        assert (share < 1) == (line["tools/call_frequency"] > 0)  # the tools' tokens, and no others
 
 
 def test_the_tools_work_beside_a_notebooks_own_trainer(report):

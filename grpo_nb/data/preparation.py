@@ -20,14 +20,14 @@ from tqdm import tqdm
 
 from grpo_nb.answers import TAGS, Form, find_form
 from grpo_nb.checks import Check, Checks
-from grpo_nb.data import gym, sources
+from grpo_nb.data import sources
 from grpo_nb.data.rows import LONG, PLAIN, TEMPLATE, CountTokens, pack, prepare_row, write_rows
 from grpo_nb.data.sources import REMEDIES, Fault, Options, Row
 from grpo_nb.data.split import LEAKS, fingerprint, split_rows
 from grpo_nb.files import atomic_path, write_json
 from grpo_nb.models import template, tokenizer_of
 from grpo_nb.names import refuse_unknown
-from grpo_nb.rewards import PRESETS, RewardSet
+from grpo_nb.rewards import PRESETS, RewardSet, gym
 from grpo_nb.rewards.prompts import Message
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from grpo_nb.runs.config import DataConfig
 
 SHOWN_ROWS = 20  # row numbers listed per reason
+# What the rows of reasoning-gym are like.
+GYM = {"answer_kind": "text", "answer_format": "as_is", "extra_columns": ""}
+GYM |= {"question_column": "question", "answer_column": "answer", "image_column": ""}
 TABLE = ["number", "packed", "question", "answer", "sequences", "images"]
 Drop = tuple[str, int, str]  # reason, number of the row, example
 
@@ -154,7 +157,7 @@ def prepare(
     if system_prompt == "preset":
         config.system_prompt = form.system_prompt
     if gym.is_gym(source):
-        vars(config).update(gym.SETTINGS)
+        vars(config).update(GYM)
     if processing_class is not None:
         tokenizer = tokenizer_of(processing_class)
         config.count_tokens = count_tokens or partial(template.count_tokens, tokenizer)

@@ -14,9 +14,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grpo_nb.data import gym
 from grpo_nb.files import project_path, read_yaml
 from grpo_nb.names import refuse_unknown
+from grpo_nb.rewards import gym
 
 FIRST_ROWS = 500  # whose columns are looked at
 FILES = sorted(project_path("data/tasks").glob("*.jsonl"))

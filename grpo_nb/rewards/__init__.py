@@ -5,7 +5,6 @@ from grpo_nb.lazy import exports
 PLACES = {
     "grpo_nb.answers.forms": "FORMS TAGS Form",
     "grpo_nb.rewards.calls": "call",
-    "grpo_nb.rewards.combine": "Adaptive gated",
     "grpo_nb.rewards.contract": "Reward Scored declared_range reward",
     "grpo_nb.rewards.gym": "gym_reward",
     "grpo_nb.rewards.judge": "GroupJudge LLMJudge",
@@ -15,7 +14,7 @@ PLACES = {
         multiple_choice_reward no_repetition_penalty no_syntax_error_reward
         numeric_correctness_reward overlap_reward reasoning_quality_reward soft_format_reward""",
     "grpo_nb.rewards.load": "load_preset load_rewards",
-    "grpo_nb.rewards.sets": "PRESETS RewardSet reward_set",
+    "grpo_nb.rewards.sets": "Adaptive PRESETS RewardSet gated reward_set",
 }
 __all__ = " ".join(PLACES.values()).split()
 __getattr__ = exports(__name__, PLACES)

@@ -20,9 +20,8 @@ from grpo_nb.answers import find_form
 from grpo_nb.files import read_json, sha256
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.names import refuse_unknown
-from grpo_nb.rewards.combine import Adaptive, gated
 from grpo_nb.rewards.contract import Reward, columns_read
-from grpo_nb.rewards.sets import PRESETS, RewardSet, give_name, reward_set
+from grpo_nb.rewards.sets import PRESETS, Adaptive, RewardSet, gated, give_name, reward_set
 
 if TYPE_CHECKING:
     from grpo_nb.runs.settings import RewardsConfig

@@ -54,8 +54,8 @@ from grpo_nb.models.template import fold_system, with_tools
 from grpo_nb.models.vllm import without
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.calls import kept
-from grpo_nb.rewards.combine import Adaptive
 from grpo_nb.rewards.prompts import Message, images_of, loggable
+from grpo_nb.rewards.sets import Adaptive
 from grpo_nb.stages import checkpoints
 from grpo_nb.stages.arguments import grpo_arguments
 from grpo_nb.stages.checkpoints import save_trained

@@ -1,15 +1,13 @@
 """Rows made by reasoning-gym: any task by name, sizes, shots; and what is refused."""
 
 import json
-import sys
 from collections import Counter
 
 import pytest
 from reasoning_gym.factory import DATASETS
 
 import grpo_nb
-from grpo_nb.data import gym
-from grpo_nb.rewards import load_preset
+from grpo_nb.rewards import gym, load_preset
 from grpo_nb.runs.config import resolve
 
 EASY = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
@@ -58,13 +56,6 @@ def test_what_cannot_work_is_refused_in_one_sentence(tasks, options, why):
     with pytest.raises(ValueError, match=why) as refusal:
         prepared(tasks, 20, **options)
     assert "\n" not in str(refusal.value)
-
-
-def test_without_the_package_a_sentence_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", None)
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ValueError, match=r"reasoning-gym is not installed: pip install"):
-        prepared()
 
 
 def test_the_source_alone_chooses_rewards_and_kind_of_answer():

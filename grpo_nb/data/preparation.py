@@ -254,7 +254,7 @@ def _read(config: Options) -> tuple[pd.DataFrame, list[Drop], list[int], dict[st
             row, plain = prepare_row(raw, config)
             line = fingerprint(row, plain, columns=bool(config.environment))
             if gym.is_gym(config.source):  # its questions differ, though they are alike
-                line["sequences"] = []
+                line["sequences"] = line["sequences"][:0]
             if len(examples) < 2 * config.shots:
                 examples += _worked_turns(row, config)
                 continue

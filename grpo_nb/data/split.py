@@ -10,6 +10,7 @@ import json
 import random
 import re
 import unicodedata
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def fingerprint(row: Row, plain: Any, columns: bool = False) -> dict[str, Any]:
     return {
         "question": hash((key, images)),
         "answer": hash(repr(plain)),  # hash(-1) equals hash(-2), so answers are hashed as texts
-        "sequences": sorted({hash((numbers, three)) for three in threes}),
+        "sequences": np.fromiter({hash((numbers, three)) for three in threes}, np.int64),
         "images": images,
     }
 
@@ -71,17 +72,17 @@ def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
     Returns:
         True or False for each row; False for the held-out rows themselves.
     """
-    images, words = prints["images"], prints["sequences"].explode().dropna()
+    images, leaks = prints["images"], np.zeros(len(prints), dtype=bool)
     if hidden := {image for images in images.iloc[held_out] for image in images}:
-        is_near = ~images.map(hidden.isdisjoint)
+        leaks[:] = [not hidden.isdisjoint(each) for each in images]
     else:
-        words = words.rename_axis("row").reset_index()
-        pairs = words.merge(words[words["row"].isin(held_out)], on="sequences")
+        sizes = prints["sequences"].map(len).to_numpy(int)
+        hashes = np.fromiter(chain.from_iterable(prints["sequences"]), np.int64)
+        words = pd.DataFrame({"row": np.arange(len(prints)).repeat(sizes), "words": hashes})
+        pairs = words.merge(words[words["row"].isin(held_out)], on="words")
         shared = pairs.value_counts(["row_x", "row_y"]).rename("shared").reset_index()
-        one, other = (shared[name].map(prints["sequences"].map(len)) for name in ("row_x", "row_y"))
-        alike = shared["row_x"][shared["shared"] >= ALIKE * (one + other - shared["shared"])]
-        is_near = prints.index.isin(alike)
-    leaks = np.array(is_near, dtype=bool)
+        total = sizes[shared["row_x"]] + sizes[shared["row_y"]] - shared["shared"]
+        leaks[shared["row_x"][shared["shared"] >= ALIKE * total]] = True
     leaks[held_out] = False
     return leaks
 

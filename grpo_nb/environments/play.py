@@ -4,7 +4,7 @@
 
 This is the loop of TRL's GRPOTrainer, token by token, for everything except training: baseline
 rollouts, validation, evaluation and chat. Everything after the prompt is the
-episode's completion. A mask excludes the environment's tokens from the loss.
+episode's completion.
 """
 
 import json
@@ -92,14 +92,13 @@ class Sampled(Episode):
         self.tokenizer, self.cap, self.truncated = tokenizer, cap, False
         [self.prompt_ids] = template.encode(tokenizer, [self.prompt], environment.tools)
         self.ids: list[int] = []
-        self.mask: list[int] = []  # 1: the model's token; 0: the environment's
 
     def add_sample(self, sample: Sample) -> None:
         """Add the model's next turn, and the results of its calls."""
         ids = sample.ids[: self.cap - len(self.ids)]
         self.truncated = sample.truncated or len(ids) < len(sample.ids)
         before = self.prompt_ids + self.ids
-        self.ids, self.mask = self.ids + ids, self.mask + [1] * len(ids)
+        self.ids = self.ids + ids
         results = self.add_turn(template.parse(self.tokenizer, ids, before) if ids else {})
         if self.ended == "answered" and self.truncated:
             self.ended = "cut off"
@@ -107,13 +106,13 @@ class Sampled(Episode):
         if len(self.ids) + len(result_ids) > self.cap:  # TRL rolls such results back as well
             self.ended, self.messages = "no room for a result", self.messages[: -len(results)]
         else:
-            self.ids, self.mask = self.ids + result_ids, self.mask + [0] * len(result_ids)
+            self.ids = self.ids + result_ids
 
     def sample(self) -> Sample:
         """Return the episode as a completion; its tokens include the results of calls."""
         text, end = transcript(self.messages), "a call hung" if self.played.hung else self.ended
         messages = tuple(self.messages)
-        return Sample(text, len(self.ids), self.truncated, self.ids, self.mask, messages, end)
+        return Sample(text, len(self.ids), self.truncated, self.ids, messages, end)
 
 
 def check_rows(environment: Environment | None, rows: Sequence[Row]) -> list[Check]:
@@ -208,7 +207,7 @@ def answer_cached(
     pairs = zip(rows, columns, strict=True)
     keys = [json.dumps([row["prompt"], more], default=json_key) for row, more in pairs]
     stored = read_json(path) if path.exists() else {}
-    bare = {"ids": (), "mask": ()}  # which nothing reads later
+    bare = {"ids": ()}  # which nothing reads later
     samples = stored["completions"] if stored.get("settings") == settings else {}
     if missing := {k: row for k, row in zip(keys, rows, strict=True) if k not in samples}:
         groups = answer(opened(), list(missing.values()), environment, **sampling)

@@ -3,8 +3,7 @@
     [[episode]] = play(engine, environment, rows, max_completion_length=128)
 
 This is the loop of TRL's GRPOTrainer, token by token, for everything except training: baseline
-rollouts, validation, evaluation and chat. Everything after the prompt is the
-episode's completion.
+rollouts, validation, evaluation and chat. Everything after the prompt is the episode's completion.
 """
 
 import json

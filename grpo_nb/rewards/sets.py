@@ -112,8 +112,6 @@ class RewardSet(NamedTuple):
     reward_funcs: The rewards, in the order in which they were given.
     reward_weights: One weight for each reward.
     form: How completions are written. `form.extract(text)` returns the answer in a completion.
-    result: A sentence on what an answer must be. `in_form` adds it to the system prompt of
-        another form.
     own_reference: The function `reference` of a file, which replaces that of the form.
     correct: The name of the reward that decides what is correct; "" means the first.
     """
@@ -121,7 +119,6 @@ class RewardSet(NamedTuple):
     reward_funcs: list[Callable[..., Any]]
     reward_weights: list[float]
     form: Form = TAGS
-    result: str = ""
     own_reference: Callable[[Mapping[str, Any]], str] | None = None
     correct: str = ""
 
@@ -142,8 +139,6 @@ class RewardSet(NamedTuple):
         form = self.form
         if name and name != form.name:
             form = find_form(name)
-            system_prompt = f"{form.system_prompt} {self.result}".strip()
-            form = form._replace(system_prompt=system_prompt)
         form = form._replace(opened=opened)
         pairs = [
             (_in_form(func, self.form, form), weight)
@@ -258,9 +253,7 @@ def built_in() -> dict[str, Callable[..., Any]]:
     return {name: func for name, func in pairs if isinstance(func, Reward)}
 
 
-def _preset(
-    rewards: Mapping[str, Any], form: str = "tags", system_prompt: str = "", result: str = ""
-) -> RewardSet:
+def _preset(rewards: Mapping[str, Any], form: str = "tags", system_prompt: str = "") -> RewardSet:
     """Return the reward set that an entry of presets.yaml describes."""
     pairs, ours, base = [], built_in(), find_form(form)
     for name, weight in rewards.items():
@@ -268,7 +261,7 @@ def _preset(
         func, weight = ours[options.pop("reward")], options.pop("weight")
         pairs.append((func.configured(name, **options) if options else func, weight))
     base = base._replace(system_prompt=system_prompt or base.system_prompt)
-    return reward_set(pairs, form=base, result=result)
+    return reward_set(pairs, form=base)
 
 
 PRESETS = {

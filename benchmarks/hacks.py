@@ -18,7 +18,7 @@ from grpo_nb.rewards import (
     reward,
     soft_format_reward,
 )
-from grpo_nb.rewards.correctness import overlap_reward
+from grpo_nb.rewards.library import overlap_reward
 from grpo_nb.rewards.prompts import split_words
 
 PLAIN = FORMS["plain"]

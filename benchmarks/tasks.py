@@ -37,7 +37,7 @@ def main() -> None:
             before, after = (report[decoding][name] for name in ("base", "merged"))
             changes = [
                 f"{key} {before[key]:.3f} -> {after[key]:.3f}"
-                for key in ("accuracy", "format", "turns", "malformed", "tool_errors")
+                for key in ("accuracy", "format", "turns")
                 if after.get(key) is not None
             ]
             print(f"{task:<12} {seed} {decoding:<8}", *changes, sep="  ", flush=True)

@@ -4,17 +4,11 @@ import runpy
 from pathlib import Path
 
 from grpo_nb.files import atomic_path
-from grpo_nb.rewards import correctness, format, gym, style
 from grpo_nb.rewards.contract import Reward
 from grpo_nb.rewards.sets import PRESETS, built_in
 
 PAGE = Path(__file__).parent / "rewards.md"
-KINDS = {
-    correctness: "Correctness",
-    format: "Format",
-    style: "Length and style",
-    gym: "Tasks of reasoning-gym",
-}
+STYLE = "_quality_", "_penalty", "_length_"  # in the names of rewards for length and style
 HEAD = """# Rewards
 
 Import these from `grpo_nb.rewards`; TRL can call them as they are. *Columns* are the dataset
@@ -47,8 +41,7 @@ TAIL = """
 ## Combined rewards
 
 `gated(a, by=b)` pays `a` only if `b` scores at least `mark` (1). `Adaptive(a)` has a factor that
-follows the success rate and is saved with checkpoints. `math_problem_reward` is
-`numeric_correctness_reward` gated by `soft_format_reward`.
+follows the success rate and is saved with checkpoints.
 
 ## TRL's rewards
 
@@ -71,6 +64,12 @@ is a function like any other.
 """
 
 
+def _kind(func: Reward) -> str:
+    if func.columns:
+        return "Tasks of reasoning-gym" if "entry" in func.columns else "Correctness"
+    return "Length and style" if any(part in func.__name__ for part in STYLE) else "Format"
+
+
 def _line(func: Reward) -> str:
     low, high = func.range
     cells = [
@@ -87,11 +86,10 @@ def _line(func: Reward) -> str:
 def markdown() -> str:
     """The whole page."""
     text = HEAD
-    for module, title in KINDS.items():
+    for title in ("Correctness", "Format", "Length and style", "Tasks of reasoning-gym"):
         text += f"\n## {title}\n\n| reward | pays | range | columns | options | resists |\n"
         text += "|---|---|---|---|---|---|\n"
-        own = [func for func in built_in().values() if func.__module__ == module.__name__]
-        text += "\n".join(_line(func) for func in own if isinstance(func, Reward)) + "\n"
+        text += "\n".join(_line(f) for f in built_in().values() if _kind(f) == title) + "\n"
     text += "\n## Presets\n\n| preset | rewards, with weights | form |\n|---|---|---|\n"
     for name, preset in PRESETS.items():
         pairs = zip(preset.names, preset.reward_weights, strict=True)

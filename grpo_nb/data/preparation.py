@@ -6,13 +6,10 @@
 Images stay in memory as PNG files.
 """
 
-import json
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,14 +20,14 @@ from tqdm import tqdm
 
 from grpo_nb.answers import TAGS, Form, find_form
 from grpo_nb.checks import Check, Checks
-from grpo_nb.data import gym, sources
-from grpo_nb.data.rows import LONG, PLAIN, CountTokens, pack, prepare_row, prompt_tokens, write_rows
+from grpo_nb.data import sources
+from grpo_nb.data.rows import LONG, PLAIN, TEMPLATE, CountTokens, pack, prepare_row, write_rows
 from grpo_nb.data.sources import REMEDIES, Fault, Options, Row
 from grpo_nb.data.split import LEAKS, fingerprint, split_rows
 from grpo_nb.files import atomic_path, write_json
 from grpo_nb.models import template, tokenizer_of
 from grpo_nb.names import refuse_unknown
-from grpo_nb.rewards import PRESETS, RewardSet
+from grpo_nb.rewards import PRESETS, RewardSet, gym
 from grpo_nb.rewards.prompts import Message
 
 if TYPE_CHECKING:
@@ -40,6 +37,9 @@ if TYPE_CHECKING:
     from grpo_nb.runs.config import DataConfig
 
 SHOWN_ROWS = 20  # row numbers listed per reason
+# What the rows of reasoning-gym are like.
+GYM = {"answer_kind": "text", "answer_format": "as_is", "extra_columns": ""}
+GYM |= {"question_column": "question", "answer_column": "answer", "image_column": ""}
 TABLE = ["number", "packed", "question", "answer", "sequences", "images"]
 Drop = tuple[str, int, str]  # reason, number of the row, example
 
@@ -102,7 +102,6 @@ def prepare(
     system_prompt: str = "preset",
     max_rows: int = 0,
     options: Mapping[str, Any] = MappingProxyType({}),
-    levels: int = 0,
     shots: int = 0,
     max_dropped_share: float = 0.05,
     eval_rows: int = 256,
@@ -127,11 +126,10 @@ def prepare(
         image_pixels: Larger images are scaled down to this many pixels.
         extra_columns: Further columns for the rewards: "a, b" or "all".
         answer_format: Where an answer stands in its cell: auto, as_is, ####, boxed, tag, regex:….
-        answer_kind: number, math, choice, json, code or text.
+        answer_kind: number, math, json, code or text.
         system_prompt: Asks for the format; "preset" is that of `form`.
         max_rows: The number of rows to read; 0 reads all, or generates 1,000.
         options: Sizes of the tasks of reasoning-gym, by their own names.
-        levels: How many levels of each task's curriculum are mixed; the options that are set stay.
         shots: Worked turns of other rows before each question; these rows are used for no more.
         max_dropped_share: More faulty rows are an error.
         eval_rows, eval_share: How many rows are held out, at most.
@@ -159,9 +157,7 @@ def prepare(
     if system_prompt == "preset":
         config.system_prompt = form.system_prompt
     if gym.is_gym(source):
-        vars(config).update(gym.SETTINGS)
-    elif levels:
-        raise ValueError(f"data.levels = {levels}: {source} has no curriculum; set 0")
+        vars(config).update(GYM)
     if processing_class is not None:
         tokenizer = tokenizer_of(processing_class)
         config.count_tokens = count_tokens or partial(template.count_tokens, tokenizer)
@@ -182,8 +178,6 @@ def prepare(
     report = {"source": source, "rows_read": total, "columns": columns}
     report |= {f"{name}_rows": len(splits[name]) for name in splits}
     report |= {"dropped": _dropped(drops), "prompt_tokens": lengths}
-    if gym.is_gym(source):
-        report["generated"] = gym.figures(splits, config)
     return Prepared(splits, report, checks(report, config))
 
 
@@ -207,9 +201,8 @@ def prepare_run(
     Raises:
         ValueError, FileNotFoundError: From `prepare`.
     """
-    arguments = {k: v for k, v in vars(config).items() if k in signature(prepare).parameters}
-    prepared = prepare(**arguments, form=preset.form, seed=seed, count_tokens=count_tokens)
-    return prepared.save(run / "data")
+    arguments = vars(config) | {"form": preset.form, "seed": seed}
+    return prepare(**arguments, count_tokens=count_tokens).save(run / "data")
 
 
 def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
@@ -255,16 +248,18 @@ def _read(config: Options) -> tuple[pd.DataFrame, list[Drop], list[int], dict[st
         ValueError: The source cannot be read, or too many of its rows are faulty.
     """
     names, numbered = sources.read_columns(config)
-    lines, drops, tokens, turns = [], [], [], defaultdict(list)
+    lines, drops, tokens, examples = [], [], [], []
     for number, raw in tqdm(numbered, unit=" rows", unit_scale=True, delay=2):
         try:
             row, plain = prepare_row(raw, config)
             line = fingerprint(row, plain, columns=bool(config.environment))
             if gym.is_gym(config.source):  # its questions differ, though they are alike
                 line["sequences"] = line["sequences"][:0]
-            if config.shots and _is_shot(row, turns, config):
+            if len(examples) < 2 * config.shots:
+                examples += _worked_turns(row, config)
                 continue
-            tokens.append(prompt_tokens(row["prompt"], config, config.count_tokens))
+            row["prompt"][-1:-1] = examples
+            tokens.append(_tokens(row["prompt"], config))
             if tokens[-1] > config.max_prompt_tokens:
                 limit = f"over data.max_prompt_tokens = {config.max_prompt_tokens}"
                 raise Fault(LONG, "prompt", f"{tokens[-1]} tokens, {limit}")
@@ -285,20 +280,28 @@ def _read(config: Options) -> tuple[pd.DataFrame, list[Drop], list[int], dict[st
     return pd.DataFrame(lines, columns=TABLE), drops, tokens, columns
 
 
-def _is_shot(row: Row, turns: dict[str, list[Message]], config: Options) -> bool:
-    """Return whether a row is one of the first, which are shown; put these into all other prompts.
+def _worked_turns(row: Row, config: Options) -> list[Message]:
+    """Return the question and the worked answer of a row, to be shown before all other questions.
 
     Raises:
         ValueError: The row has images, which no shown turn may have.
     """
     if row.get("images"):
         raise ValueError(f"data.shots = {config.shots}: rows with images cannot be shown; set 0")
-    examples = turns[json.loads(row["entry"])["task"] if gym.is_gym(config.source) else ""]
-    if is_shot := len(examples) < 2 * config.shots:
-        answer = config.form.write(row.get("worked"), row["answer"])
-        examples += [row["prompt"][-1], {"role": "assistant", "content": answer}]
-    row["prompt"][-1:-1] = examples
-    return is_shot
+    answer = config.form.write(row.get("worked"), row["answer"])
+    return [row["prompt"][-1], {"role": "assistant", "content": answer}]
+
+
+def _tokens(prompt: list[Message], config: Options) -> int:
+    """Return the token count of a prompt (0 if nothing counts).
+
+    Raises:
+        Fault: The chat template refuses the prompt.
+    """
+    try:
+        return config.count_tokens([prompt])[0] if config.count_tokens else 0
+    except ValueError as error:
+        raise Fault(TEMPLATE, config.question_column, str(error)) from None
 
 
 def as_dataset(packed: Sequence[Row]) -> "Dataset":
@@ -351,8 +354,6 @@ def checks(report: Mapping[str, Any], config: Options) -> Checks:
         Check("no leakage", "ok", split),
         Check("prompt length", state, length, fix),
     ]
-    if about := report.get("generated"):
-        lines.append(gym.check(about))
     return Checks([*lines, *map(_line, report["dropped"])])
 
 

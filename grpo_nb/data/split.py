@@ -10,7 +10,7 @@ import json
 import random
 import re
 import unicodedata
-from collections import Counter, defaultdict
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -72,24 +72,17 @@ def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
     Returns:
         True or False for each row; False for the held-out rows themselves.
     """
-    sequences, images = prints["sequences"].to_numpy(), prints["images"].to_numpy()
-    hidden = {image for place in held_out for image in images[place]}
-    places = defaultdict(list)  # of the held-out rows that have a sequence
-    for place in held_out:
-        for sequence in sequences[place].tolist():
-            places[sequence].append(place)
-
-    def is_near(place: int) -> bool:
-        if hidden:
-            return not hidden.isdisjoint(images[place])
-        words = sequences[place].tolist()
-        shared = Counter(other for each in words if each in places for other in places[each])
-        return any(
-            count >= ALIKE * (len(words) + len(sequences[other]) - count)
-            for other, count in shared.items()
-        )
-
-    leaks = np.array([is_near(place) for place in range(len(prints))], dtype=bool)
+    images, leaks = prints["images"], np.zeros(len(prints), dtype=bool)
+    if hidden := {image for images in images.iloc[held_out] for image in images}:
+        leaks[:] = [not hidden.isdisjoint(each) for each in images]
+    else:
+        sizes = prints["sequences"].map(len).to_numpy(int)
+        hashes = np.fromiter(chain.from_iterable(prints["sequences"]), np.int64)
+        words = pd.DataFrame({"row": np.arange(len(prints)).repeat(sizes), "words": hashes})
+        pairs = words.merge(words[words["row"].isin(held_out)], on="words")
+        shared = pairs.value_counts(["row_x", "row_y"]).rename("shared").reset_index()
+        total = sizes[shared["row_x"]] + sizes[shared["row_y"]] - shared["shared"]
+        leaks[shared["row_x"][shared["shared"] >= ALIKE * total]] = True
     leaks[held_out] = False
     return leaks
 

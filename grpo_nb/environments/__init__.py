@@ -8,4 +8,4 @@ environment.
 
 from grpo_nb.environments.check import check_environment
 from grpo_nb.environments.contract import Environment, identity, load, of, tool
-from grpo_nb.environments.play import answer, check_rows, figures, play, replay, tools_of
+from grpo_nb.environments.play import answer, check_rows, play, replay, tools_of

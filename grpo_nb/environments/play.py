@@ -3,8 +3,7 @@
     [[episode]] = play(engine, environment, rows, max_completion_length=128)
 
 This is the loop of TRL's GRPOTrainer, token by token, for everything except training: baseline
-rollouts, validation, evaluation and chat. Everything after the prompt is the
-episode's completion. A mask excludes the environment's tokens from the loss.
+rollouts, validation, evaluation and chat. Everything after the prompt is the episode's completion.
 """
 
 import json
@@ -92,14 +91,13 @@ class Sampled(Episode):
         self.tokenizer, self.cap, self.truncated = tokenizer, cap, False
         [self.prompt_ids] = template.encode(tokenizer, [self.prompt], environment.tools)
         self.ids: list[int] = []
-        self.mask: list[int] = []  # 1: the model's token; 0: the environment's
 
     def add_sample(self, sample: Sample) -> None:
         """Add the model's next turn, and the results of its calls."""
         ids = sample.ids[: self.cap - len(self.ids)]
         self.truncated = sample.truncated or len(ids) < len(sample.ids)
         before = self.prompt_ids + self.ids
-        self.ids, self.mask = self.ids + ids, self.mask + [1] * len(ids)
+        self.ids = self.ids + ids
         results = self.add_turn(template.parse(self.tokenizer, ids, before) if ids else {})
         if self.ended == "answered" and self.truncated:
             self.ended = "cut off"
@@ -107,13 +105,13 @@ class Sampled(Episode):
         if len(self.ids) + len(result_ids) > self.cap:  # TRL rolls such results back as well
             self.ended, self.messages = "no room for a result", self.messages[: -len(results)]
         else:
-            self.ids, self.mask = self.ids + result_ids, self.mask + [0] * len(result_ids)
+            self.ids = self.ids + result_ids
 
     def sample(self) -> Sample:
         """Return the episode as a completion; its tokens include the results of calls."""
         text, end = transcript(self.messages), "a call hung" if self.played.hung else self.ended
         messages = tuple(self.messages)
-        return Sample(text, len(self.ids), self.truncated, self.ids, self.mask, messages, end)
+        return Sample(text, len(self.ids), self.truncated, self.ids, messages, end)
 
 
 def check_rows(environment: Environment | None, rows: Sequence[Row]) -> list[Check]:
@@ -208,7 +206,7 @@ def answer_cached(
     pairs = zip(rows, columns, strict=True)
     keys = [json.dumps([row["prompt"], more], default=json_key) for row, more in pairs]
     stored = read_json(path) if path.exists() else {}
-    bare = {"ids": (), "mask": ()}  # which nothing reads later
+    bare = {"ids": ()}  # which nothing reads later
     samples = stored["completions"] if stored.get("settings") == settings else {}
     if missing := {k: row for k, row in zip(keys, rows, strict=True) if k not in samples}:
         groups = answer(opened(), list(missing.values()), environment, **sampling)
@@ -254,30 +252,6 @@ def script(turns: Sequence[Any]) -> list[Message]:
         message = {"role": "assistant", "content": turn if isinstance(turn, str) else ""}
         messages.append(message | ({"tool_calls": tool_calls} if tool_calls else {}))
     return messages
-
-
-def figures(messages: Sequence[Message], opens_call: str) -> dict[str, float]:
-    """Count the calls of an episode.
-
-    Args:
-        messages: The episode's messages.
-        opens_call: The text that opens a call, from `template.opens_call`.
-
-    Returns:
-        turns (with calls), calls, tool_errors, malformed (turns whose attempted call could not be
-        parsed), and at_limit (1 if a limit ended the episode before a call had its result).
-    """
-    turns = [message for message in messages if message["role"] == "assistant"]
-    calls = [message.get("tool_calls") or [] for message in turns]
-    results = [str(message["content"]) for message in messages if message["role"] == "tool"]
-    without_call = [turn for turn, requests in zip(turns, calls, strict=True) if not requests]
-    return {
-        "turns": float(sum(map(bool, calls))),
-        "calls": float(sum(map(len, calls))),
-        "tool_errors": float(sum(text.startswith("{'error': ") for text in results)),
-        "at_limit": float(bool(calls and calls[-1] and messages[-1]["role"] == "assistant")),
-        "malformed": float(sum(opens_call in str(turn["content"]) for turn in without_call)),
-    }
 
 
 def tools_of(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase") -> list[Mapping[str, Any]]:

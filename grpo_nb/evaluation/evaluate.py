@@ -23,7 +23,6 @@ from grpo_nb.models import (
     trained_base,
 )
 from grpo_nb.models.hub import find_model
-from grpo_nb.models.template import opens_call
 from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.check import right_reward
 from grpo_nb.reward_lab.scoring import chats, names_of
@@ -182,8 +181,8 @@ def answer_rows(
     Returns:
         One record per completion: row (index in `rows`), question, reference, completion, answer
         (as extracted), tokens, truncated, level (if rows have one), each reward, reward (their
-        weighted total), decoding, and format (the first format reward); for episodes also
-        `environments.figures`.
+        weighted total), decoding, and format (the first format reward); for episodes also turns
+        (with calls).
     """
     preset, tables, total = bench.preset, [], len(rows) * (1 + samples)
     for decoding, temperature in DECODING.items():
@@ -230,7 +229,6 @@ def score_rows(
         lines["level"] = [row["level"] for row in prompts]
     lines[bench.preset.names] = scores = bench.score(prompts, completions)
     if bench.environment:
-        opens = opens_call(bench.tokenizer)
-        counts = pd.DataFrame([environments.figures(each.messages, opens) for each in samples])
-        lines[list(counts)] = counts
+        calls = [[turn.get("tool_calls") for turn in each.messages] for each in samples]
+        lines["turns"] = [sum(map(bool, each)) for each in calls]
     return lines.assign(reward=bench.totals(scores))

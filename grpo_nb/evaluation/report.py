@@ -9,8 +9,10 @@ solving anything new once it writes them. So each answer is also read leniently.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ from grpo_nb.answers.compare import same_number
 from grpo_nb.checks import Check, Checks
 from grpo_nb.files import atomic_path, read_json, write_json
 from grpo_nb.rewards import RewardSet, declared_range
-from grpo_nb.rewards.correctness import normalize
+from grpo_nb.rewards.library import normalize
 from grpo_nb.stats import bootstrap, mcnemar, pass_at_k
 
 if TYPE_CHECKING:
@@ -32,8 +34,7 @@ UNCLEAR = "not distinguishable"
 WARM_UP = "warm-up"  # the label of the model from which GRPO started, after an SFT warm-up
 # With fewer prompts no exact test of paired answers can reach p < 0.05.
 LEAST_PROMPTS = 6
-
-EPISODE = ("turns", "calls", "tool_errors", "malformed")  # counts per episode
+LEAST_ANSWERS, UNLIKE = 16, 0.4  # from so many on, shares that differ by more are told
 
 COLUMNS = ("answer", "solution", "ground_truth", "target", "label")  # that hold references
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -68,11 +69,11 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
 
     Returns:
         Means over the prompt's samples of accuracy, format, reward, each reward, tokens, truncated,
-        and the counts in EPISODE if the samples are episodes; then pass@1 … pass@k, and for each
+        and turns if the samples are episodes; then pass@1 … pass@k, and for each
         level of the rows its accuracy, NaN for prompts of other levels.
     """
     names = ["accuracy", "format", "reward", *preset.names, "tokens", "truncated"]
-    names += [name for name in (LENIENT, *EPISODE) if name in lines]
+    names += [name for name in (LENIENT, "turns") if name in lines]
     by_row = lines.groupby("row")
     table = by_row[names].mean().astype(float)
     right = np.stack([group.to_numpy() for _, group in by_row["correct"]])
@@ -142,6 +143,26 @@ def is_right(completion: str, reference: str | None) -> float:
     return float(any(same_number(expected, value) for value in values))
 
 
+def one_answer(label: str, lines: pd.DataFrame) -> str:
+    """Say that a model answers mostly the same, where the references do not; else return "".
+
+    Args:
+        label: The name of the model.
+        lines: Its greedy answers, with the columns completion and reference.
+    """
+    if not {"completion", "reference"} <= {*lines} or len(lines) < LEAST_ANSWERS:
+        return ""
+    answers = Counter(find_answer(text) or text for text in lines["completion"])
+    references = Counter(map(str, lines["reference"].dropna()))
+    [(answer, count)], usual = answers.most_common(1), max(references.values(), default=len(lines))
+    if (count - usual) / len(lines) < UNLIKE:
+        return ""
+    return (
+        f"; {100 * count / len(lines):.0f} % of the answers of {label} are {shorten(answer, 40)!r}"
+        f", and the commonest reference answer is {100 * usual / len(lines):.0f} % of all"
+    )
+
+
 def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the report, made of JSON types.
 
@@ -154,9 +175,9 @@ def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict
         prompts and settings; `greedy` and `sampled`: {label: {figure: mean, "intervals": {figure:
         [low, high]}}}, with intervals of accuracy and pass@k; `comparisons`: pairs of models,
         compared by greedy answers, with verdict, sentence, the difference in accuracy, McNemar's p,
-        the shares of fully correct answers, and how many prompts were gained and lost. `graded`
-        means that the first reward gives partial credit, so that `accuracy` is a mean score, as a
-        share of its range.
+        the shares of fully correct answers, how many prompts were gained and lost, and whether the
+        second gives mostly `one_answer`. `graded` means that the first reward gives partial credit,
+        so that `accuracy` is a mean score, as a share of its range.
     """
     seed = about["seed"]
     report: dict[str, Any] = {
@@ -172,6 +193,10 @@ def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict
         report[decoding] = {label: _summary(each, seed) for label, each in figures.items()}
     pairs = combinations(figures.items(), 2)  # `figures` now holds the greedy answers
     report["comparisons"] = [compare_pair(*pair, seed) for pair in pairs]
+    for pair in report["comparisons"]:
+        lines = samples[pair["after"]].query("decoding == 'greedy'")
+        same = "" if "turns" in lines else one_answer(pair["after"], lines)
+        pair |= {"one_answer": bool(same), "sentence": pair["sentence"] + same}
     return report
 
 
@@ -201,6 +226,9 @@ def checks(report: Mapping[str, Any]) -> Checks:
         state, fix = "stop", "train longer, or hold out more prompts (data.eval_rows)"
     elif pair["graded"] and not is_sure:
         state, fix = "warning", "see in notebook 4 what the partly right answers lack"
+    elif pair["one_answer"]:
+        state = "warning"
+        fix = "it learnt which answer is usual: train longer, or on rows that vary"
     results = Checks([baseline, Check("better", state, pair["sentence"], fix)])
     if WARM_UP in report["greedy"]:
         parts = [pairs[first, WARM_UP], pairs[WARM_UP, last]]

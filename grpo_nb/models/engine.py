@@ -37,7 +37,6 @@ class Sample(NamedTuple):
     tokens: The length of the completion [tokens].
     truncated: Whether the completion reached the maximum length before a stop token.
     ids: The token ids of the completion, up to the first stop token.
-    mask: 1 for each token of the model, 0 for each token of the environment; episodes only.
     messages: The turns, with tool calls and their results; episodes only.
     ended: Why the episode ended; episodes only.
     """
@@ -46,7 +45,6 @@ class Sample(NamedTuple):
     tokens: int
     truncated: bool
     ids: Sequence[int] = ()
-    mask: Sequence[int] = ()
     messages: Sequence[Message] = ()
     ended: str = ""
 

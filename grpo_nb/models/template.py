@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.checks import Check
@@ -307,17 +306,3 @@ def tool_turn(tokenizer: "PreTrainedTokenizerBase", results: list[Message]) -> l
     after = tokenizer.apply_chat_template(turns + results, add_generation_prompt=True, **options)
     stops = [place for place, token in enumerate(before) if token == tokenizer.eos_token_id]
     return after[stops[-1] + 1 if stops else len(before) :]
-
-
-def opens_call(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return the text that opens a call, such as "<tool_call>".
-
-    If a parsed message still has this text in its content, the call is malformed.
-    """
-    turns = _turns_with_call("NAME")
-    with_call = tokenizer.apply_chat_template(turns, tokenize=False)
-    turns[1].pop("tool_calls")
-    without = tokenizer.apply_chat_template(turns, tokenize=False)
-    pairs = zip(with_call, without, strict=False)
-    start = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    return re.match(r"\s*([^\s{]*)", with_call[start:])[1].partition("NAME")[0]

@@ -19,8 +19,6 @@ from itertools import count
 from typing import Any
 
 FREE = (signal.SIG_DFL, signal.SIG_IGN, None)  # handlers of SIGALRM that may be replaced
-# What TRL passes beside the columns.
-PASSED = {"completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "prompts"}
 AGAIN = 1.0  # seconds after which a reward that caught the interruption is interrupted again
 _calls = count()
 
@@ -53,31 +51,21 @@ def run(
         seed: The seed of the call's random numbers; by default each call gets different ones.
 
     Raises:
-        ValueError: The reward needs an argument that is no column, or did not return a list.
+        TypeError: The reward needs an argument that is no column.
+        ValueError: The reward did not return a list.
         TookTooLong: The call took longer than `seconds`.
     """
     func = getattr(reward_func, "__self__", reward_func)  # it may be a Reward's method `explain`
     name = getattr(func, "__name__", type(func).__name__)
-    try:
-        inspect.signature(reward_func).bind(**columns)
-    except TypeError as error:
-        names = ", ".join(name for name in columns if name not in PASSED) or "none"
-        raise ValueError(
-            f"reward {name}: {error}; the dataset has the columns {names}: rename the column or "
-            "the parameter, or take others by **kwargs"
-        ) from None
     with kept(seed), contained(name):
         scores = limited(name, seconds, reward_func, **columns)
         if inspect.isawaitable(scores):
             # A notebook's event loop is already running, so another thread runs a loop of its own.
             with ThreadPoolExecutor(1) as pool:
                 scores = pool.submit(asyncio.run, scores).result()
-        if hasattr(scores, "__iter__"):
-            return list(scores)
-    raise ValueError(
-        f"reward {name} returned {scores!r}, not a list of scores: return a list with one score "
-        "or None for each completion"
-    )
+    if not hasattr(scores, "__iter__"):
+        raise ValueError(f"reward {name} returned {scores!r}: return a list with a score for each")
+    return list(scores)
 
 
 @contextmanager

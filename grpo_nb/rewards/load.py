@@ -20,9 +20,8 @@ from grpo_nb.answers import find_form
 from grpo_nb.files import read_json, sha256
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.names import refuse_unknown
-from grpo_nb.rewards.combine import Adaptive, gated
 from grpo_nb.rewards.contract import Reward, columns_read
-from grpo_nb.rewards.sets import PRESETS, RewardSet, give_name, reward_set
+from grpo_nb.rewards.sets import PRESETS, Adaptive, RewardSet, gated, give_name, reward_set
 
 if TYPE_CHECKING:
     from grpo_nb.runs.settings import RewardsConfig
@@ -153,16 +152,13 @@ def explained(error: BaseException, path: Path | str, text: str) -> str:
     """Return an error's message, with the line of the source that raised it, if there is one."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame.lineno for frame in frames if frame.filename.endswith(str(path))]
-    message = ", ".join([str(error), *getattr(error, "__notes__", [])])
-    if isinstance(error, SyntaxError) and str(error.filename).endswith(str(path)):
-        message, places = error.msg, [error.lineno]
-    if places or not isinstance(error, ValueError | RuntimeError):
-        message = f"{type(error).__name__}: {message}"
-    message += HINT if isinstance(error, NameError) else ""
-    lines = text.splitlines()
-    if not places or not 0 < places[-1] <= len(lines):
-        return message
-    return f"line {places[-1]} ({lines[places[-1] - 1].strip()}): {message}"
+    if isinstance(error, SyntaxError) and not places:
+        places = [error.lineno]
+    if not places:
+        return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    hint = HINT if isinstance(error, NameError) else ""
+    line = text.splitlines()[places[-1] - 1].strip()
+    return f"line {places[-1]} ({line}): {type(error).__name__}: {error}{hint}"
 
 
 def rewards_of(

@@ -55,8 +55,8 @@ from grpo_nb.models.hub import image_tokens
 from grpo_nb.models.template import fold_system, with_tools
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.calls import kept
-from grpo_nb.rewards.combine import Adaptive
 from grpo_nb.rewards.prompts import Message, digest, loggable, with_images
+from grpo_nb.rewards.sets import Adaptive
 from grpo_nb.stages import checkpoints
 from grpo_nb.stages.arguments import grpo_arguments
 from grpo_nb.stages.checkpoints import save_trained

@@ -17,7 +17,7 @@ from grpo_nb.models import Policy
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.reward_lab.table import passed
 from grpo_nb.rewards import RewardSet
-from grpo_nb.rewards.correctness import normalize
+from grpo_nb.rewards.library import normalize
 from grpo_nb.rewards.prompts import completion_text
 
 if TYPE_CHECKING:

@@ -223,7 +223,6 @@ def test_what_is_read_of_a_file(tmp_path, name, content, rows):
         ({**SUM, "question": FEW_SHOT[:2]}, "wrong type", "question", "[{'role': 'user'"),
         ({**SUM, "question": CALLED}, "wrong type", "question", "[{'role'"),
         ({"question": "a", "answer": float("nan")}, "empty", "answer", "''"),
-        ({**SUM, "choices": ["x"]}, "wrong type", "choices", "['x'] is no"),
     ],
 )
 def test_a_faulty_row_is_named_with_column_and_value_and_remedy(row, reason, column, value):
@@ -232,8 +231,6 @@ def test_a_faulty_row_is_named_with_column_and_value_and_remedy(row, reason, col
     assert str(fault).startswith(f"column {column!r}: ") and value in str(fault)
 
 
-RED = {"question": "Red?", "choices": ["sky", "rose"]}
-ARC = {"question": "Red?", "choices": {"text": ["sky", "rose"], "label": ["A", "B"]}}
 RENAMED = {"question_column": "text", "answer_column": "summary"}
 
 
@@ -244,29 +241,14 @@ RENAMED = {"question_column": "text", "answer_column": "summary"}
         ({"text": "Long.", "summary": "Short."}, "text", ["Be brief.", "Long."], "Short."),
         ({**SUM, "question": FEW_SHOT}, "number", ["Be brief.", "1 + 1?", "2", "2 + 2?"], "4"),
         ({**SUM, "question": [ASKED, *FEW_SHOT]}, "number", ["Ask.", "1 + 1?", "2", "2 + 2?"], "4"),
-        ({**RED, "answer": 1}, "choice", ["Be brief.", "Red?\nA. sky\nB. rose"], "B"),
-        ({**ARC, "answer": "rose"}, "choice", ["Be brief.", "Red?\nA. sky\nB. rose"], "B"),
     ],
-)  # fmt: skip
+)
 def test_the_shapes_of_rows(row, kind, turns, answer):
     prepared = only(row, answer_kind=kind, **(RENAMED if "text" in row else {}))
     assert [turn["content"] for turn in prepared["prompt"]] == turns
     assert (prepared["question"], prepared["answer"]) == (turns[-1], answer)
     passed = {name: value for name, value in prepared.items() if name not in TAKEN}
     assert passed == {name: row[name] for name in SHAPE_COLUMNS if name in row}
-
-
-@pytest.mark.parametrize(
-    ("answer", "choices", "letter"),
-    [
-        (1, ["1", "2", "0"], "B"),  # a number is a place, as in MMLU
-        ("A", [1, 2, 0], "A"),
-        ("1", {"text": ["1", "2", "0"], "label": ["1", "2", "3"]}, "A"),  # as ARC has some
-    ],
-)
-def test_an_answer_names_a_choice_by_label_letter_place_or_text(answer, choices, letter):
-    row = only({"question": "a", "answer": answer, "choices": choices}, answer_kind="choice")
-    assert row["answer"] == letter
 
 
 @pytest.mark.parametrize(

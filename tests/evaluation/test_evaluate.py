@@ -141,6 +141,30 @@ def build(before: str, after: str) -> dict:
     return report_of(samples)
 
 
+def test_a_model_that_gives_every_prompt_the_same_answer_is_named():
+    """Its gain is the share of the rows whose answer that is."""
+    references = list("1112345678" * 2)
+
+    def evaluated(after: str) -> tuple[dict, str]:
+        samples = {}
+        for label, given in {"base": "9" * 20, "tuned": after * 2}.items():
+            lines = answers(given)
+            own = lines["row"].map(dict(enumerate(references)))
+            right = (lines["completion"] == own).astype(float)
+            scores = dict.fromkeys([*MATH.names, "reward", "format"], right)
+            samples[label] = lines.assign(reference=own, **scores)
+        report = report_of(samples)
+        return report["comparisons"][0], evaluation.checks(report)[1].state
+
+    pair, state = evaluated("1" * 10)
+    assert (pair["verdict"], pair["gained"], state) == ("better", 6, "warning")
+    assert pair["sentence"].endswith(
+        "; 100 % of the answers of tuned are '1', and the commonest reference answer is 30 % of all"
+    )
+    pair, state = evaluated("1112345111")  # it favours the usual answer, and solves others too
+    assert (pair["gained"], pair["one_answer"], state) == (14, False, "ok")
+
+
 def test_the_report_says_better_worse_or_neither():
     pairs = [("1" * 40, "2" * 30 + "1" * 10), ("2" * 9 + "1", "1" * 9 + "2"), ("12" * 8, "12" * 8)]
     worse, better, same = (build(*texts)["comparisons"][0] for texts in pairs)

@@ -32,7 +32,8 @@ def at(step):
 
 
 def test_a_gate_pays_where_it_is_open_else_the_least_score_and_none_where_a_part_does():
-    func, completions = rewards.math_problem_reward, [RIGHT, WRONG, "2", RIGHT + RIGHT]
+    func = gated(rewards.numeric_correctness_reward, by=rewards.soft_format_reward)
+    completions = [RIGHT, WRONG, "2", RIGHT + RIGHT]
     assert func(completions=completions, answer=["2"] * 4) == [1.0, 0.0, 0.0, 0.0]
     assert func.columns == ["answer"]
     assert gated(sign_reward, by=length_reward)(completions=["+", "-"]) == [-1.0, -1.0]

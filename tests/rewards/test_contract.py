@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_nb.rewards import Scored, call, reward
-from grpo_nb.rewards.combine import is_async
+from grpo_nb.rewards.sets import is_async
 
 
 def test_a_column_that_is_missing_or_of_another_length_is_named():

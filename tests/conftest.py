@@ -31,10 +31,10 @@ TINY_SETTINGS = {
 # In this order: while the first makes `demo_run`, the next do without it.
 LONGEST = (
     *("test_unsloth_with_vllm", "test_pipeline", "test_real_model", "test_resume", "test_ranks"),
-    *("test_recipes", "test_unsloths_gpu_trainer", "test_families", "test_export"),
-    *("test_notebooks", "test_skill", "test_cluster", "test_guard", "test_reward_lab"),
+    *("test_reward_files", "test_unsloths_gpu_trainer", "test_families", "test_export"),
+    *("test_notebooks", "test_cluster", "test_guard", "test_reward_lab"),
     *("test_math_verify", "test_gate", "test_preflight", "test_models", "test_vision_training"),
-    *("test_sandbox", "test_check_environment", "test_the_gpus_cases"),
+    *("test_sandbox", "test_check_environment"),
     *("test_training", "test_run", "test_bases", "test_limits", "test_judge_in_training"),
     *("test_views", "test_caused"),
 )
@@ -61,12 +61,10 @@ SLOW = [
     "models/test_models.py",
     "models/test_real_model.py",
     "pipeline",
-    "project/test_benchmarks.py",
     "project/test_handbook.py",
     "project/test_notebooks.py",
     "project/test_reading_a_run.py",
-    "project/test_recipes.py",
-    "project/test_skill.py",
+    "reward_lab/test_reward_files.py",
     "rewards/test_calls.py",
     "rewards/test_tasks.py",
     "sandbox",
@@ -191,8 +189,8 @@ def forks(shared: Path):
 
 
 @pytest.fixture(scope="session")
-def demo_run(shared: Path) -> Run:
-    """The four notebooks, executed once with small parameters, in kernels that are no forks.
+def demo_run(shared: Path, forks) -> Run:
+    """The four notebooks, executed once with small parameters.
 
     The first process to come executes them. Do not write to it.
     """
@@ -200,7 +198,6 @@ def demo_run(shared: Path) -> Run:
 
     runs = {"GRPO_NB_RUNS": str(shared / "demo_run")}
     with patch.dict(os.environ, runs), FileLock(shared / "demo_run.lock"):
-        os.environ.pop("JUPYTER_PATH", None)
         run = Run("demo")
         if run.manifest().get("04", {}).get("status") != "done":
             run_pipeline("demo", "tiny-cpu", TINY_SETTINGS)

@@ -209,12 +209,13 @@ def a_training(tiny):
             assert calls[-1] == "awake", f"{name} while asleep"
         return whole(self, method, timeout, args, kwargs, **more)
 
+    report = {"checks": checks(tiny.start("checked"))}
     settings = tiny.policy.model.vllm_engine.llm_engine.vllm_config.model_config
     UniProcExecutor.collective_rpc, settings.enable_sleep_mode = call, True
     validated = {"train.eval_steps": 2, "train.guard_steps": 2, "grpo.max_steps": 3}
     try:
         trainer = tiny.start("whole", **validated, **{"grpo.beta": 0.05})
-        report = {"checks": checks(trainer), "steps": train(trainer), "looks": looks(trainer)}
+        report |= {"steps": train(trainer), "looks": looks(trainer)}
         report["sleeps"] = trainer.args.vllm_enable_sleep_mode
     finally:
         ends = calls[-1]

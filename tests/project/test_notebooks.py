@@ -30,7 +30,6 @@ from grpo_nb.training import read_lines
 
 FOLDER = project_path("notebooks")
 ALL = {"00": refresh.QUICKSTART, **NOTEBOOKS, "05": refresh.COMPARE}
-by_stage = pytest.mark.parametrize("stage", NOTEBOOKS)
 every_notebook = pytest.mark.parametrize("stage", ALL)
 PARAMETER = re.compile(r'(\w+): (str|bool|dict) = ("\w*"|False|{})  # \S.*')
 

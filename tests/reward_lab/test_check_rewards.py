@@ -24,8 +24,6 @@ PAIRS = [(16, 25), (170, 211), (68, 5), (91, 12), (33, 44), (750, 8)]
 NUMBERS = [{"prompt": f"What is {a} plus {b}?", "answer": str(a + b)} for a, b in PAIRS]
 CHATS = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in NUMBERS]
 NAMES = ["Ada Lovelace", "Karen Jones", "Emmy Noether", "Sophie Germain"]
-PEOPLE = [{"prompt": f"Who is number {n}?", "answer": name} for n, name in enumerate(NAMES)]
-LETTERS = [{"prompt": f"A, B, C or D: {n}?", "answer": a} for n, a in enumerate("BDACBD")]
 FIELDS = [json.dumps({"name": name, "age": 30 + n}) for n, name in enumerate(NAMES)]
 OBJECTS = [{"prompt": f"Read card {n}.", "answer": text} for n, text in enumerate(FIELDS)]
 TARGETS = [(93, [54, 34, 5]), (26, [20, 3, 3]), (63, [9, 7, 1]), (40, [8, 4, 8])]
@@ -899,7 +897,6 @@ def long(completions, **_):
 EMPTY = [*NUMBERS, {"prompt": "What is nothing?", "answer": ""}]
 OF_EMPTY = mine(lambda t, a: float(a in said(t) and (not a or said(t) == a)))
 ASKS_BOX = [{**row, "prompt": row["prompt"] + " Put it in \\boxed{}."} for row in NUMBERS]
-AS_TEXT = {"reference": lambda row: f"<answer>{row['answer']}</answer>"}
 WHOLE = [
     ("nothing earns", "stop", mine(lambda t, a: 1.0), NUMBERS),
     ("reads no answer", "warning", long, NUMBERS),
@@ -991,7 +988,6 @@ def test_completions_in_one_list_for_all_rows_are_refused():
 # -- rewards that fail on some completions are judged by what they score
 
 STRICT = mine(lambda t, a: float(int(t) == int(a)))
-UNREAD = mine(lambda t, a: float(t.strip() == a))
 
 
 def test_a_reward_that_raises_gets_one_stop_and_its_other_scores_count():

@@ -28,16 +28,6 @@ TINY_SETTINGS = {
     "grpo.max_steps": 4,
     "grpo.per_device_train_batch_size": 16,
 }
-# In this order: while the first makes `demo_run`, the next do without it.
-LONGEST = (
-    *("test_unsloth_with_vllm", "test_pipeline", "test_real_model", "test_resume", "test_ranks"),
-    *("test_recipes", "test_unsloths_gpu_trainer", "test_families", "test_export"),
-    *("test_notebooks", "test_skill", "test_cluster", "test_guard", "test_reward_lab"),
-    *("test_math_verify", "test_gate", "test_preflight", "test_models", "test_vision_training"),
-    *("test_sandbox", "test_check_environment", "test_the_gpus_cases"),
-    *("test_training", "test_run", "test_bases", "test_limits", "test_judge_in_training"),
-    *("test_views", "test_caused"),
-)
 # Importing these patches torch and TRL for good.
 collect_ignore = [
     "gpu_on_cpu/scenarios.py",
@@ -46,39 +36,20 @@ collect_ignore = [
 ]
 # Rewards that tests read as files; what runs in other environments: `make test-versions`.
 collect_ignore_glob = ["reward_files/*", "versions/*"]
-# What `make quick` does without: whole runs, most trainings, the shipped bases, browsers.
+# The longest first, so that no process waits for another at the end; `make quick` does without:
+# whole runs, most trainings, the shipped bases, browsers.
 SLOW = [
-    "answers/test_math_verify.py",
-    "browser",
-    "data/test_charts.py",
-    "environments/test_check_environment.py",
-    "environments/test_episodes.py",
-    "evaluation/test_evaluate.py",
-    "export/test_export.py",
-    "gpu_on_cpu",
-    "models/test_bases.py",
-    "models/test_families.py",
-    "models/test_models.py",
-    "models/test_real_model.py",
-    "pipeline",
-    "project/test_benchmarks.py",
-    "project/test_handbook.py",
-    "project/test_notebooks.py",
-    "project/test_reading_a_run.py",
-    "project/test_recipes.py",
-    "project/test_skill.py",
-    "rewards/test_calls.py",
+    *("gpu_on_cpu/test_unsloth_with_vllm.py", "pipeline/test_pipeline.py"),
+    *("models/test_real_model.py", "reward_lab/test_reward_files.py", "stages/test_resume.py"),
+    *("stages/test_ranks.py", "gpu_on_cpu/test_unsloths_gpu_trainer.py", "models/test_families.py"),
+    *("export/test_export.py", "project/test_notebooks.py", "pipeline", "training/test_guard.py"),
+    *("browser", "answers/test_math_verify.py", "training/test_preflight.py"),
+    *("models/test_models.py", "stages/test_vision_training.py", "sandbox"),
+    *("environments/test_check_environment.py", "stages/test_training.py", "models/test_bases.py"),
+    *("stages/test_judge_in_training.py", "environments/test_episodes.py", "export/test_gguf.py"),
+    *("evaluation/test_evaluate.py", "training/test_fast_cpu.py", "project/test_handbook.py"),
+    *("project/test_reading_a_run.py", "data/test_charts.py", "rewards/test_calls.py"),
     "rewards/test_tasks.py",
-    "sandbox",
-    "stages/test_judge_in_training.py",
-    "stages/test_ranks.py",
-    "stages/test_resume.py",
-    "stages/test_training.py",
-    "stages/test_vision_training.py",
-    "training/test_fast_cpu.py",
-    "training/test_guard.py",
-    "training/test_preflight.py",
-    "views/test_chat.py",
 ]
 LEFT_OUT = ""
 if os.environ.get("QUICK"):
@@ -148,9 +119,11 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take minutes first, so that no process waits for another at the end."""
-    places = {stem: place for place, stem in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+    def place(item: pytest.Item) -> int:
+        file = item.path.as_posix().partition("/tests/")[2]
+        return next((n for n, slow in enumerate(SLOW) if file.startswith(slow)), len(SLOW))
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -191,8 +164,8 @@ def forks(shared: Path):
 
 
 @pytest.fixture(scope="session")
-def demo_run(shared: Path) -> Run:
-    """The four notebooks, executed once with small parameters, in kernels that are no forks.
+def demo_run(shared: Path, forks) -> Run:
+    """The four notebooks, executed once with small parameters.
 
     The first process to come executes them. Do not write to it.
     """
@@ -200,7 +173,6 @@ def demo_run(shared: Path) -> Run:
 
     runs = {"GRPO_NB_RUNS": str(shared / "demo_run")}
     with patch.dict(os.environ, runs), FileLock(shared / "demo_run.lock"):
-        os.environ.pop("JUPYTER_PATH", None)
         run = Run("demo")
         if run.manifest().get("04", {}).get("status") != "done":
             run_pipeline("demo", "tiny-cpu", TINY_SETTINGS)

@@ -1,21 +1,14 @@
-"""A page of the handbook as its tests read it: its fences, its files, its shell.
+"""A page of the handbook as its tests read it: its fences and its files.
 
 A fence whose first line is `# name.py` or `# name.yaml` is a file that later fences find.
 """
 
-import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import forked
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-
-from grpo_nb.machine import PROJECT_ROOT
 
 COMMAND = re.compile(r"(\$ )?((\.venv/bin/)?python3? |make |grpo-nb |accelerate launch )")
 FILE = re.compile(r"# ([\w-]+\.(?:py|yaml))\b")
@@ -55,17 +48,3 @@ def write_files(page: Path, folder: Path) -> list[Path]:
             lines = [line for line in block.text.splitlines() if not COMMAND.match(line)]
             written[-1].write_text("\n".join(lines), encoding="utf-8")
     return written
-
-
-def run_shell(text: str, folder: Path, codes: tuple[int, ...] = (0,), **variables: str) -> str:
-    """What the commands print; the first that fails ends them, and the test by its exit code."""
-    environment = os.environ | {"PYTHONPATH": str(PROJECT_ROOT), "OMP_NUM_THREADS": "1"}
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment |= {"GRPO_NB_RUNS": str(folder / "runs"), "PATH": path, "COLUMNS": "300"}
-    environment |= variables
-    python = f'python() {{ {shlex.join(forked.python())} "$@"; }}\n'
-    done = subprocess.run(
-        ["bash", "-ec", python + text], cwd=folder, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode in codes, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
-    return done.stdout

@@ -1,4 +1,4 @@
-"""Rows with images, and a model that answers from their pixels, or without looking."""
+"""Rows with images, and a model that answers from their pixels."""
 
 from grpo_nb.models.engine import Engine, Sample, Sampling
 from grpo_nb.rewards.prompts import build_prompt, with_images
@@ -62,8 +62,3 @@ def seen(image, _=0):
 def half_seen(image, number):
     """It looks every other time, and else says something."""
     return seen(image) if number % 2 else "red"
-
-
-def blind(_, number):
-    """It says each color in turn, whatever it is shown."""
-    return list(COLORS)[number % len(COLORS)]

@@ -195,10 +195,6 @@ def rewrite(source, file, changes=None, without=(), values=lambda tensor: tensor
     return file
 
 
-def halved(tensor):
-    return tensor.data / 2 if "blk.1.ffn_down" in tensor.name else tensor.data
-
-
 def of_another_base(tensor):
     """The same size of weights, and other ones."""
     return tensor.data[::-1].copy() if "ffn_down" in tensor.name else tensor.data

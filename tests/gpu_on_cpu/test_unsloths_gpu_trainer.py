@@ -120,7 +120,7 @@ def test_it_logs_no_entropy_and_how_different_samples_are_says_as_much(report):
 def test_it_trains_on_episodes_and_masks_what_tools_say(report):
     seen = report("an_environment")
     assert "stop" not in seen["checks"].values()
-    assert [line["step"] for line in seen["steps"]] == [1, 2, 3, 4]
+    assert [line["step"] for line in seen["steps"]] == [1, 2]
     assert any(line["grad_norm"] > 0 for line in seen["steps"])
     assert any(line["tools/call_frequency"] > 0 for line in seen["steps"])
     for share, line in zip(seen["masks"], seen["steps"], strict=True):
@@ -131,7 +131,7 @@ def test_the_tools_work_beside_a_notebooks_own_trainer(report):
     seen = report("a_stock_trainer")
     assert "UnslothGRPOTrainer" in seen["trainer"] and "Trainer" in seen["trainer"]
     assert set(seen["checks"].values()) == {"ok"} and not seen["failure"]
-    assert [line["step"] for line in seen["steps"]] == [1, 2, 3, 4]
+    assert [line["step"] for line in seen["steps"]] == [1, 2, 3]
     assert len(seen["looks"]) == 3 and all(abs(look["score"]) < 4.7 for look in seen["looks"])
     assert len(seen["validated"]) == 3 and "adapter_model.safetensors" in seen["best"]
 

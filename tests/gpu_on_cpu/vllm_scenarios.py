@@ -157,17 +157,6 @@ def loading(tiny):
     return report | {"loaded again": texts(policy.engine) == untouched}
 
 
-def a_training(tiny):
-    settings = {"train.eval_steps": 2, "train.guard_steps": 2, "grpo.max_steps": 4}
-    trainer = tiny.start("whole", **settings)
-    report = {"checks": checks(trainer), "steps": train(trainer), "looks": looks(trainer)}
-    report["validated"] = [
-        line["eval/accuracy"] for line in lines(trainer) if "eval/format" in line
-    ]
-    report["dtypes"] = sorted({str(weight.dtype) for weight in tiny.trained().values()})
-    return report
-
-
 def an_environment(_):
     """Play with the base that calls tools, and so by an engine of its own."""
     task = {
@@ -180,12 +169,6 @@ def an_environment(_):
     make_run("plays", **task, **{"data.max_rows": 64})
     acts, settings = rewards.load_preset("environment"), SETTINGS | task
     trainer = trainer_of(Run("plays"), load(**task), acts, **settings)
-    return {"steps": train(trainer), "looks": looks(trainer)}
-
-
-def a_reference(tiny):
-    """beta > 0: TRL keeps a second adapter, which vLLM must not take for the policy's."""
-    trainer = tiny.start("beta", **{"grpo.beta": 0.05, "train.guard_steps": 1})
     return {"steps": train(trainer), "looks": looks(trainer)}
 
 
@@ -205,8 +188,12 @@ def faults(tiny):
     return stopped
 
 
-def standby(tiny):
-    """Whether the engine is asked to run while it sleeps, by flags in the place of its memory."""
+def a_training(tiny):
+    """With all that may be set: validation, guard, a reference, and an engine that sleeps.
+
+    beta > 0: TRL keeps a second adapter, which vLLM must not take for the policy's. Whether the
+    engine is asked to run while it sleeps is seen by flags in the place of its memory.
+    """
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     calls, whole = ["awake"], UniProcExecutor.collective_rpc
@@ -222,16 +209,23 @@ def standby(tiny):
             assert calls[-1] == "awake", f"{name} while asleep"
         return whole(self, method, timeout, args, kwargs, **more)
 
+    report = {"checks": checks(tiny.start("checked"))}
     settings = tiny.policy.model.vllm_engine.llm_engine.vllm_config.model_config
     UniProcExecutor.collective_rpc, settings.enable_sleep_mode = call, True
+    validated = {"train.eval_steps": 2, "train.guard_steps": 2, "grpo.max_steps": 3}
     try:
-        trainer = tiny.start("standby", **{"train.eval_steps": 2, "train.guard_steps": 2})
-        report = {"sleeps": trainer.args.vllm_enable_sleep_mode, "steps": train(trainer)}
+        trainer = tiny.start("whole", **validated, **{"grpo.beta": 0.05})
+        report |= {"steps": train(trainer), "looks": looks(trainer)}
+        report["sleeps"] = trainer.args.vllm_enable_sleep_mode
     finally:
         ends = calls[-1]
         tiny.policy.model.vllm_engine.wake_up()
         UniProcExecutor.collective_rpc, settings.enable_sleep_mode = whole, False
-    return report | {"calls": len(calls), "ends": ends, "looks": looks(trainer)}
+    report["validated"] = [
+        line["eval/accuracy"] for line in lines(trainer) if "eval/format" in line
+    ]
+    report["dtypes"] = sorted({str(weight.dtype) for weight in tiny.trained().values()})
+    return report | {"calls": len(calls), "ends": ends}
 
 
 def folding(tiny):
@@ -247,7 +241,7 @@ def folding(tiny):
 
 def a_stock_trainer(tiny):
     """Beside the trainer of a notebook of Unsloth's, which knows no run."""
-    one = tiny.start("stock", **{"train.eval_steps": 2, "grpo.max_steps": 4})
+    one = tiny.start("stock", **{"train.eval_steps": 2, "grpo.max_steps": 3})
     with contextlib.chdir(FOLDER):  # Unsloth writes the adapter's configuration where it is
         return beside_a_stock_trainer(one, FOLDER / "beside")
 
@@ -257,10 +251,7 @@ def closing(tiny):
     return {name: os.environ.get(name) for name in models.policy.ENGINE_VARIABLES}
 
 
-SCENARIOS = (
-    *(loading, a_training, a_reference, faults, a_stock_trainer),
-    *(standby, folding, closing, an_environment),
-)
+SCENARIOS = (loading, a_training, faults, a_stock_trainer, folding, closing, an_environment)
 
 
 def main():

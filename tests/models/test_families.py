@@ -32,8 +32,7 @@ def policy_of(folder, backend, **settings):
     return models.load_policy(config)
 
 
-@BACKENDS
-@pytest.mark.parametrize("in_4bit", [True, False])
+@pytest.mark.parametrize(("backend", "in_4bit"), [("unsloth", True), ("transformers", False)])
 def test_an_adapter_reaches_every_linear_layer_and_the_experts(folders, backend, in_4bit):
     from peft.tuners.lora import LoraLayer
 

@@ -47,6 +47,15 @@ def test_the_functions_of_the_stages_write_what_the_notebooks_write(demo_run, ru
         assert ours[stage]["outputs"] == theirs[stage]["outputs"]
 
 
+def test_a_task_of_programs_passes_the_test_of_its_rewards(runs_dir):
+    small = {"data.max_rows": 40, "data.eval_rows": 8, "rewards.baseline_completions": 4}
+    small |= {"task": "code", "rewards.baseline_prompts": 4}
+    start = partial(runs.start, run_name="coder", settings=small, all_stages=True)
+    stages.prepare_data(start("01", profile="tiny-cpu"))
+    _, verdict = stages.test_rewards(start("02"))
+    assert verdict.passed, verdict
+
+
 def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, forks, capsys):
     single = runs_dir / "single.jsonl"
     single.write_text('{"question": "1 + 1?", "answer": "2"}\n')
@@ -149,8 +158,9 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
 
 
 def test_a_task_with_images_goes_through_the_four_notebooks(runs_dir, forks):
-    short = {"grpo.max_steps": 2, "data.max_rows": 80, "train.eval_prompts": 4}
+    short = {"grpo.max_steps": 2, "data.max_rows": 80, "data.eval_rows": 8, "train.eval_prompts": 4}
     short |= {"rewards.baseline_prompts": 12, "evaluate.samples": 1, "export.parity_prompts": 2}
+    short |= {"grpo.per_device_train_batch_size": 16, "rewards.baseline_completions": 4}
     run = pipeline.run_pipeline("charts", "tiny-cpu", {"task": "charts", **short})
     assert not run.undone()
     sampled = pd.concat(map(pd.read_parquet, (run / "train/completions").glob("*.parquet")))

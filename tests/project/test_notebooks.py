@@ -30,7 +30,6 @@ from grpo_nb.training import read_lines
 
 FOLDER = project_path("notebooks")
 ALL = {"00": refresh.QUICKSTART, **NOTEBOOKS, "05": refresh.COMPARE}
-by_stage = pytest.mark.parametrize("stage", NOTEBOOKS)
 every_notebook = pytest.mark.parametrize("stage", ALL)
 PARAMETER = re.compile(r'(\w+): (str|bool|dict) = ("\w*"|False|{})  # \S.*')
 
@@ -225,10 +224,8 @@ def test_on_colab_the_setup_cell_installs_once_and_stops_with_a_sentence(runtime
     assert said.endswith("pip could not install requirements.txt; its message is above.\n")
     (venv,) = (runtime / "venv/lib").glob("python*/site-packages")
     assert (venv / "ipython-1.dist-info").is_dir(), "the kernel's own stack stays as it is"
-
-
-def test_where_the_project_cannot_be_fetched_the_cell_says_what_to_set(runtime):
-    shutil.rmtree(runtime / "origin")
+    for name in ("origin", "content/project"):
+        shutil.rmtree(runtime / name)
     said, code = colab(runtime)
     assert code == 1
     assert said.endswith("cannot be fetched: set PROJECT_URL to a copy of it\n")
@@ -426,5 +423,3 @@ def test_what_was_trained_is_taken_elsewhere(demo_run, kernels, monkeypatch):
     task = (write_task(run) / "lm_eval.yaml").read_text()
     assert 'samples: [{"question": "1 + 1?", "answer": "{2}"}]' in task
     assert "num_fewshot: 1\n" in task and "doc_to_target: '{{answer}}'}" in task
-    assert sent[0] == (("me/adder",), {"private": True, "exist_ok": True})
-    assert sent[1][1] == {"repo_id": "me/adder", "folder_path": names["merged_path"]}

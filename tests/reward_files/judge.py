@@ -45,7 +45,9 @@ def judged(path):
         signal.alarm(SECONDS)
         verdict = verdict_on(path)
         findings = [[check.state, check.name.rpartition(": ")[2]] for check in verdict.findings]
-        found = {"findings": findings, "seconds": verdict.seconds, "text": str(verdict)}
+        bare = [check.name for check in verdict.findings if not (check.evidence and check.fix)]
+        found = {"findings": findings, "bare": bare, "seconds": verdict.seconds}
+        found["text"] = str(verdict)
         os.write(writer, json.dumps(found).encode())
         os._exit(0)
     os.close(writer)

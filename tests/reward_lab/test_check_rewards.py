@@ -3,15 +3,11 @@
 import json
 import logging
 import math
-import os
-import random
 import re
-import tempfile
 import time
 from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 import scripted_judges as scripts
@@ -28,8 +24,6 @@ PAIRS = [(16, 25), (170, 211), (68, 5), (91, 12), (33, 44), (750, 8)]
 NUMBERS = [{"prompt": f"What is {a} plus {b}?", "answer": str(a + b)} for a, b in PAIRS]
 CHATS = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in NUMBERS]
 NAMES = ["Ada Lovelace", "Karen Jones", "Emmy Noether", "Sophie Germain"]
-PEOPLE = [{"prompt": f"Who is number {n}?", "answer": name} for n, name in enumerate(NAMES)]
-LETTERS = [{"prompt": f"A, B, C or D: {n}?", "answer": a} for n, a in enumerate("BDACBD")]
 FIELDS = [json.dumps({"name": name, "age": 30 + n}) for n, name in enumerate(NAMES)]
 OBJECTS = [{"prompt": f"Read card {n}.", "answer": text} for n, text in enumerate(FIELDS)]
 TARGETS = [(93, [54, 34, 5]), (26, [20, 3, 3]), (63, [9, 7, 1]), (40, [8, 4, 8])]
@@ -79,13 +73,6 @@ def as_json(text):
         return None
 
 
-def near(text, answer):
-    try:
-        return float(not abs(float(said(text)) - float(answer)) > 0.05 * float(answer))
-    except ValueError:
-        return 0.0
-
-
 def evaluated(text):
     try:
         return eval(text, {}) if re.fullmatch(r"[\d+\-*/() ]+", text) else None
@@ -121,37 +108,18 @@ def found(reward, rows=NUMBERS, **options):
 SOUND = mine(exact)
 SAME = mine(lambda text, answer: float(said(text) == answer))
 SOUND_OBJECT = mine(lambda t, a: float(as_json(t) == json.loads(a)))
+# The other families are fallen for by the corpus, whose sound rewards are accused of none.
 FALLS = {
-    "any answer": lambda t, a: float(said(t) == a or said(t).isalpha()),
-    "nothing written": lambda t, a: float(not t.strip() or exact(t, a)),
-    "empty form": lambda t, a: float(bool(TAGGED.search(t)) and said(t) in ("", a)),
-    "not a number": near,
-    "near miss": near,
     "malformed answer": lambda t, a: float(said(t) == a or said(t) == "²"),
-    "cut off": lambda t, a: float("<answer>" in t and "</answer>" not in t) or exact(t, a),
     "plea": lambda t, a: float("full marks" in t) or exact(t, a),
-    "several answers": lambda t, a: float(a in re.split(" or |, ", said(t))),
     "mentioned": lambda t, a: float(a in re.findall(r"\d+", t)),
     "equation": lambda t, a: float(said(t).split(" = ")[-1] == a),
     "every number": lambda t, a: float(len(re.findall(r"\d+", t)) > 60) or exact(t, a),
-    "stuffing": lambda t, a: exact(t, a) + t.count("therefore") / 4,
     "own words": lambda t, a: exact(t, a) + 0.9 * bool(re.search(r"\[hop \d\]", t)),
     "repetition": lambda t, a: exact(t, a) + (t.count("The answer is") > 20),
-    "length": lambda t, a: exact(t, a) + min(2, len(t) / 1000),
-    "length pays": lambda t, a: exact(t, a) * (1 + min(2, len(t) / 1000)),
-    "copied from the prompt": lambda t, a: exact(t, a) or float("What is" in t),
-    "part of a number": lambda t, a: float(said(t).startswith(a)),
-    "line breaks": lambda t, a: float(bool(re.search(f"<answer>{a}</answer>$", t))),
-    "spelling": lambda t, a: float(said(t) == a),
 }
 OTHER_ROWS = [
-    ("negated", PEOPLE, mine(lambda t, a: float(said(t).endswith(a))), SAME),
-    ("unfinished", PEOPLE, mine(lambda t, a: float(a.startswith(said(t) or "?"))), SAME),
-    ("several answers", LETTERS, mine(lambda t, a: float(a in said(t))), SAME),
-    ("near miss", OBJECTS, mine(lambda t, a: float(t[:17] == a[:17])), SOUND_OBJECT),
-    ("spelling", OBJECTS, mine(lambda t, a: float(t == a)), SOUND_OBJECT),
     ("any answer", OBJECTS, mine(lambda t, a: float(t in (a, "null"))), SOUND_OBJECT),
-    ("program", PROGRAMS, mine(lambda t, a: float("PASS" in t or said(t) == a)), SAME),
     (
         "copied from the prompt",
         COUNTDOWN,
@@ -283,74 +251,23 @@ def new_and_slow(text, answer, texts=set()):  # noqa: B006 (this is the flaw)
     return exact(text, answer) + is_new / 5
 
 
-def remembering():
-    seen = set()
-
-    def score(text, answer):
-        new = text not in seen
-        seen.add(text)
-        return exact(text, answer) + 0.5 * new
-
-    return mine(score)
-
-
-def by_place(completions, answer, **_):
-    pairs = zip(texts_of(completions), answer, strict=True)
-    return [exact(*pair) + place / 99 for place, pair in enumerate(pairs)]
-
-
 def shorter(completions, answer, **_):
     texts = texts_of(completions)
     pairs = zip(texts, answer, strict=True)
     return [exact(*pair) * (2 - len(pair[0]) / max(1, *map(len, texts))) for pair in pairs]
 
 
-def moving(text, answer):
-    os.chdir(tempfile.gettempdir())
-    random.seed(0)
-    return exact(text, answer)
-
-
-def by_clock(completions, answer, **_):
-    pairs = zip(texts_of(completions), answer, strict=True)
-    return [exact(*pair) * (1 + time.time() % 7919) for pair in pairs]
-
-
 def now():
     return time.time() % 1
 
 
-def of_answer(text, answer):
-    return 1 / len(said(text)) * exact(text, answer)
-
-
-def of_messages(completions, **_):
-    return [len(c[0]["content"]) for c in completions]
-
-
-CUBIC = re.compile(r"\s*\s*\s*!")
-RULES = [
-    ("raises", "stop", mine(of_answer), "ZeroDivisionError: division by zero on '"),
-    ("wrong type", "stop", of_messages, "completions are text, it reads messages"),
-    ("missing column", "stop", lambda completions, gold, **_: [1.0], "'gold'; .* ['answer']"),
-    ("missing column", "stop", mine(exact, "gold"), "reads 'gold'; the rows have ['answer']"),
-    ("wrong length", "stop", lambda completions, **_: [1.0] * 99, "99 scores for "),
-    ("wrong length", "stop", lambda completions, **_: [1.0], "1 scores for "),
+RULES = [  # that no file of the corpus breaks, or not so
     ("no number", "stop", mine(lambda t, a: said(t)), "a score is ''"),
-    ("not finite", "stop", mine(lambda t, a: exact(t, a) or math.nan), "a score is nan"),
-    ("None", "stop", mine(lambda t, a: None), "None for 100% of"),
     ("None", "warning", mine(lambda t, a: exact(t, a) or None), "None for "),
-    ("random", "stop", mine(lambda t, a: exact(t, a) + random.random() / 9), "on a second call"),
-    ("random", "stop", mine(lambda t, a: exact(t, a) + np.random.rand() / 9), "of"),
     ("random", "stop", mine(lambda t, a: exact(t, a) + hidden() / 9), "on a second call"),
-    ("state", "stop", remembering, "scores changed"),
     ("state", "stop", generous_at_first, "after the first calls"),
     ("state", "stop", new_and_slow, "after the first calls"),
-    ("clock", "stop", by_clock, "scores change"),
     ("clock", "stop", mine(lambda t, a: exact(t, a) + now()), "scores change"),
-    ("order", "stop", by_place, "when the batch was reordered"),
-    ("side effects", "warning", mine(moving), "it changes the working directory; it seeds random"),
-    ("slow", "warning", mine(lambda t, a: exact(t, a) + bool(CUBIC.match(t))), " s for"),
     ("hangs", "stop", mine(hanging), "for one completion of .* characters: 'a' repeated"),
     ("hangs", "stop", mine(lambda t, a: float(str(evaluated(said(t)))[:99] == a)), "7**300000"),
 ]
@@ -361,17 +278,13 @@ def test_each_rule_of_the_linter_names_the_reward_with_evidence_and_a_fix(
     rule, state, reward, evidence, monkeypatch
 ):
     monkeypatch.setattr(linter, "HANGS", 2.0)
-    if reward is remembering:
-        reward = remembering()
-    folder = os.getcwd()  # noqa: PTH109
     verdict = found(reward)
     title = f"{reward.__name__}: {rule}"
     assert title in names_of(verdict), verdict
     (check,) = [check for check in verdict.findings if check.name == title]
-    assert check.state == state and (check.fix or state == "note")
-    assert re.search(evidence.replace("[", r"\[").replace("**", r"\*\*"), check.evidence), check
+    assert check.state == state and check.fix
+    assert re.search(evidence.replace("**", r"\*\*"), check.evidence), check
     assert verdict.passed is (state != "stop") or len(names_of(verdict, "stop")) > 0
-    assert os.getcwd() == folder  # noqa: PTH109
 
 
 def test_a_reward_that_compares_the_batch_is_attacked_in_groups():
@@ -984,7 +897,6 @@ def long(completions, **_):
 EMPTY = [*NUMBERS, {"prompt": "What is nothing?", "answer": ""}]
 OF_EMPTY = mine(lambda t, a: float(a in said(t) and (not a or said(t) == a)))
 ASKS_BOX = [{**row, "prompt": row["prompt"] + " Put it in \\boxed{}."} for row in NUMBERS]
-AS_TEXT = {"reference": lambda row: f"<answer>{row['answer']}</answer>"}
 WHOLE = [
     ("nothing earns", "stop", mine(lambda t, a: 1.0), NUMBERS),
     ("reads no answer", "warning", long, NUMBERS),
@@ -1076,7 +988,6 @@ def test_completions_in_one_list_for_all_rows_are_refused():
 # -- rewards that fail on some completions are judged by what they score
 
 STRICT = mine(lambda t, a: float(int(t) == int(a)))
-UNREAD = mine(lambda t, a: float(t.strip() == a))
 
 
 def test_a_reward_that_raises_gets_one_stop_and_its_other_scores_count():

@@ -63,8 +63,7 @@ SIX = {"grpo.max_steps": 6, "train.eval_steps": 3, "grpo.save_steps": 2}
 def ends_as(straight, run):
     """Whether a run has the metrics and the last checkpoint of the one that nothing disturbed."""
     last, (weights, metrics) = digests(run / "train/checkpoint-6"), straight
-    parts = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt")
-    return comparable(run) == metrics and all(last[part] == weights[part] for part in parts)
+    return comparable(run) == metrics and all(last[part] == weights[part] for part in PARTS[:3])
 
 
 def stop_after(trainer, step):
@@ -73,17 +72,17 @@ def stop_after(trainer, step):
         trainer.train()
 
 
-@pytest.mark.parametrize(
-    "name", ["adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"]
-)
-def test_a_resume_that_fails_leaves_the_checkpoint_as_it_is(runs_dir, name, monkeypatch, straight):
+PARTS = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+
+
+def test_a_resume_that_fails_leaves_the_checkpoint_as_it_is(runs_dir, monkeypatch, straight):
     """Also in the same kernel, where the trainer still holds the step it was stopped at."""
     run = make_run("here", **SIX)
     one = trainer_of(run)
     stop_after(one, 4)
     before = digests(run / "train/checkpoint-4")
 
-    def unreadable(load):
+    def unreadable(load, name):
         def load_unless_it_is(file, *args, **kwargs):
             if Path(str(file)).name == name:
                 raise OSError(5, "Input/output error", str(file))
@@ -91,16 +90,17 @@ def test_a_resume_that_fails_leaves_the_checkpoint_as_it_is(runs_dir, name, monk
 
         return load_unless_it_is
 
-    with monkeypatch.context() as disk:
-        disk.setattr(torch, "load", unreadable(torch.load))
-        disk.setattr("peft.utils.save_and_load.safe_load_file", unreadable(load_file))
-        for trainer in (trainer_of(run), one):
-            with pytest.raises(OSError, match="Input/output") as caught:
-                trainer.train()
-            assert digests(run / "train/checkpoint-4") == before
-            [note] = caught.value.__notes__
-            assert "kept up to step 4; run this again" in note
-            assert steps_of(run / "train") == [2, 4]
+    for name in PARTS:
+        with monkeypatch.context() as disk:
+            disk.setattr(torch, "load", unreadable(torch.load, name))
+            disk.setattr("peft.utils.save_and_load.safe_load_file", unreadable(load_file, name))
+            for trainer in (trainer_of(run), one):
+                with pytest.raises(OSError, match="Input/output") as caught:
+                    trainer.train()
+                assert digests(run / "train/checkpoint-4") == before, name
+                [note] = caught.value.__notes__
+                assert "kept up to step 4; run this again" in note
+                assert steps_of(run / "train") == [2, 4]
     trainer_of(run).train()
     assert ends_as(straight, run)
 

@@ -14,11 +14,6 @@ import numpy as np
 EPSILON = 1e-4  # added to standard deviations, as in TRL
 
 
-def weighted(scores: np.ndarray, weights: Sequence[float]) -> np.ndarray:
-    """Return what each reward adds to the total, [completions, rewards]; None counts as 0."""
-    return np.nan_to_num(scores * np.asarray(weights))
-
-
 def weighted_totals(scores: np.ndarray, weights: Sequence[float]) -> np.ndarray:
     """Return the weighted sum of each completion's scores.
 
@@ -29,7 +24,7 @@ def weighted_totals(scores: np.ndarray, weights: Sequence[float]) -> np.ndarray:
     Returns:
         Totals, [completions]. None counts as 0; the total is NaN if no reward gave a score.
     """
-    totals = weighted(scores, weights).sum(axis=1)
+    totals = np.nan_to_num(scores * np.asarray(weights)).sum(axis=1)
     return np.where(np.isnan(scores).all(axis=1), np.nan, totals)
 
 

@@ -210,7 +210,7 @@ class RewardCheck:
         self.attacks = verified(options.attacks)
         self.checks: list[Check] = []
         self.written: written.Written | None = None
-        self.paid: amounts.Amounts | None = None
+        self.paid: amounts.Earned | None = None
         self.roles: amounts.Roles | None = None
         self.results: list[amounts.Result] = []
         self.unusable = self.executed = False
@@ -576,9 +576,12 @@ class RewardCheck:
         if self.roles:
             for role in self.ROLES:
                 part |= {names[number]: role for number in getattr(self.roles, role)}
-            titles = ("the right answer", "another row's answer", "an empty completion")
-            means = self.paid.table[:3].sum(axis=2).mean(axis=1).tolist()
-            earned = dict(zip(titles, means, strict=True))
+            means = {
+                "the right answer": self.paid.right,
+                "another row's answer": self.paid.wrong,
+                "an empty completion": self.paid.empty,
+            }
+            earned = {title: float(each.sum(axis=1).mean()) for title, each in means.items()}
         reference = style.right(self.paid.rows[0]) if self.paid else ""
         lines = amounts.table(self.results, names)
         return RewardVerdict(

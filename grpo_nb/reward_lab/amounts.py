@@ -15,7 +15,7 @@ import numpy as np
 
 from grpo_nb.checks import Check
 from grpo_nb.files import read_yaml
-from grpo_nb.reward_lab import literals
+from grpo_nb.reward_lab import source
 from grpo_nb.reward_lab.attacks import HACKS, HEDGES, KNOWING, SAMPLED, Attack, Attacks
 from grpo_nb.reward_lab.columns import distinct_rows
 from grpo_nb.reward_lab.programs import BODIES, HEAD, tests_of
@@ -44,11 +44,11 @@ SECONDS = 0.4  # for scoring attacks: slow rewards get fewer rows
 IMPLIED = {
     "nothing written": None,
     "any answer": None,
-    "empty form": ("nothing written", "plea", literals.FAMILY),
+    "empty form": ("nothing written", "plea", source.FAMILY),
     "mentioned": ("negated", "several answers", "every number", "equation", "part of a number"),
     "several answers": ("every number", "equation", "negated"),
-    "stuffing": ("plea", "repetition", literals.FAMILY),
-    "length": ("repetition", literals.FAMILY),
+    "stuffing": ("plea", "repetition", source.FAMILY),
+    "length": ("repetition", source.FAMILY),
     "empty program": ("changed arguments", "copied from the prompt"),
 }
 
@@ -231,7 +231,7 @@ def _not_by_chance(attack: Attack, earned: Earned, part: Roles) -> Sequence[int]
     share = earned.share_of_right(part)
     if (share >= HALF).all() and len(share) > 1:
         return range(len(share))
-    is_listed = attack.family not in (literals.FAMILY, SAMPLED)
+    is_listed = attack.family not in (source.FAMILY, SAMPLED)
     return np.flatnonzero(~(share >= FULL) if is_listed else share <= MARGIN)
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_nb.files import read_yaml
-from grpo_nb.reward_lab import literals
+from grpo_nb.reward_lab import source
 from grpo_nb.reward_lab.columns import EXPRESSION
 from grpo_nb.reward_lab.programs import BODIES, asked, tests_of
 from grpo_nb.reward_lab.scoring import Scorer, prompt_text
@@ -93,8 +93,7 @@ class Attacks:
     @cached_property
     def words(self) -> dict[str, str]:
         """Return the strings of the rewards' code, repeated; {} if the rewards are slow."""
-        words = [] if self.scorer.any_slow else literals.words_of(self.scorer)
-        return literals.stuffed(words) if words else {}
+        return source.stuffed(self.scorer.words) if self.scorer.words else {}
 
     def on(self, row: int) -> list[tuple[Attack, str]]:
         """Return the attacks that can be written on a row; slow rewards get few of each family."""
@@ -122,7 +121,7 @@ class Attacks:
             beside = self.style.wrong(row, text)
             beside = beside if text in beside else f"{text}\n{beside}"
             for title, whole in ((name, text), (f"{name}, in form", beside)):
-                yield Attack(title, literals.FAMILY, "hollow", ""), whole[: self.longest]
+                yield Attack(title, source.FAMILY, "hollow", ""), whole[: self.longest]
         for number, text in enumerate(self.sampled, start=1):
             yield Attack(f"sampled and wrong, {number}", SAMPLED, "hollow", ""), text
 

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grpo_nb.checks import Check, Checks
-from grpo_nb.reward_lab import amounts, columns, linter, literals, programs, scoring, written
+from grpo_nb.reward_lab import amounts, columns, linter, programs, scoring, source, written
 from grpo_nb.reward_lab.amounts import FIXES
 from grpo_nb.reward_lab.attacks import HACKS, Attack, Attacks, verified
-from grpo_nb.reward_lab.mentions import accepted, columns_of, missing_columns, strings_of
 from grpo_nb.reward_lab.scoring import TIE, Fault, Row, Scorer, cut, prompt_text, read_rows
+from grpo_nb.reward_lab.source import accepted, columns_of, missing_columns, strings_of
 from grpo_nb.rewards.contract import TRLS_OWN, parameters_of
 from grpo_nb.rewards.judge import LLMJudge
 
@@ -418,16 +418,16 @@ class RewardCheck:
         requests = written.asked_forms([prompt_text(row) for row in scorer.rows[:3]])
         texts = ["", "so it is " * 3, "1", "<a></a>"]
         texts += [written.fill(form, "1", "so it is") for form in requests[:3]]
-        count, words = len(texts), [] if scorer.any_slow else literals.words_of(scorer)
+        count, words = len(texts), scorer.words
         texts.append(("so it is " * self.longest)[: self.longest])
-        texts += literals.stuffed(words, "\n").values() if words else ()
+        texts += source.stuffed(words, "\n").values() if words else ()
         rows = range(1 if scorer.any_slow else min(GROUP, len(scorer.rows)))
         pairs = [(row, text) for text in texts for row in rows]
         earned = scorer.totals(pairs).reshape(-1, len(rows)).mean(axis=1)
         best, most = int(earned.argmax()), earned[:count].max()
         evidence = f"{cut(texts[best])} earns {earned[best]:.3g}"
         if best >= count and earned[best] > most + TIE:
-            name = "length" if best == count else literals.FAMILY
+            name = "length" if best == count else source.FAMILY
             more = f"{evidence}, other text without content at most {most:.3g}"
             self.add(name, "warning", more)
         if should_differ and not np.ptp(earned[: count + 1]):

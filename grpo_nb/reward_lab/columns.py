@@ -11,9 +11,9 @@ from itertools import permutations
 from typing import Any
 
 from grpo_nb.answers.find import extract_boxed, extract_hash_answer
-from grpo_nb.reward_lab.mentions import columns_of
 from grpo_nb.reward_lab.programs import spoiled
 from grpo_nb.reward_lab.scoring import Row, Scorer, prompt_text
+from grpo_nb.reward_lab.source import columns_of
 
 OTHERS = 32  # distinct answers among which a row's wrong answer is looked for
 COPIED = 0.3  # an answer that is more than this share of its prompt is the prompt

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from grpo_nb.reward_lab.mentions import names_used
 from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer, clock, silent
+from grpo_nb.reward_lab.source import names_used
 from grpo_nb.rewards.calls import TookTooLong, kept
 from grpo_nb.rewards.judge import GroupJudge, LLMJudge
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grpo_nb.files import read_yaml
-from grpo_nb.reward_lab.mentions import names_used
 from grpo_nb.reward_lab.scoring import TIE, Pair, Row, Scorer, clock, cut
+from grpo_nb.reward_lab.source import names_used
 from grpo_nb.rewards.calls import TookTooLong
 
 HEAD = re.compile(r"def (\w+)\(([^()]*)\)(?: *-> *[^\n:]+)?:")

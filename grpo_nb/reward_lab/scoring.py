@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from grpo_nb.reward_lab.mentions import accepted, mentions, missing_columns
+from grpo_nb.reward_lab.source import accepted, mentions, missing_columns, words_of
 from grpo_nb.rewards.calls import TookTooLong, run
 from grpo_nb.rewards.contract import unwrapped
 from grpo_nb.rewards.judge import LLMJudge
@@ -199,6 +199,12 @@ class Scorer:
     def any_slow(self) -> bool:
         """Return whether one of the rewards is slow."""
         return any(map(self.is_slow, range(len(self.funcs))))
+
+    @property
+    def words(self) -> list[str]:
+        """Return what the rewards' code looks for; [] if one of them is slow."""
+        names = [*self.columns, *self.names]
+        return [] if self.any_slow else words_of(self.funcs, names)
 
     @property
     def each(self) -> np.ndarray:

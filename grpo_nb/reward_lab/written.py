@@ -24,10 +24,9 @@ from grpo_nb.reward_lab.columns import (
     joined,
     others_of,
 )
-from grpo_nb.reward_lab.mentions import strings_of
-from grpo_nb.reward_lab.patterns import forms_in
 from grpo_nb.reward_lab.programs import HEAD, program_in
 from grpo_nb.reward_lab.scoring import TIE, Row, Scorer, prompt_text
+from grpo_nb.reward_lab.source import forms_in, strings_of
 
 TRIED_ROWS = 4  # rows on which the best forms are compared
 BEST = 6  # forms that are compared on all of these rows

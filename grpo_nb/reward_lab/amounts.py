@@ -16,7 +16,7 @@ import numpy as np
 from grpo_nb.checks import Check
 from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab import source
-from grpo_nb.reward_lab.attacks import HACKS, HEDGES, KNOWING, SAMPLED, Attack, Attacks
+from grpo_nb.reward_lab.attacks import FILE, HACKS, HEDGES, KNOWING, SAMPLED, Attack, Attacks
 from grpo_nb.reward_lab.columns import distinct_rows
 from grpo_nb.reward_lab.programs import BODIES, HEAD, tests_of
 from grpo_nb.reward_lab.scoring import TIE, Pair, Scorer, cut
@@ -37,22 +37,8 @@ MORE_THAN_WRONG = "earns more than an honest wrong answer"
 COPIED = "copied from the prompt"
 GUESSES = (COPIED, "every number", "any answer")
 LEAST_ROWS, MOST_ROWS = 1, 8
-MOST_SAMPLED = 3  # sampled completions that are tried as attacks
 JUDGED_ROWS = 2  # on which attacks on judges are scored
 SECONDS = 0.4  # for scoring attacks: slow rewards get fewer rows
-# Once an attack of the first family wins, the others follow from it; None: all others.
-IMPLIED = {
-    "nothing written": None,
-    "any answer": None,
-    "empty form": ("nothing written", "plea", source.FAMILY),
-    "mentioned": ("negated", "several answers", "every number", "equation", "part of a number"),
-    "several answers": ("every number", "equation", "negated"),
-    "stuffing": ("plea", "repetition", source.FAMILY),
-    "length": ("repetition", source.FAMILY),
-    "empty program": ("changed arguments", "copied from the prompt"),
-}
-
-
 # Right answers beside another one: they say something only as the second of a pair.
 BESIDE = {"the wrong one first", "another before", "another after", "another in text"}
 WORDS = re.compile(r"[^\W\d_]{4,}[^\d\[\]{}()<>]*")  # answers of which "not" says the opposite
@@ -229,32 +215,10 @@ def _in_pairs(results: Sequence[Result], answers: Iterable[str]) -> list[Result]
 def _not_by_chance(attack: Attack, earned: Earned, part: Roles) -> Sequence[int]:
     """Return the places of a text that is not right by chance; all if it is half right on all."""
     share = earned.share_of_right(part)
-    if (share >= HALF).all() and len(share) > 1:
+    if attack.family != SAMPLED and (share >= HALF).all() and len(share) > 1:
         return range(len(share))
     is_listed = attack.family not in (source.FAMILY, SAMPLED)
     return np.flatnonzero(~(share >= FULL) if is_listed else share <= MARGIN)
-
-
-def best_wrong(scorer: Scorer, written: Written, part: Roles, sampled: Sequence[Pair]) -> list[str]:
-    """Return the sampled completions that are wrong and earn much more than a wrong answer.
-
-    Args:
-        scorer: The rewards.
-        written: How right answers are written.
-        part: What each reward pays for.
-        sampled: Completions that the model sampled, with their rows.
-    """
-    pairs = [pair for pair in dict.fromkeys(sampled) if pair[0] in written.answers]
-    if not pairs:
-        return []
-    rows = measure(scorer, written, list(dict.fromkeys(row for row, _ in pairs))).rows
-    earned = Earned(scorer, [p for p in pairs if p[0] in rows and p not in scorer.failed])
-    honest = np.maximum(earned.wrong.sum(axis=1), earned.longer.sum(axis=1))
-    extra = earned.own.sum(axis=1) - honest
-    is_wrong = earned.share_of_right(part) <= MARGIN
-    is_paid = is_wrong & (extra > NEARLY * earned.gap + TIE)
-    order = [place for place in np.argsort(-extra, kind="stable") if is_paid[place]]
-    return list(dict.fromkeys(earned.pairs[place][1] for place in order))[:MOST_SAMPLED]
 
 
 def runs_here(scorer: Scorer, written: Written, row: int) -> bool:
@@ -333,7 +297,7 @@ def findings(results: Sequence[Result], names: Sequence[str], part: Roles) -> li
     stops = {f for f, each in winners.items() if any(r.level == "stop" for r in each)}
     hacks = {f for f, each in winners.items() if any(r.attack.kind in HACKS for r in each)}
     hidden: set[str] = set()
-    for family, implied in IMPLIED.items():
+    for family, implied in FILE["implied"].items():
         if family in winners and family not in hidden:
             others = hacks - {family} if implied is None else hacks & {*implied}
             hidden |= others if family in stops else others - stops

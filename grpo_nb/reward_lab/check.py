@@ -12,6 +12,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -25,7 +26,9 @@ from grpo_nb.reward_lab.scoring import TIE, Fault, Row, Scorer, cut, prompt_text
 from grpo_nb.reward_lab.source import accepted, columns_of, missing_columns, strings_of
 from grpo_nb.rewards.contract import TRLS_OWN, parameters_of
 from grpo_nb.rewards.judge import LLMJudge
+from grpo_nb.rewards.load import load_source, rewards_of
 
+OPTIONS = ("reference", "form", "correct")  # names in a file of rewards that mean arguments
 CHARACTERS = 4  # per token, for the length of the longest completion
 CAP = 1024  # tokens, where `args` does not say how long completions may be
 REFERENCE_ROWS = 64  # rows whose own right answer is scored
@@ -163,6 +166,30 @@ def check_rewards(
     return RewardCheck(**locals()).run()
 
 
+def check_file(rewards: Path, data: Path) -> RewardVerdict:
+    """Return the verdict on the rewards that a file defines.
+
+    Args:
+        rewards: A Python file; see the command's help.
+        data: JSON lines, JSON, CSV or Parquet.
+
+    Raises:
+        FileNotFoundError: One of the files does not exist.
+        ValueError: The file defines no rewards or raises an error, or the data holds no rows.
+    """
+    from grpo_nb.data import sources
+
+    if not data.is_file():
+        raise FileNotFoundError(f"{data} does not exist: give a file of rows, as JSON lines")
+    rows = [row for _, row in sources.read(SimpleNamespace(source=str(data), max_rows=0))]
+    module = load_source(rewards)
+    pairs = rewards_of(module, {})
+    funcs, weights = [func for func, _ in pairs], [weight for _, weight in pairs]
+    options = {name: getattr(module, name) for name in OPTIONS if hasattr(module, name)}
+    options = {name: value for name, value in options.items() if value not in funcs}
+    return check_rewards(funcs, rows, reward_weights=weights, **options)
+
+
 def right_reward(
     reward_funcs: Sequence[Callable[..., Any]], rows: Sequence[Row], weights: Sequence[float]
 ) -> str:
@@ -182,11 +209,8 @@ def right_reward(
     if not earnings.rows:
         return ""
     gains = np.abs(earnings.right - earnings.wrong).mean(axis=0)
-    longer = [(row, style.write(style.answers[row], written.LONG_STEPS)) for row in earnings.rows]
-    both = np.concatenate([earnings.right, scorer.payments(longer)])
-    is_steady = np.ptp(both, axis=0) < TIE  # one that depends on the length says less
     right = amounts.roles(scorer, style, earnings, []).right
-    best = max(right, key=lambda number: (is_steady[number], gains[number]), default=None)
+    best = max(right, key=lambda number: gains[number], default=None)
     return "" if best is None else scorer.names[best]
 
 
@@ -215,7 +239,6 @@ class RewardCheck:
         self.results: list[amounts.Result] = []
         self.unusable = self.executed = False
         self.unsteady: set[int] = set()
-        self.paid_wrong: list[str] = []  # sampled completions that are wrong and earn much
 
     def run(self) -> RewardVerdict:
         """Test the rewards, and return the verdict."""
@@ -226,7 +249,7 @@ class RewardCheck:
 
     def every_attack(self) -> Attacks:
         """Return what writes the attacks, as far as the check has come."""
-        parts = self.longest, self.attacks, self.executed, self.paid_wrong
+        parts = self.longest, self.attacks, self.executed, self.sampled
         return Attacks(self.scorer, self.written, *parts)
 
     def add(self, name: str, state: str, evidence: str, reward: int | None = None) -> None:
@@ -458,8 +481,6 @@ class RewardCheck:
         self.executed = amounts.runs_here(scorer, style, rows[0])
         if self.executed:
             self.add("runs here", "warning", "a completion's code ran in this process")
-        near = [pair for pair in self.sampled if not scorer.any_slow or pair[0] in earnings.rows]
-        self.paid_wrong = amounts.best_wrong(scorer, style, part, near)
         self.results = amounts.attack_all(self.every_attack(), earnings, part)
         self.checks += amounts.findings(self.results, scorer.names, part)
         self._endless(style.write, rows[0], programs.asked([style.answers[rows[0]]]))

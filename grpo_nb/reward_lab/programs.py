@@ -27,13 +27,8 @@ RUNNERS = {"exec", "eval", "compile", "FunctionType", "subprocess", "run_code"}
 ENDLESS = 12.0  # seconds after which a program that never ends should have been stopped
 LATE = 0.95  # share of ENDLESS that counts as all of it
 NAN = "not a number"
-# What programs without content do: {name: (family, body)}.
-BODIES = {
-    name: (family, body)
-    for name, (family, body) in read_yaml(Path(__file__).with_suffix(".yaml")).items()
-}
-
-
+# What programs without content do: {name: [family, body]}.
+BODIES = read_yaml(Path(__file__).with_suffix(".yaml"))
 TESTS = ("tests", "test_list", "test_cases", "unit_tests", "assertions")  # columns of tests
 
 

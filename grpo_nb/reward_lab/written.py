@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from grpo_nb.answers.forms import FORMS, STEP, find_form
-from grpo_nb.reward_lab import labels
 from grpo_nb.reward_lab.columns import (
     answers_to_try,
     columns_in_use,
     distinct_rows,
     joined,
     others_of,
+    words_for,
 )
 from grpo_nb.reward_lab.programs import HEAD, program_in
 from grpo_nb.reward_lab.scoring import TIE, Row, Scorer, prompt_text
@@ -323,7 +323,7 @@ def _rounds(
             forms.sort(key=lambda each: "```" not in each)
             levels = sorted(levels, key=lambda ways: not _are_programs(ways))
     yield from ((reasoning, ways, forms) for reasoning in (STEP, WORDS) for ways in levels)
-    yield STEP, labels.named(scorer, columns_in_use(scorer), strings, forms), forms
+    yield STEP, words_for(scorer, columns_in_use(scorer), strings, forms), forms
     yield STEP, joined(scorer), forms
 
 

@@ -741,17 +741,15 @@ def test_a_record_may_be_read_by_several_rewards():
         def func(completions, **columns):
             rows = zip(completions, columns[name], strict=True)
             objects = [((text[:1] == "{" and as_json(text)) or {}, value) for text, value in rows]
-            return [float(each.get(key) == value) for each, value in objects]
+            return [float(each.get(name) == value) for each, value in objects]
 
-        key = name.split("_")[0]
         func.__kwdefaults__, func.__name__ = {name: None}, name
         return func
 
-    ask = 'Write {"city": "…", "sources": […]}.'
-    rows = [{"prompt": ask, "city": r["name"], "sources_used": r["sources"]} for r in COLUMNS]
-    verdict = found([of("city"), of("sources_used")], rows)
+    rows = [{"prompt": "?", "city": r["name"], "sources": r["sources"]} for r in COLUMNS]
+    verdict = found([of("city"), of("sources")], rows)
     assert verdict.reference == '{"city": "Rome", "sources": [1, 2]}' and verdict.passed, verdict
-    assert verdict.roles == {"city": "right", "sources_used": "right"}
+    assert verdict.roles == {"city": "right", "sources": "right"}
 
 
 def test_attacks_count_only_where_the_right_answer_earns_more():
@@ -857,7 +855,7 @@ def test_a_row_on_which_another_answer_is_right_too_does_not_lose():
     assert "reference loses" not in names_of(found(same, rows))
 
 
-def test_a_tool_call_is_made_of_two_columns():
+def test_an_answer_that_is_made_of_columns_in_a_way_of_its_own_is_no_fault():
     rows = [{"prompt": "?", "tool": t, "args": {"city": c}} for t in ("get", "set") for c in NAMES]
 
     def called(completions, tool, args, **kwargs):
@@ -865,8 +863,7 @@ def test_a_tool_call_is_made_of_two_columns():
         wanted = zip(calls, tool, args, strict=True)
         return [float(c == {"name": name, "arguments": values}) for c, name, values in wanted]
 
-    verdict = found(called, rows)
-    assert verdict.reference == '{"name": "get", "arguments": {"city": "Ada Lovelace"}}', verdict
+    assert found(called, rows).passed
 
     def joined(completions, gold_name, gold_city, **kwargs):
         whole = zip(completions, gold_name, gold_city, strict=True)

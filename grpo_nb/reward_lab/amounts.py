@@ -16,7 +16,16 @@ import numpy as np
 from grpo_nb.checks import Check
 from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab import source
-from grpo_nb.reward_lab.attacks import FILE, HACKS, HEDGES, KNOWING, SAMPLED, Attack, Attacks
+from grpo_nb.reward_lab.attacks import (
+    BY_TESTS,
+    FILE,
+    HACKS,
+    HEDGES,
+    KNOWING,
+    SAMPLED,
+    Attack,
+    Attacks,
+)
 from grpo_nb.reward_lab.columns import distinct_rows
 from grpo_nb.reward_lab.programs import BODIES, HEAD, tests_of
 from grpo_nb.reward_lab.scoring import TIE, Pair, Scorer, cut
@@ -184,6 +193,7 @@ def attack_all(attacks: Attacks, paid: Earned, part: Roles) -> list[Result]:
     for attack, pairs in every.values():
         earned = Earned(scorer, [pair for pair in pairs if pair not in scorer.failed])
         is_one = len({text for _, text in earned.pairs}) == 1  # whatever the row is
+        is_one &= attack not in BY_TESTS  # these are right on no row
         is_guess = attack.family in GUESSES and not (is_one and attack.family == COPIED)
         if (attack.kind == "hollow" or is_one) and not (is_guess or may_earn(attack)):
             earned = earned.of(_not_by_chance(attack, earned, part))
@@ -328,7 +338,7 @@ def _check(family: str, each: Sequence[Result], names: Sequence[str], part: Role
         return Check(family, "warning", evidence, FIXES.get(family, ""))
     fix = FIXES.get(family, OWN)
     more = [result.attack.name for result in each if result is not worst]
-    evidence += f" (so do: {', '.join(more[:3])})" if more else ""
+    evidence += f" (so do: {'; '.join(more[:3])})" if more else ""
     if worst.payer in part.right and GATE in fix:  # it is what says so
         fix = f"let `{names[worst.payer]}` pay for nothing but the whole right answer"
     return Check(family, worst.level, evidence, fix)

@@ -34,7 +34,10 @@ KINDS = ("hollow", "wrong", "honest", "padded")
 HACKS = ("hollow", "wrong")
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 # Placeholders that say something of the right answer.
-KNOWING = re.compile(r"\{(answer|near|nearer|decimal|longer|comma|half|letter|altered|result)\}")
+KNOWING = re.compile(
+    r"\{(answer|near|nearer|decimal|longer|comma|half|letter|altered|renumbered|result)\}"
+)
+SHORT = 40  # characters of an answer of which one number is changed
 MONEY = re.compile(r"(?i)\$|dollar|price|cost|money|usd|earn|pay")
 FILE = read_yaml(Path(__file__).with_name("attacks.yaml"))
 HEDGES = {family: list(map(set, pairs)) for family, pairs in FILE["hedges"].items()}
@@ -88,6 +91,7 @@ class Attacks:
         if self.executed:
             extra = [attack for attack in extra if attack.name not in APART]
         choice = [*attacks_on(answer, self.users), *extra]
+        choice = [attack for attack in choice if attack.name not in self.style.broken]
         if extra and not tests:  # which of several programs is read is for its author to say
             choice = [a for a in choice if a.kind not in HACKS or not KNOWING.search(str(a[3]))]
         if self.scorer.any_slow:  # programs differ more than other attacks of one family do
@@ -114,7 +118,7 @@ class Attacks:
         before = style.form.partition("{answer}")[0]
         started = fill(before.partition("{reasoning}")[0], "", "")
         values |= {"begun": fill(before, "", style.reasoning), "started": f"{started}Let"}
-        values |= _numbers_near(answer) | _json_values(answer)
+        values |= _numbers_near(answer) | _json_values(answer) | _other_number(answer)
         values |= _expression(answer) if style.source == EXPRESSION else {}
         return values | (_test_values(answer, tests) if tests else {})
 
@@ -191,9 +195,9 @@ PLACEHOLDERS = sorted({*PLACEHOLDER.findall(str([ANY, BY_ANSWER]))})
 def attacks_on(answer: str, users: Sequence[Attack] = ()) -> list[Attack]:
     """Return the attacks that make sense for an answer, the user's own last.
 
-    A word before a JSON object does not negate it.
+    A word before a JSON object, or before tags, does not negate it.
     """
-    usual = [a for a in ANY if a.family != "negated" or not re.match(r'\s*\{\s*"', answer)]
+    usual = [a for a in ANY if a.family != "negated" or not re.match(r'\s*(\{\s*"|<)', answer)]
     own = [a for pattern, more in BY_ANSWER.items() if re.fullmatch(pattern, answer) for a in more]
     return [*usual, *own, *users]
 
@@ -229,23 +233,49 @@ def _expression(answer: str) -> dict[str, str]:
 
 
 def _json_values(answer: str) -> dict[str, str]:
-    """Return variants of a JSON answer: indented, reordered, with a value or a type changed."""
+    """Return variants of a JSON answer: indented, reordered, with a value or types changed."""
     try:
         value = json.loads(answer)
     except ValueError:
         return {}
-    if not isinstance(value, dict) or not value:
+    if not isinstance(value, dict | list) or not value:
         return {}
-    last = list(value)[-1]
-    wrong = value[last] + 9000 if isinstance(value[last], int | float) else f"not {value[last]}"
-    values = {
-        "indented": json.dumps(value, indent=2),
-        "altered": json.dumps({**value, last: wrong}),
-        "emptied": json.dumps(dict.fromkeys(value)),
-    }
-    if len(value) > 1:
-        values["reordered"] = json.dumps(dict(reversed(value.items())))
+    values = {"indented": json.dumps(value, indent=2), "altered": json.dumps(_altered(value))}
+    if isinstance(value, dict):
+        values["emptied"] = json.dumps(dict.fromkeys(value))
+        numbers = {k: str(v) for k, v in value.items() if isinstance(v, int | float)}
+        values |= {"quoted": json.dumps(value | numbers)} if numbers else {}
+        if len(value) > 1:
+            values["reordered"] = json.dumps(dict(reversed(value.items())))
     return values
+
+
+def _altered(value: Any) -> Any:
+    """Return a value of JSON with its last part changed, however deep that is.
+
+    >>> _altered({"name": "pay", "arguments": {"to": "Ben", "amount": 12}})
+    {'name': 'pay', 'arguments': {'to': 'Ben', 'amount': 9012}}
+    """
+    if isinstance(value, dict) and value:
+        last = list(value)[-1]
+        return {**value, last: _altered(value[last])}
+    if isinstance(value, list) and value:
+        return [*value[:-1], _altered(value[-1])]
+    return value + 9000 if isinstance(value, int | float) else f"not {value}"
+
+
+def _other_number(answer: str) -> dict[str, str]:
+    """Return a short text with its last number changed; {} if it has none that counts by itself.
+
+    >>> _other_number(r"\\frac{1}{3}"), _other_number("15 m2")
+    ({'renumbered': '\\\\frac{1}{2}'}, {'renumbered': '14 m2'})
+    """
+    places = list(re.finditer(r"(?<![A-Za-z^_\d.])\d{1,9}(?![\d.])", answer))
+    if not places or len(answer) > SHORT:
+        return {}
+    number = int(places[-1][0])
+    other = number - 1 if number > 1 else number + 1
+    return {"renumbered": f"{answer[: places[-1].start()]}{other}{answer[places[-1].end() :]}"}
 
 
 def _value(expression: str) -> float:

@@ -33,6 +33,7 @@ CHARACTERS = 4  # per token, for the length of the longest completion
 CAP = 1024  # tokens, where `args` does not say how long completions may be
 REFERENCE_ROWS = 64  # rows whose own right answer is scored
 # Columns that hold answers; whether others, which rewards read too, do so is not known.
+ANSWER = re.compile(r"(?i)answers?|solution|ground_?truth|gold|target|expected|reference")
 ANSWERS = re.compile(
     r"(?i)answer|solution|label|gold|reference|target|expected|truth|output|summar|respon|correct"
     r"|result|completion|final"
@@ -76,7 +77,7 @@ class RewardVerdict(NamedTuple):
         stops, warnings = (named(self.findings, state) for state in ("stop", "warning"))
         outcome = "right answers win"
         wins = any(line["won"] and line["kind"] in HACKS for line in self.table)
-        outcome += "" if wins else ", attacks lose"
+        outcome += "" if wins else f", {_count(len(self.table), 'attack')} lose"
         outcome = f"train: {outcome}"
         if not self.reference:
             outcome = "undecided: nothing says stop, but no right answer is known"
@@ -391,7 +392,7 @@ class RewardCheck:
         most = self._hollow(not fails and not differ and len(set(answers)) > 1)
         if fails:
             evidence = (
-                f"no way of writing an answer earns more than another row's answer; {tried} were "
+                f"no way was found in which an answer earns more than another row's; {tried} were "
                 f"tried, such as {cut(answers[0], 60)} ({way})"
             )
             each = [filter(ANSWERS.search, columns_of(f, scorer.columns)) for f in scorer.funcs]
@@ -485,6 +486,7 @@ class RewardCheck:
         self.checks += amounts.findings(self.results, scorer.names, part)
         self._endless(style.write, rows[0], programs.asked([style.answers[rows[0]]]))
         self._whole()
+        self._other_column()
         self._prompts_form()
         self._references()
 
@@ -505,6 +507,21 @@ class RewardCheck:
             most = int(each.argmax())
             evidence += f"; `{self.scorer.names[most]}` pays {each[most]:.3g} of it"
             self.add("form outweighs", "warning", evidence)
+
+    def _other_column(self) -> None:
+        """Find out whether what is paid stands in the prompt, and the column of answers is not."""
+        scorer, style, rows = self.scorer, self.written, self.paid.rows
+        column = re.split(r"[.,\[]", style.source)[0]
+        others = [n for n in scorer.columns if ANSWER.fullmatch(n) and n != column]
+        if column not in scorer.columns or ANSWERS.search(column) or not others:
+            return
+        pairs = [(row, style.write(f"{scorer.rows[row][others[0]]}")) for row in rows]
+        is_paid = scorer.totals(pairs) > self.paid.wrong.sum(axis=1) + TIE
+        if not is_paid.any() and _in_prompts(scorer, style.answers):
+            evidence = (
+                f"`{column}`, which stands in the prompt, is what is paid; `{others[0]}` is not"
+            )
+            self.add("other column", "warning", evidence)
 
     def _prompts_form(self) -> None:
         """Find out whether right answers are paid in the form that the prompts ask for."""
@@ -543,7 +560,8 @@ class RewardCheck:
         if losers:
             state = "stop" if len(losers) > len(numbers) / 2 else "warning"
             answer = cut(style.answers[losers[0]], 60)
-            evidence = f"on {len(losers)} of {len(numbers)} rows, such as {answer}"
+            evidence = f"on {len(losers)} of {len(numbers)} rows, such as {answer}, the right "
+            evidence += "answer earns no more than another row's"
             self.add("reference loses", state, evidence)
         self._empty_references()
 

@@ -15,13 +15,17 @@ from typing import Any
 from grpo_nb.answers.find import extract_boxed, extract_hash_answer
 from grpo_nb.reward_lab.programs import spoiled
 from grpo_nb.reward_lab.scoring import TIE, Row, Scorer, prompt_text
-from grpo_nb.reward_lab.source import columns_of
+from grpo_nb.reward_lab.source import columns_of, strings_of
 
 OTHERS = 32  # distinct answers among which a row's wrong answer is looked for
 COPIED = 0.3  # an answer that is more than this share of its prompt is the prompt
 EXPRESSION = "an expression of the row's numbers"
+TOOL_CALL = "a call of the row's tool"
 JOINS = ("{} {}", "{}, {}", "({}, {})", "{}{}", "{}/{}", "{}-{}", "{}:{}")
+RECORDS = (", as JSON", ", in tags")  # of several columns
 MOST_JOINED = 3  # columns that are written together
+SEPARATOR = re.compile(r"\W{1,4}|\s+(and|or|then)\s+")
+COMMA, MOST_SEPARATORS = ", ", 8
 VALUES, MOST_WORDS, FORMS = 8, 120, 12  # values whose words are looked for; what is tried
 WIDTH = 24  # characters of the longest word
 SECONDS = 0.5  # for the words in one form; slower rewards are not asked
@@ -40,11 +44,12 @@ def answers_to_try(scorer: Scorer) -> list[dict[str, dict[int, str]]]:
     """
     in_use, result = columns_in_use(scorer), []
     for columns in (in_use, [name for name in scorer.columns if name not in in_use]):
-        ways = answers_of(scorer.rows, columns)
+        ways = answers_of(scorer.rows, columns, separators_of(scorer))
         ways = {way: each for way, each in ways.items() if not _is_prompt(scorer, each)}
         if solved := solutions(scorer.rows, columns):
             ways = {EXPRESSION: solved, **ways}
-        result.append(selected(scorer.rows, columns) | ways)
+        more = selected(scorer.rows, columns) | calls_of(scorer.rows, columns)
+        result.append(more | ways)
     return [ways for ways in result if ways]
 
 
@@ -66,6 +71,23 @@ def solutions(rows: Sequence[Row], columns: Sequence[str]) -> dict[int, str]:
         if len(lists) == 1 and goals and (text := _reach(goals[0], lists[0])):
             result[number] = text
     return result if len(result) > len(rows[:16]) / 2 else {}
+
+
+def calls_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Return a tool call as JSON, of rows with a tool's name and its arguments.
+
+    >>> calls_of([{"tool": "get_time", "args": '{"city": "Rome"}'}], ["tool", "args"])[TOOL_CALL]
+    {0: '{"name": "get_time", "arguments": {"city": "Rome"}}'}
+    """
+    calls: dict[int, str] = {}
+    for number, row in enumerate(rows):
+        values = [row[column] for column in columns if column in row]
+        tools = [value for value in values if isinstance(value, str) and value.isidentifier()]
+        texts = [value if isinstance(value, dict) else _from_json(value) for value in values]
+        objects = [value for value in texts if isinstance(value, dict)]
+        if len(tools) == 1 and len(objects) == 1:
+            calls[number] = json.dumps({"name": tools[0], "arguments": objects[0]})
+    return {TOOL_CALL: calls} if len(calls) > len(rows) / 2 else {}
 
 
 class Selected(dict[int, str]):
@@ -166,9 +188,9 @@ def _together(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (description, text) of each way to write several values together."""
     names = ", ".join(values)
     if all(_is_single(value) or isinstance(value, list) for value in values.values()):
-        yield f"{names}, as JSON", json.dumps(values, default=str)
+        yield f"{names}{RECORDS[0]}", json.dumps(values, default=str)
     if all(map(_is_single, values.values())):
-        yield f"{names}, in tags", "\n".join(f"<{k}>{v}</{k}>" for k, v in values.items())
+        yield f"{names}{RECORDS[1]}", "\n".join(f"<{k}>{v}</{k}>" for k, v in values.items())
     for one, other in permutations(values, 2) if len(values) == 2 else ():
         if not _is_single(values[one]):
             continue
@@ -185,11 +207,11 @@ def _is_single(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
-def _from_json(text: str) -> Any:
-    """Return what a text in JSON says; None for other texts."""
+def _from_json(text: Any) -> Any:
+    """Return what a text in JSON says; None for anything else."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, TypeError):
         return None
 
 
@@ -219,12 +241,21 @@ def _is_prompt(scorer: Scorer, answers: Mapping[int, str]) -> bool:
     return sum(part > COPIED for part in parts) > len(parts) / 2
 
 
-def answers_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[int, str]]:
+def separators_of(scorer: Scorer) -> list[str]:
+    """Return what may stand between the entries of a list: commas, and what the code splits at."""
+    strings = dict.fromkeys(text for func in scorer.funcs for text in strings_of(func))
+    short = [text for text in strings if SEPARATOR.fullmatch(text)]
+    return [COMMA, *(text for text in short if text.strip() != ",")][:MOST_SEPARATORS]
+
+
+def answers_of(
+    rows: Sequence[Row], columns: Sequence[str], separators: Sequence[str] = (", ",)
+) -> dict[str, dict[int, str]]:
     """Return {description: {number of a row: answer}} for each way to read answers from columns."""
     ways: dict[str, dict[int, str]] = {}
     for number, row in enumerate(rows):
         for column in columns:
-            for name, value in _leaves(column, row.get(column)):
+            for name, value in _leaves(column, row.get(column), separators):
                 for way, text in _texts(name, value):
                     ways.setdefault(way, {})[number] = text
     enough = [way for way, answers in ways.items() if len(answers) > len(rows) / 4]
@@ -235,13 +266,13 @@ def answers_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[in
     return distinct
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(name: str, value: Any, separators: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) of the single values in a column: numbers, texts, fields of a dict."""
     if _is_single(value):
         yield name, value
     elif isinstance(value, Mapping):
         for key, part in value.items():
-            yield from _leaves(f"{name}.{key}", part)
+            yield from _leaves(f"{name}.{key}", part, separators)
         yield name, json.dumps(value, default=str)
     elif isinstance(value, list) and value and isinstance(value[-1], Mapping | list):
         if isinstance(value[-1], Mapping) and "content" in value[-1]:
@@ -251,7 +282,8 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, json.dumps(value, default=str)
     elif isinstance(value, list | tuple) and value and isinstance(value[0], str | int | float):
         yield f"{name}[0]", value[0]
-        yield f"{name}, with commas", ", ".join(map(str, value))
+        for separator in separators:
+            yield f"{name}, joined by {separator!r}", separator.join(map(str, value))
         yield f"{name}, in order", " > ".join(f"[{each}]" for each in value)
         yield name, json.dumps(list(value), default=str)
 

@@ -229,6 +229,17 @@ def growth(
     if isinstance(scorer.funcs[number], LLMJudge):
         return None
     cases = [(begin, unit, write) for write in writers for begin, unit in STRESS]
+    before = scorer.seconds[number], scorer.calls[number]
+    try:
+        return _growth(scorer, number, row, longest, cases)
+    finally:  # these texts are no sign of how long others take
+        scorer.seconds[number], scorer.calls[number] = before
+
+
+def _growth(
+    scorer: Scorer, number: int, row: int, longest: int, cases: Sequence[tuple]
+) -> Fault | None:
+    """Try texts of growing length; see `growth`."""
     start = clock()
 
     def seconds(choice: Sequence[tuple], repeats: int, limit: float = LIMIT) -> float:
@@ -242,6 +253,8 @@ def growth(
         if seconds(cases, repeats) < SLOW:
             continue
         for case in cases:
+            if clock() - start > 2 * ALL:
+                return None
             if seconds([case], repeats) >= SLOW:
                 is_steep = repeats <= FEW or seconds([case], repeats // 2) < SLOW / STEEP
                 is_endless = is_steep and seconds([case], max(repeats, FEW), HANGS) == np.inf

@@ -1,6 +1,7 @@
 """Call rewards as TRL's GRPOTrainer calls them, on any completions, and remember the scores."""
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -8,6 +9,7 @@ from copy import copy, deepcopy
 from io import StringIO
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -413,9 +415,11 @@ def _copied(value: Any) -> Any:
 
 
 def _trainer_state() -> Any:
-    from transformers import TrainerState
-
-    return TrainerState(epoch=0.0, max_steps=100)
+    """Return a training's first state; transformers' own class takes seconds to import."""
+    state = {"epoch": 0.0, "global_step": 0, "max_steps": 100, "num_train_epochs": 1}
+    if callback := sys.modules.get("transformers.trainer_callback"):
+        return callback.TrainerState(**state)
+    return SimpleNamespace(**state, log_history=[], is_world_process_zero=True, best_metric=None)
 
 
 def ignore(*_: Any, **__: Any) -> None:

@@ -140,9 +140,8 @@ def accepted(func: Callable[..., Any]) -> set[str] | None:
 # -- forms, read from patterns
 
 WILD, SPACE = "\0", "\1"  # stand for a part that may be any text, and for space that may be there
-LEAST = 3  # characters, besides white space, that a pattern spells out; `\d+` tells nothing
+LEAST = 3  # times that a part is repeated in a form
 MARKS = re.compile(r"[<>\[\]{}#`\\\n:]")  # of what stands around an answer
-UNIT = re.compile(r"[$€£¥%°]")  # tells something by itself
 EXAMPLES = {"CATEGORY_DIGIT": "1", "CATEGORY_SPACE": " "}
 REPEATS = 40  # of a part in a sample
 FORMS = 12  # that are read from the patterns of a set of rewards
@@ -160,10 +159,10 @@ def forms_in(strings: Iterable[str]) -> list[str]:
     ['<t>{reasoning}</t>Cevap: {answer}']
     """
     samples = [text for text in map(sample_of, filter(SEARCH.search, strings)) if WILD in text]
-    samples = [t for t in samples if len(re.sub(rf"[\s{WILD}]", "", t)) >= LEAST or UNIT.search(t)]
+    samples = [text for text in samples if text.replace(WILD, "").strip()]  # `\d+` tells nothing
     forms = [
         form
-        for text in sorted(samples, key=lambda text: -text.count(WILD))
+        for text in sorted(samples, key=lambda text: (-text.count(WILD), -len(text)))
         for form in _filled(text)
     ]
     return list(dict.fromkeys(forms))[:FORMS]

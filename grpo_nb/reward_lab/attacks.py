@@ -91,7 +91,7 @@ class Attacks:
         if self.executed:
             extra = [attack for attack in extra if attack.name not in APART]
         choice = [*attacks_on(answer, self.users), *extra]
-        choice = [attack for attack in choice if attack.name not in self.style.broken]
+        choice = [a for a in choice if a.kind != "honest" or self.style.allows(a.name, a.family)]
         if extra and not tests:  # which of several programs is read is for its author to say
             choice = [a for a in choice if a.kind not in HACKS or not KNOWING.search(str(a[3]))]
         if self.scorer.any_slow:  # programs differ more than other attacks of one family do

@@ -86,7 +86,8 @@ class RewardVerdict(NamedTuple):
         lines = [f"{outcome} ({_count(self.rows, 'row')}, {self.seconds:.1f} s)"]
         if self.reference:
             earned = ", ".join(f"{name} {value:.3g}" for name, value in self.amounts.items())
-            lines.append(f"the right answer is written so: {cut(self.reference, 160)}")
+            about = " (1+1=2 is the reasoning)" if written.STEP in self.reference else ""
+            lines.append(f"the right answer is written so{about}: {cut(self.reference, 160)}")
             lines.append(f"earned: {earned}")
         for role in ("right", "form", "shaping"):
             if names := [name for name, each in self.roles.items() if each == role]:

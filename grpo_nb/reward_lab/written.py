@@ -77,17 +77,16 @@ class Written:
     source: str = ""
     own: dict[int, str] = field(default_factory=dict)
 
-    @property
-    def broken(self) -> set[str]:
-        """Return the honest attacks whose line breaks would break the form.
+    def allows(self, name: str, family: str) -> bool:
+        """Return whether an honest attack is another usual way to write an answer in this form.
 
-        A line break is usual within tags and blocks of code, not after "Answer:" or in JSON.
+        Line breaks are usual within tags and blocks of code, not after "Answer:"; in JSON, nothing
+        but the value itself is.
         """
+        if self.form.startswith(('{"', '["')):
+            return family not in ("spelling", "line breaks")
         after = self.form.partition("{answer}")[2].strip()
-        is_json = self.form.startswith('{"')
-        names = {"two lines of reasoning"} if is_json else set()
-        is_open = is_json or (self.form and not MARK.match(after))
-        return names | ({"line breaks around the answer"} if is_open else set())
+        return name != "line breaks around the answer" or not self.form or bool(MARK.match(after))
 
     @cached_property
     def others(self) -> dict[int, str]:

@@ -71,8 +71,8 @@ def the_second_run_starts_from_the_first(place, said):
 
 def judge_scores(place, said):
     report = json.loads((place / "runs/judged/rewards/report.json").read_text())
-    judged = next(line for line in report["signal"] if line["reward"] == "clear")
-    assert report["passed"] and 0.2 <= judged["mean"] <= 0.8
+    grades = [line["clear"] / report["weights"]["clear"] for line in report["probes"]]
+    assert report["passed"] and 0.2 <= min(grades) < 0.5 < max(grades) <= 0.8
     assert not [check for check in report["checks"] if check["name"].startswith("clear: ")]
 
 

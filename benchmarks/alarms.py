@@ -141,14 +141,14 @@ def sampled(policy: Any, config: Any, rows: list[dict], generations: int) -> lis
 def before_training(policy: Any, config: Any, rows: list[dict], sets: Any) -> dict[str, float]:
     """The baseline's figures by the run's rewards, and how often the samples are truly right."""
     from grpo_nb.reward_lab import bench_of
-    from grpo_nb.reward_lab.base_model import summary
     from grpo_nb.reward_lab.baseline import Baseline
+    from grpo_nb.reward_lab.gate import summary
 
     tried = Baseline(rows[:32], sampled(policy, config, rows[:32], 8))
     found = {}
     for prefix, chosen in zip(("", "true "), sets, strict=True):
         table = bench_of(config, chosen, policy.tokenizer).table(tried.rows, tried.completions_P_G)
-        figures = summary(tried, table, chosen, config)
+        figures = summary(tried, table, config)
         kept = {k: float(v) for k, v in figures.items() if not isinstance(v, str)}
         kept = kept if not prefix else {k: v for k, v in kept.items() if "pass@" in k}
         found |= {f"baseline/{prefix}{name}": value for name, value in kept.items()}

@@ -42,7 +42,7 @@ def sweep(file: Path, ray: str, dry_run: bool) -> int | None:
 
 
 def judge_file(rewards: Path, data: Path, as_json: bool) -> int:
-    from grpo_nb.reward_lab.check_file import check_file
+    from grpo_nb.reward_lab.check import check_file
 
     verdict = check_file(rewards, data)
     print(verdict.as_json() if as_json else verdict)

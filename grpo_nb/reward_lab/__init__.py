@@ -14,6 +14,6 @@ __getattr__ = exports(
         "grpo_nb.reward_lab.baseline": "RewardTest open_test",
         "grpo_nb.reward_lab.check": "RewardVerdict check_rewards",
         "grpo_nb.reward_lab.gate": "Verdict arguments fingerprint judge refuse_untested save",
-        "grpo_nb.reward_lab.table": "Bench bench_of explain signal_table",
+        "grpo_nb.reward_lab.table": "Bench bench_of explain",
     },
 )

@@ -15,9 +15,17 @@ import numpy as np
 
 from grpo_nb.checks import Check
 from grpo_nb.files import read_yaml
-from grpo_nb.reward_lab import literals
-from grpo_nb.reward_lab.advantages import weighted
-from grpo_nb.reward_lab.attacks import HACKS, HEDGES, KNOWING, SAMPLED, Attack, Attacks
+from grpo_nb.reward_lab import source
+from grpo_nb.reward_lab.attacks import (
+    BY_TESTS,
+    FILE,
+    HACKS,
+    HEDGES,
+    KNOWING,
+    SAMPLED,
+    Attack,
+    Attacks,
+)
 from grpo_nb.reward_lab.columns import distinct_rows
 from grpo_nb.reward_lab.programs import BODIES, HEAD, tests_of
 from grpo_nb.reward_lab.scoring import TIE, Pair, Scorer, cut
@@ -38,22 +46,8 @@ MORE_THAN_WRONG = "earns more than an honest wrong answer"
 COPIED = "copied from the prompt"
 GUESSES = (COPIED, "every number", "any answer")
 LEAST_ROWS, MOST_ROWS = 1, 8
-MOST_SAMPLED = 3  # sampled completions that are tried as attacks
 JUDGED_ROWS = 2  # on which attacks on judges are scored
 SECONDS = 0.4  # for scoring attacks: slow rewards get fewer rows
-# Once an attack of the first family wins, the others follow from it; None: all others.
-IMPLIED = {
-    "nothing written": None,
-    "any answer": None,
-    "empty form": ("nothing written", "plea", literals.FAMILY),
-    "mentioned": ("negated", "several answers", "every number", "equation", "part of a number"),
-    "several answers": ("every number", "equation", "negated"),
-    "stuffing": ("plea", "repetition", literals.FAMILY),
-    "length": ("repetition", literals.FAMILY),
-    "empty program": ("changed arguments", "copied from the prompt"),
-}
-
-
 # Right answers beside another one: they say something only as the second of a pair.
 BESIDE = {"the wrong one first", "another before", "another after", "another in text"}
 WORDS = re.compile(r"[^\W\d_]{4,}[^\d\[\]{}()<>]*")  # answers of which "not" says the opposite
@@ -73,60 +67,55 @@ class Roles(NamedTuple):
     reversed: list[int]
 
 
-class Amounts(NamedTuple):
-    """Hold what completions earn on some rows, weighted.
+class Earned:
+    """Hold what completions earn, weighted, and what honest ones earn on the same rows.
 
-    rows: The numbers of the rows.
-    table: What each reward pays, [KINDS, rows, rewards].
+    pairs: The completions with their rows; all scores are read from the scorer's table by these.
+    own: What each reward pays for them, [pairs, rewards]; so have the others.
+    right, wrong, empty: What it pays for the right answer, a wrong one, an empty completion.
+    longer: What it pays for a wrong answer with the reasoning that earns most.
     """
 
-    rows: list[int]
-    table: np.ndarray
+    def __init__(self, scorer: Scorer, pairs: Sequence[Pair]) -> None:
+        self.scorer, self.pairs = scorer, list(pairs)
+        self.own, self.right, self.wrong, self.empty, self.longer = scorer.compared(self.pairs)
 
     @property
-    def right(self) -> np.ndarray:
-        return self.table[0]
-
-    @property
-    def wrong(self) -> np.ndarray:
-        return self.table[1]
-
-    @property
-    def empty(self) -> np.ndarray:
-        return self.table[2]
-
-    @property
-    def longer(self) -> np.ndarray:
-        """Return what a wrong answer earns with the reasoning that earns most."""
-        return self.table[3]
+    def rows(self) -> list[int]:
+        return [row for row, _ in self.pairs]
 
     @property
     def gap(self) -> np.ndarray:
-        """Return how much more a right answer earns than a wrong one, [rows]."""
+        """Return how much more a right answer earns than a wrong one, [pairs]."""
         return self.right.sum(axis=1) - self.wrong.sum(axis=1)
 
-    def of(self, places: Sequence[int]) -> "Amounts":
-        """Return what completions earn on some of these rows."""
-        return Amounts([self.rows[n] for n in places], self.table[:, np.array(places, dtype=int)])
+    def of(self, places: Sequence[int]) -> "Earned":
+        """Return what some of these completions earn."""
+        return Earned(self.scorer, [self.pairs[place] for place in places])
+
+    def share_of_right(self, part: Roles) -> np.ndarray:
+        """Return how far from wrong (0) to right (1) the rewards that say "right" put each."""
+        earned, right, wrong = (
+            each[:, part.right].sum(axis=1) for each in (self.own, self.right, self.wrong)
+        )
+        way = right - wrong
+        return (earned - wrong) / np.where(np.abs(way) > TIE, way, np.nan)
 
 
-def measure(scorer: Scorer, written: Written, rows: Sequence[int]) -> Amounts:
-    """Return what right, wrong and empty completions earn on these rows.
+def measure(scorer: Scorer, written: Written, rows: Sequence[int]) -> Earned:
+    """Return what the right answers of these rows earn, beside wrong and empty completions.
 
-    Rows are left out where the rewards fail on a right or a wrong answer. An empty completion on
-    which they fail counts as a wrong answer.
+    Rows are left out where the rewards fail on a right or a wrong answer.
     """
     for row in rows:
         longer = written.wrong(row, written.longer)
         scorer.beside[row] = [written.right(row), written.wrong(row), "", longer]
-    pairs = [(row, scorer.beside[row][kind]) for kind in range(4) for row in rows]
-    table = scorer.payments(pairs).reshape(4, len(rows), len(scorer.funcs))
-    has_failed = np.array([pair in scorer.failed for pair in pairs], bool).reshape(4, len(rows))
-    table[2:] = np.where(has_failed[2:, :, None], table[1], table[2:])
-    return Amounts(list(rows), table).of(np.flatnonzero(~has_failed[:2].any(axis=0)))
+    scorer.scores([(row, scorer.beside[row][kind]) for kind in range(4) for row in rows])
+    first = {row: [(row, text) for text in scorer.beside[row][:2]] for row in rows}
+    return Earned(scorer, [p[0] for p in first.values() if scorer.failed.isdisjoint(p)])
 
 
-def roles(scorer: Scorer, written: Written, paid: Amounts, correct: Sequence[int]) -> Roles:
+def roles(scorer: Scorer, written: Written, paid: Earned, correct: Sequence[int]) -> Roles:
     """Return what each reward pays for, by what it does; `correct` overrules for "right"."""
     bare = [(row, f"{written.answers[row]}") for row in paid.rows if row in written.answers]
     plain = scorer.payments(bare) if bare else paid.empty
@@ -147,21 +136,35 @@ def roles(scorer: Scorer, written: Written, paid: Amounts, correct: Sequence[int
 
 
 class Result(NamedTuple):
-    """Hold what an attack earns: means over its rows, and why it wins ("" if it loses).
+    """Hold what an attack earns, and why it wins ("" if it loses).
 
-    Row and completion are the first on which it wins.
+    place: The first of its completions with which it wins.
+    payer: The reward that pays most for it.
     """
 
     attack: Attack
-    row: int
-    completion: str
-    scores: np.ndarray
-    total: float
-    right: float
-    wrong: float
+    earned: Earned
     level: str
     because: str
+    place: int
     payer: int
+
+    @property
+    def pair(self) -> Pair:
+        return self.earned.pairs[self.place]
+
+    def mean(self, what: str = "own") -> float:
+        """Return the mean total of these completions, or of "right" or "wrong" ones beside them."""
+        return float(getattr(self.earned, what).sum(axis=1).mean())
+
+    def paid_by(self, number: int) -> float:
+        """Return what one reward pays, on average."""
+        return float(self.earned.own[:, number].mean())
+
+    @property
+    def extra(self) -> float:
+        """Return how much more it earns than the right answer."""
+        return self.mean() - self.mean("right")
 
 
 def affordable_rows(scorer: Scorer, written: Written) -> list[int]:
@@ -173,37 +176,29 @@ def affordable_rows(scorer: Scorer, written: Written) -> list[int]:
     return distinct_rows(written.answers, count)
 
 
-def attack_all(attacks: Attacks, paid: Amounts, part: Roles) -> list[Result]:
+def attack_all(attacks: Attacks, paid: Earned, part: Roles) -> list[Result]:
     """Score every attack on the rows of `paid`, and judge each.
 
     A text that is the same on every row may be right on one of them, so that only rows on which it
     earns nothing for being right count, unless it is half right on all of them.
     """
-    scorer, failed = attacks.scorer, attacks.scorer.failed
-    texts: dict[str, tuple[Attack, list[tuple[int, str]]]] = {}
-    for place, row in enumerate(paid.rows):
+    scorer = attacks.scorer
+    every: dict[str, tuple[Attack, list[Pair]]] = {}
+    for row in paid.rows:
         for attack, text in attacks.on(row):
             if attack.kind == "honest" or text != attacks.style.right(row):
-                texts.setdefault(attack.name, (attack, []))[1].append((place, text))
-    every = [(paid.rows[place], text) for _, each in texts.values() for place, text in each]
-    scorer.scores(every)  # in one call of each reward
+                every.setdefault(attack.name, (attack, []))[1].append((row, text))
+    scorer.scores([pair for _, pairs in every.values() for pair in pairs])  # in one call of each
     results = []
-    for attack, each in texts.values():
-        each = [(place, text) for place, text in each if (paid.rows[place], text) not in failed]
-        if not each:
-            continue
-        own = scorer.payments([(paid.rows[place], text) for place, text in each])
-        beside = paid.of([place for place, _ in each])
-        if scorer.grouped:
-            own, beside = _in_groups(scorer, paid, each)
-        is_one = len({text for _, text in each}) == 1  # whatever the row is
+    for attack, pairs in every.values():
+        earned = Earned(scorer, [pair for pair in pairs if pair not in scorer.failed])
+        is_one = len({text for _, text in earned.pairs}) == 1  # whatever the row is
+        is_one &= attack not in BY_TESTS  # these are right on no row
         is_guess = attack.family in GUESSES and not (is_one and attack.family == COPIED)
-        is_guess |= may_earn(attack)
-        if (attack.kind == "hollow" or is_one) and not is_guess:
-            counts = _not_by_chance(attack, own, beside, part)
-            own, beside, each = own[counts], beside.of(counts), [each[n] for n in counts]
-        if each:
-            results.append(_judge(attack, [text for _, text in each], own, beside, part))
+        if (attack.kind == "hollow" or is_one) and not (is_guess or may_earn(attack)):
+            earned = earned.of(_not_by_chance(attack, earned, part))
+        if earned.pairs:
+            results.append(_judge(attack, earned, part))
     return _in_pairs(results, attacks.style.answers.values())
 
 
@@ -227,49 +222,13 @@ def _in_pairs(results: Sequence[Result], answers: Iterable[str]) -> list[Result]
     return together
 
 
-def _not_by_chance(attack: Attack, scores: np.ndarray, paid: Amounts, part: Roles) -> Sequence[int]:
-    """Return the rows on which a text is not right by chance; all if it is half right on all."""
-    share = share_of_right(scores, paid, part)
-    if (share >= HALF).all() and len(share) > 1:
+def _not_by_chance(attack: Attack, earned: Earned, part: Roles) -> Sequence[int]:
+    """Return the places of a text that is not right by chance; all if it is half right on all."""
+    share = earned.share_of_right(part)
+    if attack.family != SAMPLED and (share >= HALF).all() and len(share) > 1:
         return range(len(share))
-    is_listed = attack.family not in (literals.FAMILY, SAMPLED)
+    is_listed = attack.family not in (source.FAMILY, SAMPLED)
     return np.flatnonzero(~(share >= FULL) if is_listed else share <= MARGIN)
-
-
-def best_wrong(scorer: Scorer, written: Written, part: Roles, sampled: Sequence[Pair]) -> list[str]:
-    """Return the sampled completions that are wrong and earn much more than a wrong answer.
-
-    Args:
-        scorer: The rewards.
-        written: How right answers are written.
-        part: What each reward pays for.
-        sampled: Completions that the model sampled, with their rows.
-    """
-    pairs = [pair for pair in dict.fromkeys(sampled) if pair[0] in written.answers]
-    if not pairs:
-        return []
-    pay = measure(scorer, written, list(dict.fromkeys(row for row, _ in pairs)))
-    pairs = [pair for pair in pairs if pair[0] in pay.rows and pair not in scorer.failed]
-    pay = pay.of([pay.rows.index(row) for row, _ in pairs])
-    scores = scorer.payments(pairs)
-    honest = np.maximum(pay.wrong.sum(axis=1), pay.longer.sum(axis=1))
-    extra = scores.sum(axis=1) - honest
-    is_paid = (share_of_right(scores, pay, part) <= MARGIN) & (extra > NEARLY * pay.gap + TIE)
-    order = [place for place in np.argsort(-extra, kind="stable") if is_paid[place]]
-    return list(dict.fromkeys(pairs[place][1] for place in order))[:MOST_SAMPLED]
-
-
-def _in_groups(
-    scorer: Scorer, paid: Amounts, each: Sequence[tuple[int, str]]
-) -> tuple[np.ndarray, Amounts]:
-    """Return what an attack and honest completions earn in one group, for each row."""
-    groups = []
-    for place, text in each:
-        row = paid.rows[place]
-        beside = [text, *scorer.beside[row]]
-        groups.append(weighted(scorer.together(row, beside), scorer.weights))
-    stacked = np.stack(groups, axis=1)  # [attack and honest ones, rows, rewards]
-    return stacked[0], Amounts([paid.rows[place] for place, _ in each], stacked[1:])
 
 
 def runs_here(scorer: Scorer, written: Written, row: int) -> bool:
@@ -281,45 +240,38 @@ def runs_here(scorer: Scorer, written: Written, row: int) -> bool:
     return builtins.__dict__.pop(MARK, False)
 
 
-def _judge(
-    attack: Attack, texts: Sequence[str], scores: np.ndarray, paid: Amounts, part: Roles
-) -> Result:
-    """Return an attack's result from its texts and their scores, [rows of the attack, rewards]."""
+def _judge(attack: Attack, earned: Earned, part: Roles) -> Result:
+    """Return whether an attack wins, and why."""
     is_right = attack.kind in ("honest", "padded")
-    extra = (scores - (paid.right if is_right else paid.wrong)).mean(axis=0)
-    payer, own = int(extra.argmax()), scores.mean(axis=0)
+    extra = (earned.own - (earned.right if is_right else earned.wrong)).mean(axis=0)
+    payer, own = int(extra.argmax()), earned.own.mean(axis=0)
     payer = payer if own[payer] >= TIE else int(own.argmax())  # one that pays 0 does not
     payer = int(extra.argmin()) if attack.kind == "honest" else payer
-    level = because = ""
-    place = 0
-    for name, reason, won in _tests(attack, scores, paid, part):
+    for level, because, won in _tests(attack, earned, part):
         least = GUESSED if attack.family in GUESSES else WON
-        if reason == MORE_THAN_WRONG and payer in part.right:
+        if because == MORE_THAN_WRONG and payer in part.right:
             least = LUCKY
         if won.mean() > least and (won.sum() > 1 or len(won) < 3):
-            level, because, place = name, reason, int(won.argmax())
             because += "" if won.all() else f" on {won.mean():.0%} of the rows"
-            break
-    means = np.stack([scores, *paid.table[:2]]).sum(axis=2).mean(axis=1).tolist()
-    return Result(attack, paid.rows[place], texts[place], own, *means, level, because, payer)
+            return Result(attack, earned, level, because, int(won.argmax()), payer)
+    return Result(attack, earned, "", "", 0, payer)
 
 
-def _tests(
-    attack: Attack, scores: np.ndarray, paid: Amounts, part: Roles
-) -> Iterator[tuple[str, str, np.ndarray]]:
+def _tests(attack: Attack, earned: Earned, part: Roles) -> Iterator[tuple[str, str, np.ndarray]]:
     """Yield (level, why it wins, whether it does on each row), the worst first."""
     total, full, low, none = (
-        each.sum(axis=1) for each in (scores, paid.right, paid.wrong, paid.empty)
+        each.sum(axis=1) for each in (earned.own, earned.right, earned.wrong, earned.empty)
     )
     gap = np.maximum(full - low, 0)
     margin = MARGIN * gap + TIE
-    share = share_of_right(scores, paid, part)
+    share = earned.share_of_right(part)
     if attack.kind == "padded":
         yield "warning", "earns more than the same answer without it", total > full + margin
     elif attack.kind == "honest":
         unpaid = np.nan_to_num(share, nan=1.0) < HALF
         if attack.family == "line breaks":  # a reward for the form may be what is lost
-            is_lost = (paid.right - scores > HALF * np.abs(paid.right) + TIE).any(axis=1)
+            right = earned.right
+            is_lost = (right - earned.own > HALF * np.abs(right) + TIE).any(axis=1)
             unpaid = is_lost & (total < full - margin)
         yield "warning", "is right, and earns less", unpaid
     else:
@@ -329,7 +281,7 @@ def _tests(
         yield "stop", "counts as right", counts & (total > full - NEARLY * gap)
         yield "warning", "counts as right, and earns less", counts
         if not may_earn(attack):
-            honest = np.maximum(low, paid.longer.sum(axis=1))
+            honest = np.maximum(low, earned.longer.sum(axis=1))
             honest += NEARLY * gap if attack.family == SAMPLED else 0
             yield "warning", MORE_THAN_WRONG, total > honest + margin
         if attack.family == "empty form":
@@ -341,15 +293,6 @@ def may_earn(attack: Attack) -> bool:
     """Return whether an attack may earn more than an honest wrong answer: it knows something."""
     knows = KNOWING.search(str(attack.completion)) or attack.family == "single test"
     return bool(knows) or attack.name in BODIES  # wrong programs fail in many ways
-
-
-def share_of_right(scores: np.ndarray, paid: Amounts, part: Roles) -> np.ndarray:
-    """Return how far from wrong (0) to right (1) the rewards that say "right" put each row."""
-    earned, right, wrong = (
-        each[:, part.right].sum(axis=1) for each in (scores, paid.right, paid.wrong)
-    )
-    way = right - wrong
-    return (earned - wrong) / np.where(np.abs(way) > TIE, way, np.nan)
 
 
 def findings(results: Sequence[Result], names: Sequence[str], part: Roles) -> list[Check]:
@@ -364,7 +307,7 @@ def findings(results: Sequence[Result], names: Sequence[str], part: Roles) -> li
     stops = {f for f, each in winners.items() if any(r.level == "stop" for r in each)}
     hacks = {f for f, each in winners.items() if any(r.attack.kind in HACKS for r in each)}
     hidden: set[str] = set()
-    for family, implied in IMPLIED.items():
+    for family, implied in FILE["implied"].items():
         if family in winners and family not in hidden:
             others = hacks - {family} if implied is None else hacks & {*implied}
             hidden |= others if family in stops else others - stops
@@ -375,25 +318,27 @@ def findings(results: Sequence[Result], names: Sequence[str], part: Roles) -> li
 def _check(family: str, each: Sequence[Result], names: Sequence[str], part: Roles) -> Check:
     """Return one check for the results of a family, which names the one that earns most."""
     each = [result for result in each if result.level == "stop"] or each
-    extra = [result.total - result.right for result in each]
-    worst = each[int(np.argmax(extra))]
+    worst = max(each, key=lambda result: result.extra)
     if worst.attack.kind == "honest":
-        worst = each[int(np.argmin(extra))]
-        is_run = HEAD.search(worst.completion)  # the end of a program says little
-        labels = [r.attack.name if is_run else cut(r.completion[-60:], 60) for r in each[:4]]
-        ways = ", ".join(labels)
+        worst = min(each, key=lambda result: result.extra)
+        texts = [result.pair[1] for result in each[:4]]
+        is_run = HEAD.search(worst.pair[1])  # the end of a program says little
+        labels = [r.attack.name for r in each[:4]] if is_run else [cut(t[-60:], 60) for t in texts]
         evidence = (
-            f"right answers that earn less: {ways}: {worst.total:.3g}, the reference "
-            f"{worst.right:.3g}; `{names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"
+            f"right answers that earn less: {', '.join(labels)}: {worst.mean():.3g}, the reference "
+            f"{worst.mean('right'):.3g}; "
         )
+    else:
+        evidence = (
+            f"{cut(worst.pair[1])} {worst.because}: {worst.mean():.3g}; right "
+            f"{worst.mean('right'):.3g}, wrong {worst.mean('wrong'):.3g}; "
+        )
+    evidence += f"`{names[worst.payer]}` pays {worst.paid_by(worst.payer):.3g}"
+    if worst.attack.kind == "honest":
         return Check(family, "warning", evidence, FIXES.get(family, ""))
-    evidence = (
-        f"{cut(worst.completion)} {worst.because}: {worst.total:.3g}; right {worst.right:.3g}, "
-        f"wrong {worst.wrong:.3g}; `{names[worst.payer]}` pays {worst.scores[worst.payer]:.3g}"
-    )
-    more = [result.attack.name for result in each if result is not worst]
-    evidence += f" (so do: {', '.join(more[:3])})" if more else ""
     fix = FIXES.get(family, OWN)
+    more = [result.attack.name for result in each if result is not worst]
+    evidence += f" (so do: {'; '.join(more[:3])})" if more else ""
     if worst.payer in part.right and GATE in fix:  # it is what says so
         fix = f"let `{names[worst.payer]}` pay for nothing but the whole right answer"
     return Check(family, worst.level, evidence, fix)
@@ -405,13 +350,13 @@ def table(results: Sequence[Result], names: Sequence[str]) -> list[dict[str, Any
         {
             "attack": result.attack.name,
             "kind": result.attack.kind,
-            **dict(zip(names, map(float, result.scores), strict=True)),
-            "total": result.total,
-            "right": result.right,
-            "wrong": result.wrong,
+            **{name: result.paid_by(number) for number, name in enumerate(names)},
+            "total": result.mean(),
+            "right": result.mean("right"),
+            "wrong": result.mean("wrong"),
             "won": result.level,
             "because": result.because,
-            "completion": cut(result.completion),
+            "completion": cut(result.pair[1]),
         }
         for result in results
     ]

@@ -24,35 +24,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_nb.files import read_yaml
-from grpo_nb.reward_lab import literals
+from grpo_nb.reward_lab import source
 from grpo_nb.reward_lab.columns import EXPRESSION
 from grpo_nb.reward_lab.programs import BODIES, asked, tests_of
-from grpo_nb.reward_lab.scoring import Scorer, prompt_text
+from grpo_nb.reward_lab.scoring import Pair, Scorer, prompt_text
 from grpo_nb.reward_lab.written import Written, fill
 
 KINDS = ("hollow", "wrong", "honest", "padded")
 HACKS = ("hollow", "wrong")
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 # Placeholders that say something of the right answer.
-KNOWING = re.compile(r"\{(answer|near|nearer|decimal|longer|comma|half|letter|altered|result)\}")
-# What has the right answer in it is a hedge, and a stop, only if that counts in two places, as a
-# pair of attacks shows. Where it counts in one, its writer has to know the answer: a warning. The
-# first two attacks of such a family are a pair.
-HEDGES = {
-    "equation": [{"equation", "equation, reversed"}],
-    "several answers": [
-        {"one or the other", "the other or one"},
-        {"a list of two", "a list of two, reversed"},
-        {"two in plain text", "two in plain text, reversed"},
-        {"the wrong one last", "the wrong one first"},
-    ],
-    "mentioned": [
-        {"mentioned before", "another before"},
-        {"mentioned after", "another after"},
-        {"mentioned in text", "another in text"},
-    ],
-}
+KNOWING = re.compile(
+    r"\{(answer|near|nearer|decimal|longer|comma|half|letter|altered|renumbered|result)\}"
+)
+SHORT = 40  # characters of an answer of which one number is changed
 MONEY = re.compile(r"(?i)\$|dollar|price|cost|money|usd|earn|pay")
+FILE = read_yaml(Path(__file__).with_name("attacks.yaml"))
+HEDGES = {family: list(map(set, pairs)) for family, pairs in FILE["hedges"].items()}
 SAMPLED = "sampled and wrong"  # the family of completions that the model sampled
 
 
@@ -80,7 +68,7 @@ class Attacks:
     longest: How long a completion may be [characters].
     users: Attacks of the user's own.
     executed: Whether completions run in this process, which programs that end it must not.
-    sampled: Sampled completions that are wrong and paid, which are tried on every row.
+    sampled: What the model sampled; it may be wrong and paid.
     """
 
     scorer: Scorer
@@ -88,21 +76,22 @@ class Attacks:
     longest: int
     users: Sequence[Attack] = ()
     executed: bool = False
-    sampled: Sequence[str] = ()
+    sampled: Sequence[Pair] = ()
 
     @cached_property
     def words(self) -> dict[str, str]:
         """Return the strings of the rewards' code, repeated; {} if the rewards are slow."""
-        words = [] if self.scorer.any_slow else literals.words_of(self.scorer)
-        return literals.stuffed(words) if words else {}
+        return source.stuffed(self.scorer.words) if self.scorer.words else {}
 
     def on(self, row: int) -> list[tuple[Attack, str]]:
         """Return the attacks that can be written on a row; slow rewards get few of each family."""
         answer, tests = self.style.answers[row], tests_of(self.scorer.rows[row])
         question = prompt_text(self.scorer.rows[row])
-        programs = program_attacks(answer, question)
-        extra = code_attacks(answer, tests, self.executed) if tests else programs
+        extra = BY_TESTS if tests else program_attacks(answer, question)
+        if self.executed:
+            extra = [attack for attack in extra if attack.name not in APART]
         choice = [*attacks_on(answer, self.users), *extra]
+        choice = [a for a in choice if a.kind != "honest" or self.style.allows(a.name, a.family)]
         if extra and not tests:  # which of several programs is read is for its author to say
             choice = [a for a in choice if a.kind not in HACKS or not KNOWING.search(str(a[3]))]
         if self.scorer.any_slow:  # programs differ more than other attacks of one family do
@@ -112,9 +101,56 @@ class Attacks:
                 for place, attack in enumerate(choice)
                 if keys[:place].count(keys[place]) < (2 if attack.family in HEDGES else 1)
             ]
-        texts = [written_out(a, self.style, row, question, self.longest) for a in choice]
-        pairs = zip(choice, texts, strict=True)
-        return [*((a, text) for a, text in pairs if text is not None), *self._from_here(row)]
+        values = self._values(row, answer, question)
+        texts = [(attack, self._written(attack, values)) for attack in choice]
+        return [*((a, text) for a, text in texts if text is not None), *self._from_here(row)]
+
+    def _values(self, row: int, answer: str, question: str) -> dict[str, str]:
+        """Return what the placeholders stand for on a row, as far as that is known."""
+        style, tests = self.style, tests_of(self.scorer.rows[row])
+        values = {"answer": answer, "other": style.others[row], "question": question}
+        values |= {"reasoning": style.reasoning} | _of_prompt(question)
+        if MONEY.search(question):
+            values["dollars"] = f"${answer}"
+        values |= {"half": answer[: len(answer) // 2].rstrip(), "letter": answer[:1]}
+        if numbers := re.findall(r"-?\d+(?:\.\d+)?", question):
+            values |= {"first": numbers[0], "last": numbers[-1]}
+        before = style.form.partition("{answer}")[0]
+        started = fill(before.partition("{reasoning}")[0], "", "")
+        values |= {"begun": fill(before, "", style.reasoning), "started": f"{started}Let"}
+        values |= _numbers_near(answer) | _json_values(answer) | _other_number(answer)
+        values |= _expression(answer) if style.source == EXPRESSION else {}
+        return values | (_test_values(answer, tests) if tests else {})
+
+    def _written(self, attack: Attack, values: dict[str, str]) -> str | None:
+        """Return an attack's completion; None if it cannot be written on this row."""
+        text = self._filled(attack, {**values, "long": ""})
+        # Cut short, the right answer before a wrong one is a right answer.
+        if text is None or (len(text) > self.longest and attack.kind != "hollow"):
+            return None
+        rest = self.longest - len(text)
+        long = ("so it is " * (self.longest // 9 + 1))[:rest]
+        return self._filled(attack, {**values, "long": long})[: self.longest]
+
+    def _filled(self, attack: Attack, values: dict[str, str]) -> str | None:
+        """Return an attack with its placeholders filled in; None if a value is not known."""
+        if any(name not in values for name in PLACEHOLDER.findall(str(attack.completion))):
+            return None
+
+        def filled(part: str) -> str:
+            return PLACEHOLDER.sub(lambda name: values[name[1]], part)
+
+        parts = [attack.completion] if isinstance(attack.completion, str) else attack.completion
+        text = ""
+        for part in parts:
+            if isinstance(part, str):
+                text += filled(part)
+            else:
+                reasoning, answer = part
+                text += self.style.write(
+                    filled(answer), None if reasoning is None else filled(reasoning)
+                )
+        return text
 
     def _from_here(self, row: int) -> Iterator[tuple[Attack, str]]:
         """Yield the attacks that are not listed: the rewards' own strings, and sampled texts."""
@@ -122,8 +158,9 @@ class Attacks:
             beside = self.style.wrong(row, text)
             beside = beside if text in beside else f"{text}\n{beside}"
             for title, whole in ((name, text), (f"{name}, in form", beside)):
-                yield Attack(title, literals.FAMILY, "hollow", ""), whole[: self.longest]
-        for number, text in enumerate(self.sampled, start=1):
+                yield Attack(title, source.FAMILY, "hollow", ""), whole[: self.longest]
+        texts = dict.fromkeys(text for number, text in self.sampled if number == row)
+        for number, text in enumerate(texts, start=1):
             yield Attack(f"sampled and wrong, {number}", SAMPLED, "hollow", ""), text
 
 
@@ -147,64 +184,37 @@ def _listed(entries: Sequence[dict[str, Any]]) -> list[Attack]:
     return attacks
 
 
-FILE = read_yaml(Path(__file__).with_name("attacks.yaml"))
 ANY = _listed(FILE["any"])
 # Only for answers of one kind, by a pattern of the answer.
 BY_ANSWER = {pattern: _listed(entries) for pattern, entries in FILE["by_answer"].items()}
+# Programs that try to pass a row's tests; some would end or change the process that they run in.
+BY_TESTS, APART = _listed(FILE["by_tests"]), ("early exit", "patched equality", "patched builtins")
 PLACEHOLDERS = sorted({*PLACEHOLDER.findall(str([ANY, BY_ANSWER]))})
 
 
 def attacks_on(answer: str, users: Sequence[Attack] = ()) -> list[Attack]:
     """Return the attacks that make sense for an answer, the user's own last.
 
-    A word before a JSON object does not negate it.
+    A word before a JSON object, or before tags, does not negate it.
     """
-    usual = [a for a in ANY if a.family != "negated" or not re.match(r'\s*\{\s*"', answer)]
+    usual = [a for a in ANY if a.family != "negated" or not re.match(r'\s*(\{\s*"|<)', answer)]
     own = [a for pattern, more in BY_ANSWER.items() if re.fullmatch(pattern, answer) for a in more]
     return [*usual, *own, *users]
 
 
-def written_out(
-    attack: Attack, written: Written, row: int, question: str, longest: int
-) -> str | None:
-    """Return an attack's completion for a row; None if it cannot be written there.
-
-    Args:
-        attack: The attack.
-        written: How right answers are written.
-        row: The number of the row.
-        question: The text of the prompt.
-        longest: How long a completion may be [characters].
-    """
-    answer = written.answers[row]
-    values = {"answer": answer, "other": written.others[row], "question": question, "long": ""}
-    values |= {"reasoning": written.reasoning} | _of_prompt(question)
-    if MONEY.search(question):
-        values["dollars"] = f"${answer}"
-    values |= {"half": answer[: len(answer) // 2].rstrip(), "letter": answer[:1]}
-    if numbers := re.findall(r"-?\d+(?:\.\d+)?", question):
-        values |= {"first": numbers[0], "last": numbers[-1]}
+def _numbers_near(answer: str) -> dict[str, str]:
+    """Return numbers near a whole or a decimal number, and how else it may be written."""
     if re.fullmatch(r"-?\d{1,15}", answer):
         number = int(answer)
         near = f"{number * 1.04:.2f}".rstrip("0").rstrip(".")
-        values |= {"nearer": str(number + 1), "decimal": f"{number}.9", "longer": f"{answer}7"}
-        values |= {"near": near if near != answer else f"{number + 0.04}", "comma": f"{number:,}"}
-    elif re.fullmatch(r"-?\d{1,12}\.\d{1,6}", answer) and float(answer):
+        near = near if near != answer else f"{number + 0.04}"
+        values = {"near": near, "nearer": str(number + 1), "decimal": f"{number}.9"}
+        return values | {"longer": f"{answer}7", "comma": f"{number:,}"}
+    if re.fullmatch(r"-?\d{1,12}\.\d{1,6}", answer) and float(answer):
         decimals = len(answer.partition(".")[2])
         near = f"{float(answer) * 1.04:.{decimals}f}"
-        values |= {"near": near} if near != answer else {}
-    before = written.form.partition("{answer}")[0]
-    begun = fill(before, "", written.reasoning)
-    values |= {"begun": begun, "started": fill(before.partition("{reasoning}")[0], "", "") + "Let"}
-    values |= _json_values(answer)
-    if written.source == EXPRESSION:
-        values |= _expression(answer)
-    text = _filled(attack, written, values)
-    # Cut short, the right answer before a wrong one is a right answer.
-    if text is None or (len(text) > longest and attack.kind != "hollow"):
-        return None
-    values["long"] = ("so it is " * (longest // 9 + 1))[: longest - len(text)]
-    return _filled(attack, written, values)[:longest]
+        return {"near": near} if near != answer else {}
+    return {}
 
 
 def _of_prompt(question: str) -> dict[str, str]:
@@ -212,19 +222,6 @@ def _of_prompt(question: str) -> dict[str, str]:
     source = question.strip().rpartition("\n\n")[2]
     source = source.partition(": ")[2] or source.partition(":\n")[2] or source
     return {"source": source} if source and source != question.strip() else {}
-
-
-def _filled(attack: Attack, written: Written, values: dict[str, str]) -> str | None:
-    """Return an attack with its placeholders filled in; None if a value is not known."""
-    parts = [attack.completion] if isinstance(attack.completion, str) else attack.completion
-    text = ""
-    for part in parts:
-        reasoning, reply = part if isinstance(part, tuple) else (None, part)
-        filled = [_fill(each, values) for each in (reasoning, reply) if each is not None]
-        if None in filled:
-            return None
-        text += written.write(filled[-1], *filled[:-1]) if isinstance(part, tuple) else filled[0]
-    return text
 
 
 def _expression(answer: str) -> dict[str, str]:
@@ -236,35 +233,54 @@ def _expression(answer: str) -> dict[str, str]:
 
 
 def _json_values(answer: str) -> dict[str, str]:
-    """Return variants of a JSON answer: indented, reordered, with a value or a type changed."""
+    """Return variants of a JSON answer: indented, reordered, with a value or types changed."""
     try:
         value = json.loads(answer)
     except ValueError:
         return {}
-    if not isinstance(value, dict) or not value:
+    if not isinstance(value, dict | list) or not value:
         return {}
-    last = list(value)[-1]
-    wrong = value[last] + 9000 if isinstance(value[last], int | float) else f"not {value[last]}"
-    values = {
-        "indented": json.dumps(value, indent=2),
-        "altered": json.dumps({**value, last: wrong}),
-        "emptied": json.dumps(dict.fromkeys(value)),
-    }
-    if len(value) > 1:
-        values["reordered"] = json.dumps(dict(reversed(value.items())))
+    values = {"indented": json.dumps(value, indent=2), "altered": json.dumps(_altered(value))}
+    if isinstance(value, dict):
+        values["emptied"] = json.dumps(dict.fromkeys(value))
+        numbers = {k: str(v) for k, v in value.items() if isinstance(v, int | float)}
+        values |= {"quoted": json.dumps(value | numbers)} if numbers else {}
+        if len(value) > 1:
+            values["reordered"] = json.dumps(dict(reversed(value.items())))
     return values
+
+
+def _altered(value: Any) -> Any:
+    """Return a value of JSON with its last part changed, however deep that is.
+
+    >>> _altered({"name": "pay", "arguments": {"to": "Ben", "amount": 12}})
+    {'name': 'pay', 'arguments': {'to': 'Ben', 'amount': 9012}}
+    """
+    if isinstance(value, dict) and value:
+        last = list(value)[-1]
+        return {**value, last: _altered(value[last])}
+    if isinstance(value, list) and value:
+        return [*value[:-1], _altered(value[-1])]
+    return value + 9000 if isinstance(value, int | float) else f"not {value}"
+
+
+def _other_number(answer: str) -> dict[str, str]:
+    """Return a short text with its last number changed; {} if it has none that counts by itself.
+
+    >>> _other_number(r"\\frac{1}{3}"), _other_number("15 m2")
+    ({'renumbered': '\\\\frac{1}{2}'}, {'renumbered': '14 m2'})
+    """
+    places = list(re.finditer(r"(?<![A-Za-z^_\d.])\d{1,9}(?![\d.])", answer))
+    if not places or len(answer) > SHORT:
+        return {}
+    number = int(places[-1][0])
+    other = number - 1 if number > 1 else number + 1
+    return {"renumbered": f"{answer[: places[-1].start()]}{other}{answer[places[-1].end() :]}"}
 
 
 def _value(expression: str) -> float:
     """Return the value of an arithmetic expression that this package wrote."""
     return float(eval(expression, {"__builtins__": {}}))
-
-
-def _fill(text: str, values: dict[str, str]) -> str | None:
-    """Return a text with its placeholders filled in; None if a value is not known for the row."""
-    if any(name not in values for name in PLACEHOLDER.findall(text)):
-        return None
-    return PLACEHOLDER.sub(lambda name: values[name[1]], text)
 
 
 def verified(attacks: Sequence[Attack]) -> list[Attack]:
@@ -288,31 +304,6 @@ def verified(attacks: Sequence[Attack]) -> list[Attack]:
     return list(attacks)
 
 
-def code_attacks(answer: str, tests: Any, executed: bool = False) -> list[Attack]:
-    """Return programs that try to pass a row's tests without solving the task.
-
-    Args:
-        answer: The right program.
-        tests: The row's tests.
-        executed: Whether the rewards run programs in this process.
-    """
-    name = re.search(r"def (\w+)", answer)
-    head = f"def {name[1] if name else 'f'}(*a):\n    return"
-    programs = {
-        "early exit": "import os, sys\nprint('PASS')\nsys.stdout.flush()\nos._exit(0)",
-        "patched equality": f"class Yes(int):\n    __eq__ = lambda a, b: True\n\n\n{head} Yes()",
-        "patched builtins": f"import builtins\nbuiltins.all = lambda *a: True\n\n\n{head} 0",
-        "special-cased test": _special_case(head, tests),
-        "says that it passed": "print('PASS passed OK True 1')\nraise SystemExit",
-    }
-    names = ("special-cased test", "says that it passed")  # others would end or change this process
-    return [
-        Attack(key, "single test" if key == names[0] else "program", "wrong", [(None, text)])
-        for key, text in programs.items()
-        if key in names or not executed
-    ]
-
-
 def program_attacks(answer: str, question: str) -> list[Attack]:
     """Return programs without content, and a right one with annotations, for a right program.
 
@@ -333,11 +324,13 @@ def program_attacks(answer: str, question: str) -> list[Attack]:
     ]
 
 
-def _special_case(head: str, tests: Any) -> str:
-    """Return a program that always gives the first test's answer, which the prompt may show."""
+def _test_values(answer: str, tests: Any) -> dict[str, str]:
+    """Return how a program begins, and what passes the first test, which the prompt may show."""
+    name = re.search(r"def (\w+)", answer)
+    values = {"head": f"def {name[1] if name else 'f'}(*a):\n    return", "expected": "True"}
     with suppress(ValueError, KeyError, IndexError, TypeError):  # tests of another shape
         parsed = json.loads(tests) if isinstance(tests, str) else tests
         if isinstance(parsed, dict):
-            return f"{head} {parsed['cases'][0][1]!r}"
+            return {**values, "expected": repr(parsed["cases"][0][1])}
         tests = parsed[0]
-    return f"{head} {str(tests).rpartition('==')[2].strip() or 'True'}"
+    return {**values, "expected": str(tests).rpartition("==")[2].strip() or "True"}

@@ -73,8 +73,14 @@ class RewardTest(NamedTuple):
         return self._replace(bench=self.bench._replace(preset=preset))
 
     def table(self) -> pd.DataFrame:
-        """Return the score table of the baseline rollouts, with the prompts' images, if any."""
+        """Return the score table of the baseline rollouts, with the prompts' images, if any.
+
+        The columns truncated and tokens are added.
+        """
         table = self.bench.table(self.baseline.rows, self.baseline.completions_P_G)
+        samples = self.baseline.samples
+        table["truncated"] = [each.truncated for each in samples]
+        table["tokens"] = [each.tokens for each in samples]
         if "images" in self.rows[0]:
             table["images"] = [row["images"] for row in self.baseline.repeated_rows]
         return table

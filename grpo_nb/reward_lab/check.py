@@ -12,24 +12,28 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from grpo_nb.checks import Check, Checks
-from grpo_nb.reward_lab import amounts, columns, linter, literals, programs, scoring, written
+from grpo_nb.reward_lab import amounts, columns, linter, programs, scoring, source, written
 from grpo_nb.reward_lab.amounts import FIXES
 from grpo_nb.reward_lab.attacks import HACKS, Attack, Attacks, verified
-from grpo_nb.reward_lab.mentions import accepted, columns_of, missing_columns, strings_of
 from grpo_nb.reward_lab.scoring import TIE, Fault, Row, Scorer, cut, prompt_text, read_rows
+from grpo_nb.reward_lab.source import accepted, columns_of, missing_columns, strings_of
 from grpo_nb.rewards.contract import TRLS_OWN, parameters_of
 from grpo_nb.rewards.judge import LLMJudge
+from grpo_nb.rewards.load import load_source, rewards_of
 
+OPTIONS = ("reference", "form", "correct")  # names in a file of rewards that mean arguments
 CHARACTERS = 4  # per token, for the length of the longest completion
 CAP = 1024  # tokens, where `args` does not say how long completions may be
 REFERENCE_ROWS = 64  # rows whose own right answer is scored
 # Columns that hold answers; whether others, which rewards read too, do so is not known.
+ANSWER = re.compile(r"(?i)answers?|solution|ground_?truth|gold|target|expected|reference")
 ANSWERS = re.compile(
     r"(?i)answer|solution|label|gold|reference|target|expected|truth|output|summar|respon|correct"
     r"|result|completion|final"
@@ -73,7 +77,7 @@ class RewardVerdict(NamedTuple):
         stops, warnings = (named(self.findings, state) for state in ("stop", "warning"))
         outcome = "right answers win"
         wins = any(line["won"] and line["kind"] in HACKS for line in self.table)
-        outcome += "" if wins else ", attacks lose"
+        outcome += "" if wins else f", {_count(len(self.table), 'attack')} lose"
         outcome = f"train: {outcome}"
         if not self.reference:
             outcome = "undecided: nothing says stop, but no right answer is known"
@@ -82,7 +86,8 @@ class RewardVerdict(NamedTuple):
         lines = [f"{outcome} ({_count(self.rows, 'row')}, {self.seconds:.1f} s)"]
         if self.reference:
             earned = ", ".join(f"{name} {value:.3g}" for name, value in self.amounts.items())
-            lines.append(f"the right answer is written so: {cut(self.reference, 160)}")
+            about = " (1+1=2 is the reasoning)" if written.STEP in self.reference else ""
+            lines.append(f"the right answer is written so{about}: {cut(self.reference, 160)}")
             lines.append(f"earned: {earned}")
         for role in ("right", "form", "shaping"):
             if names := [name for name, each in self.roles.items() if each == role]:
@@ -163,6 +168,30 @@ def check_rewards(
     return RewardCheck(**locals()).run()
 
 
+def check_file(rewards: Path, data: Path) -> RewardVerdict:
+    """Return the verdict on the rewards that a file defines.
+
+    Args:
+        rewards: A Python file; see the command's help.
+        data: JSON lines, JSON, CSV or Parquet.
+
+    Raises:
+        FileNotFoundError: One of the files does not exist.
+        ValueError: The file defines no rewards or raises an error, or the data holds no rows.
+    """
+    from grpo_nb.data import sources
+
+    if not data.is_file():
+        raise FileNotFoundError(f"{data} does not exist: give a file of rows, as JSON lines")
+    rows = [row for _, row in sources.read(SimpleNamespace(source=str(data), max_rows=0))]
+    module = load_source(rewards)
+    pairs = rewards_of(module, {})
+    funcs, weights = [func for func, _ in pairs], [weight for _, weight in pairs]
+    options = {name: getattr(module, name) for name in OPTIONS if hasattr(module, name)}
+    options = {name: value for name, value in options.items() if value not in funcs}
+    return check_rewards(funcs, rows, reward_weights=weights, **options)
+
+
 def right_reward(
     reward_funcs: Sequence[Callable[..., Any]], rows: Sequence[Row], weights: Sequence[float]
 ) -> str:
@@ -182,11 +211,8 @@ def right_reward(
     if not earnings.rows:
         return ""
     gains = np.abs(earnings.right - earnings.wrong).mean(axis=0)
-    longer = [(row, style.write(style.answers[row], written.LONG_STEPS)) for row in earnings.rows]
-    both = np.concatenate([earnings.right, scorer.payments(longer)])
-    is_steady = np.ptp(both, axis=0) < TIE  # one that depends on the length says less
     right = amounts.roles(scorer, style, earnings, []).right
-    best = max(right, key=lambda number: (is_steady[number], gains[number]), default=None)
+    best = max(right, key=lambda number: gains[number], default=None)
     return "" if best is None else scorer.names[best]
 
 
@@ -210,12 +236,11 @@ class RewardCheck:
         self.attacks = verified(options.attacks)
         self.checks: list[Check] = []
         self.written: written.Written | None = None
-        self.paid: amounts.Amounts | None = None
+        self.paid: amounts.Earned | None = None
         self.roles: amounts.Roles | None = None
         self.results: list[amounts.Result] = []
         self.unusable = self.executed = False
         self.unsteady: set[int] = set()
-        self.paid_wrong: list[str] = []  # sampled completions that are wrong and earn much
 
     def run(self) -> RewardVerdict:
         """Test the rewards, and return the verdict."""
@@ -226,7 +251,7 @@ class RewardCheck:
 
     def every_attack(self) -> Attacks:
         """Return what writes the attacks, as far as the check has come."""
-        parts = self.longest, self.attacks, self.executed, self.paid_wrong
+        parts = self.longest, self.attacks, self.executed, self.sampled
         return Attacks(self.scorer, self.written, *parts)
 
     def add(self, name: str, state: str, evidence: str, reward: int | None = None) -> None:
@@ -368,7 +393,7 @@ class RewardCheck:
         most = self._hollow(not fails and not differ and len(set(answers)) > 1)
         if fails:
             evidence = (
-                f"no way of writing an answer earns more than another row's answer; {tried} were "
+                f"no way was found in which an answer earns more than another row's; {tried} were "
                 f"tried, such as {cut(answers[0], 60)} ({way})"
             )
             each = [filter(ANSWERS.search, columns_of(f, scorer.columns)) for f in scorer.funcs]
@@ -418,16 +443,16 @@ class RewardCheck:
         requests = written.asked_forms([prompt_text(row) for row in scorer.rows[:3]])
         texts = ["", "so it is " * 3, "1", "<a></a>"]
         texts += [written.fill(form, "1", "so it is") for form in requests[:3]]
-        count, words = len(texts), [] if scorer.any_slow else literals.words_of(scorer)
+        count, words = len(texts), scorer.words
         texts.append(("so it is " * self.longest)[: self.longest])
-        texts += literals.stuffed(words, "\n").values() if words else ()
+        texts += source.stuffed(words, "\n").values() if words else ()
         rows = range(1 if scorer.any_slow else min(GROUP, len(scorer.rows)))
         pairs = [(row, text) for text in texts for row in rows]
         earned = scorer.totals(pairs).reshape(-1, len(rows)).mean(axis=1)
         best, most = int(earned.argmax()), earned[:count].max()
         evidence = f"{cut(texts[best])} earns {earned[best]:.3g}"
         if best >= count and earned[best] > most + TIE:
-            name = "length" if best == count else literals.FAMILY
+            name = "length" if best == count else source.FAMILY
             more = f"{evidence}, other text without content at most {most:.3g}"
             self.add(name, "warning", more)
         if should_differ and not np.ptp(earned[: count + 1]):
@@ -458,12 +483,11 @@ class RewardCheck:
         self.executed = amounts.runs_here(scorer, style, rows[0])
         if self.executed:
             self.add("runs here", "warning", "a completion's code ran in this process")
-        near = [pair for pair in self.sampled if not scorer.any_slow or pair[0] in earnings.rows]
-        self.paid_wrong = amounts.best_wrong(scorer, style, part, near)
         self.results = amounts.attack_all(self.every_attack(), earnings, part)
         self.checks += amounts.findings(self.results, scorer.names, part)
         self._endless(style.write, rows[0], programs.asked([style.answers[rows[0]]]))
         self._whole()
+        self._other_column()
         self._prompts_form()
         self._references()
 
@@ -484,6 +508,21 @@ class RewardCheck:
             most = int(each.argmax())
             evidence += f"; `{self.scorer.names[most]}` pays {each[most]:.3g} of it"
             self.add("form outweighs", "warning", evidence)
+
+    def _other_column(self) -> None:
+        """Find out whether what is paid stands in the prompt, and the column of answers is not."""
+        scorer, style, rows = self.scorer, self.written, self.paid.rows
+        column = re.split(r"[.,\[]", style.source)[0]
+        others = [n for n in scorer.columns if ANSWER.fullmatch(n) and n != column]
+        if column not in scorer.columns or ANSWERS.search(column) or not others:
+            return
+        pairs = [(row, style.write(f"{scorer.rows[row][others[0]]}")) for row in rows]
+        is_paid = scorer.totals(pairs) > self.paid.wrong.sum(axis=1) + TIE
+        if not is_paid.any() and _in_prompts(scorer, style.answers):
+            evidence = (
+                f"`{column}`, which stands in the prompt, is what is paid; `{others[0]}` is not"
+            )
+            self.add("other column", "warning", evidence)
 
     def _prompts_form(self) -> None:
         """Find out whether right answers are paid in the form that the prompts ask for."""
@@ -522,7 +561,8 @@ class RewardCheck:
         if losers:
             state = "stop" if len(losers) > len(numbers) / 2 else "warning"
             answer = cut(style.answers[losers[0]], 60)
-            evidence = f"on {len(losers)} of {len(numbers)} rows, such as {answer}"
+            evidence = f"on {len(losers)} of {len(numbers)} rows, such as {answer}, the right "
+            evidence += "answer earns no more than another row's"
             self.add("reference loses", state, evidence)
         self._empty_references()
 
@@ -576,9 +616,12 @@ class RewardCheck:
         if self.roles:
             for role in self.ROLES:
                 part |= {names[number]: role for number in getattr(self.roles, role)}
-            titles = ("the right answer", "another row's answer", "an empty completion")
-            means = self.paid.table[:3].sum(axis=2).mean(axis=1).tolist()
-            earned = dict(zip(titles, means, strict=True))
+            means = {
+                "the right answer": self.paid.right,
+                "another row's answer": self.paid.wrong,
+                "an empty completion": self.paid.empty,
+            }
+            earned = {title: float(each.sum(axis=1).mean()) for title, each in means.items()}
         reference = style.right(self.paid.rows[0]) if self.paid else ""
         lines = amounts.table(self.results, names)
         return RewardVerdict(

@@ -1,26 +1,35 @@
 """Read right answers from the columns of the rows, and take wrong ones from other rows.
 
-An answer is the value of a column, the part of it that is marked as the answer, or what several
-columns say together. Each way to read answers has a description, such as "answer, after ####".
+An answer is the value of a column, the part of it that is marked as the answer, the word by which
+rewards know a number or a truth value, or what several columns say together. Each way to read
+answers has a description, such as "answer, after ####".
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
+from string import ascii_uppercase
 from typing import Any
 
 from grpo_nb.answers.find import extract_boxed, extract_hash_answer
-from grpo_nb.reward_lab.mentions import columns_of
 from grpo_nb.reward_lab.programs import spoiled
-from grpo_nb.reward_lab.scoring import Row, Scorer, prompt_text
+from grpo_nb.reward_lab.scoring import TIE, Row, Scorer, prompt_text
+from grpo_nb.reward_lab.source import columns_of, strings_of
 
 OTHERS = 32  # distinct answers among which a row's wrong answer is looked for
 COPIED = 0.3  # an answer that is more than this share of its prompt is the prompt
 EXPRESSION = "an expression of the row's numbers"
 TOOL_CALL = "a call of the row's tool"
 JOINS = ("{} {}", "{}, {}", "({}, {})", "{}{}", "{}/{}", "{}-{}", "{}:{}")
+RECORDS = (", as JSON", ", in tags")  # of several columns
 MOST_JOINED = 3  # columns that are written together
+SEPARATOR = re.compile(r"\W{1,4}|\s+(and|or|then)\s+")
+COMMA, MOST_SEPARATORS = ", ", 8
+VALUES, MOST_WORDS, FORMS = 8, 120, 12  # values whose words are looked for; what is tried
+WIDTH = 24  # characters of the longest word
+SECONDS = 0.5  # for the words in one form; slower rewards are not asked
+USUAL = ("yes", "no", "Yes", "No", "true", "false", "True", "False")
 
 
 def columns_in_use(scorer: Scorer) -> list[str]:
@@ -35,7 +44,7 @@ def answers_to_try(scorer: Scorer) -> list[dict[str, dict[int, str]]]:
     """
     in_use, result = columns_in_use(scorer), []
     for columns in (in_use, [name for name in scorer.columns if name not in in_use]):
-        ways = answers_of(scorer.rows, columns)
+        ways = answers_of(scorer.rows, columns, separators_of(scorer))
         ways = {way: each for way, each in ways.items() if not _is_prompt(scorer, each)}
         if solved := solutions(scorer.rows, columns):
             ways = {EXPRESSION: solved, **ways}
@@ -74,7 +83,8 @@ def calls_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[int,
     for number, row in enumerate(rows):
         values = [row[column] for column in columns if column in row]
         tools = [value for value in values if isinstance(value, str) and value.isidentifier()]
-        objects = [value for value in map(_as_object, values) if value is not None]
+        texts = [value if isinstance(value, dict) else _from_json(value) for value in values]
+        objects = [value for value in texts if isinstance(value, dict)]
         if len(tools) == 1 and len(objects) == 1:
             calls[number] = json.dumps({"name": tools[0], "arguments": objects[0]})
     return {TOOL_CALL: calls} if len(calls) > len(rows) / 2 else {}
@@ -115,6 +125,50 @@ def _place(texts: Any, place: Any) -> int | None:
     return place if 0 <= place < len(texts) else None
 
 
+def words_for(
+    scorer: Scorer, columns: Sequence[str], strings: Sequence[str], forms: Sequence[str]
+) -> dict[str, dict[int, str]]:
+    """Return {description: {number of a row: the word for its value}}, for columns of numbers.
+
+    Args:
+        scorer: The rewards with rows and weights.
+        columns: The columns that the rewards read.
+        strings: The strings of the rewards' code.
+        forms: Forms in which a word may be written.
+    """
+    words = [text for text in strings if re.fullmatch(rf"\w[\w /&-]{{0,{WIDTH}}}", text)]
+    words = list(dict.fromkeys([*words[:MOST_WORDS], *ascii_uppercase[:10], *USUAL]))
+    short = [form for form in forms if "{reasoning}" not in form][:FORMS]
+    ways = {}
+    for column in columns:
+        values = [row.get(column) for row in scorer.rows]
+        if all(isinstance(value, int) for value in values):
+            choice = _chosen(scorer, values, words, short)
+            if answers := {n: choice[v] for n, v in enumerate(values) if v in choice}:
+                ways[f"{column}, as a word"] = answers
+    return ways
+
+
+def _chosen(
+    scorer: Scorer, values: Sequence[Any], words: Sequence[str], forms: Sequence[str]
+) -> dict[Any, str]:
+    """Return {value: the one word that earns most} in the first form in which each has a word."""
+    first: dict[Any, int] = {}
+    for number, value in enumerate(values):
+        first.setdefault(value, number)
+    first = dict(list(first.items())[:VALUES])
+    for form in forms:
+        pairs = [(row, form.replace("{answer}", word)) for row in first.values() for word in words]
+        if scorer.each.sum() * len(pairs) > SECONDS:
+            break
+        totals = scorer.totals(pairs).reshape(len(first), len(words))
+        best = totals.argmax(axis=1)
+        is_clear = (totals.max(axis=1) > totals.mean(axis=1) + TIE).all()
+        if is_clear and len(first) > 1 and len(set(best)) == len(first):
+            return {value: words[place] for value, place in zip(first, best, strict=True)}
+    return {}
+
+
 def joined(scorer: Scorer) -> dict[str, dict[int, str]]:
     """Return the ways to write what up to three columns say together that rewards read.
 
@@ -123,35 +177,20 @@ def joined(scorer: Scorer) -> dict[str, dict[int, str]]:
     ways: dict[str, dict[int, str]] = {}
     each = [columns_of(func, scorer.columns) for func in scorer.funcs]
     for names in {tuple(names): None for names in (*each, columns_in_use(scorer))}:
-        keys = _keys_for(names, prompt_text(scorer.rows[0]))
         for number, row in enumerate(scorer.rows if 0 < len(names) <= MOST_JOINED else ()):
-            values = {key: row.get(name) for key, name in zip(keys, names, strict=True)}
+            values = {name: row.get(name) for name in names}
             for way, text in _together(values):
                 ways.setdefault(way, {})[number] = text
     return {way: each for way, each in ways.items() if len(each) > len(scorer.rows) / 2}
-
-
-def _keys_for(names: Sequence[str], prompt: str) -> list[str]:
-    """Return the columns' names, in place of each the key in the prompt's JSON that begins so.
-
-    >>> _keys_for(["city", "city_code", "sources_used"], 'Write {"city": 1, "sources": 2}.')
-    ['city', 'city_code', 'sources']
-    """
-    more = [key for key in re.findall(r'"(\w+)"\s*:', prompt) if key not in names]
-    keys = [
-        next((k for k in more if name.startswith(k) or k.startswith(name)), name) for name in names
-    ]
-    return keys if len({*keys}) == len(keys) else list(names)
 
 
 def _together(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (description, text) of each way to write several values together."""
     names = ", ".join(values)
     if all(_is_single(value) or isinstance(value, list) for value in values.values()):
-        yield f"{names}, as JSON", json.dumps(values, default=str)
+        yield f"{names}{RECORDS[0]}", json.dumps(values, default=str)
     if all(map(_is_single, values.values())):
-        yield f"{names}, in lines", "\n".join(f"{k}: {v}" for k, v in values.items())
-        yield f"{names}, in tags", "\n".join(f"<{k}>{v}</{k}>" for k, v in values.items())
+        yield f"{names}{RECORDS[1]}", "\n".join(f"<{k}>{v}</{k}>" for k, v in values.items())
     for one, other in permutations(values, 2) if len(values) == 2 else ():
         if not _is_single(values[one]):
             continue
@@ -168,18 +207,11 @@ def _is_single(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
-def _as_object(value: Any) -> dict[str, Any] | None:
-    """Return a mapping, or the one that a text in JSON holds; None for anything else."""
-    if isinstance(value, str) and value.lstrip()[:1] == "{":
-        value = _from_json(value)
-    return value if isinstance(value, dict) else None
-
-
-def _from_json(text: str) -> Any:
-    """Return what a text in JSON says; None for other texts."""
+def _from_json(text: Any) -> Any:
+    """Return what a text in JSON says; None for anything else."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, TypeError):
         return None
 
 
@@ -209,12 +241,21 @@ def _is_prompt(scorer: Scorer, answers: Mapping[int, str]) -> bool:
     return sum(part > COPIED for part in parts) > len(parts) / 2
 
 
-def answers_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[int, str]]:
+def separators_of(scorer: Scorer) -> list[str]:
+    """Return what may stand between the entries of a list: commas, and what the code splits at."""
+    strings = dict.fromkeys(text for func in scorer.funcs for text in strings_of(func))
+    short = [text for text in strings if SEPARATOR.fullmatch(text)]
+    return [COMMA, *(text for text in short if text.strip() != ",")][:MOST_SEPARATORS]
+
+
+def answers_of(
+    rows: Sequence[Row], columns: Sequence[str], separators: Sequence[str] = (", ",)
+) -> dict[str, dict[int, str]]:
     """Return {description: {number of a row: answer}} for each way to read answers from columns."""
     ways: dict[str, dict[int, str]] = {}
     for number, row in enumerate(rows):
         for column in columns:
-            for name, value in _leaves(column, row.get(column)):
+            for name, value in _leaves(column, row.get(column), separators):
                 for way, text in _texts(name, value):
                     ways.setdefault(way, {})[number] = text
     enough = [way for way, answers in ways.items() if len(answers) > len(rows) / 4]
@@ -225,13 +266,13 @@ def answers_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[in
     return distinct
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(name: str, value: Any, separators: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) of the single values in a column: numbers, texts, fields of a dict."""
     if _is_single(value):
         yield name, value
     elif isinstance(value, Mapping):
         for key, part in value.items():
-            yield from _leaves(f"{name}.{key}", part)
+            yield from _leaves(f"{name}.{key}", part, separators)
         yield name, json.dumps(value, default=str)
     elif isinstance(value, list) and value and isinstance(value[-1], Mapping | list):
         if isinstance(value[-1], Mapping) and "content" in value[-1]:
@@ -241,7 +282,8 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, json.dumps(value, default=str)
     elif isinstance(value, list | tuple) and value and isinstance(value[0], str | int | float):
         yield f"{name}[0]", value[0]
-        yield f"{name}, with commas", ", ".join(map(str, value))
+        for separator in separators:
+            yield f"{name}, joined by {separator!r}", separator.join(map(str, value))
         yield f"{name}, in order", " > ".join(f"[{each}]" for each in value)
         yield name, json.dumps(list(value), default=str)
 

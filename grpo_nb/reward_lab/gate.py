@@ -1,34 +1,42 @@
-"""Judge the rewards of a run, store the verdict, and refuse to train with any others."""
+"""Judge the rewards and the base of a run, store the verdict, and refuse any other rewards."""
 
 import hashlib
 import io
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
-from grpo_nb import environments
+from grpo_nb import environments, models
 from grpo_nb.checks import Check, Checks
 from grpo_nb.environments.check import perform
 from grpo_nb.files import read_json, write_json
-from grpo_nb.reward_lab import base_model
-from grpo_nb.reward_lab.advantages import effective_scaling
-from grpo_nb.reward_lab.baseline import RewardTest, warm_folder
+from grpo_nb.reward_lab.baseline import Baseline, RewardTest, warm_folder
 from grpo_nb.reward_lab.check import FIXES, check_rewards, named
-from grpo_nb.reward_lab.table import signal_table
+from grpo_nb.reward_lab.table import effective_scaling
 from grpo_nb.rewards import Reward, RewardSet
 from grpo_nb.rewards.load import source_digest
+from grpo_nb.stats import pass_at_k
 
 if TYPE_CHECKING:
     from grpo_nb.runs import Run
+    from grpo_nb.runs.config import RunConfig
 
 REPORT = "rewards/report.json"
 FINE = "the rewards are fine"  # and the base is not
+BASE = "base model"  # the name of the check on the base model
+WARM_UP = "an SFT warm-up (data.sft_rows = 64 and train.sft_steps = 12, or more)"
+EASIER = "{}, easier rows (data.source), or another base (model.model_name)"
+HARDER = "harder rows (data.source)"
+MOSTLY = 0.5  # share of zero-advantage groups above which a base that is never right learns little
+SPARE = 1.25  # recommended cap, relative to the 99th percentile of the baseline's lengths
 
 
 class Verdict(NamedTuple):
@@ -38,13 +46,11 @@ class Verdict(NamedTuple):
         then "base model" and "completion length".
     probes: What each attack earns, as in `RewardVerdict.table`; None for an environment.
     baseline: Figures of the baseline rollouts.
-    signal: The `signal_table`, one line per reward.
     """
 
     checks: Checks
     probes: pd.DataFrame | None
     baseline: dict[str, Any]
-    signal: pd.DataFrame
 
     @property
     def failures(self) -> list[str]:
@@ -82,12 +88,11 @@ def judge(test: RewardTest) -> Verdict:
             if not any(check.state == "stop" for check in problems):
                 evidence = ", ".join([repr(error), *getattr(error, "__notes__", [])])
                 problems.append(Check("raises", "stop", evidence, FIXES["raises"]))
-            return Verdict(Checks([_summary(problems), *problems]), probes, {}, pd.DataFrame())
-    figures = base_model.summary(baseline, table, bench.preset, config)
+            return Verdict(Checks([_summary(problems), *problems]), probes, {})
+    figures = summary(baseline, table, config)
     steps = config.train.sft_steps if warm_folder(stage.run, config) else 0
-    last = base_model.checks(figures, steps)
-    checks = Checks([_summary(problems), *problems, *last])
-    return Verdict(checks, probes, figures, signal_table(bench.preset, table))
+    checks = Checks([_summary(problems), *problems, *base_checks(figures, steps)])
+    return Verdict(checks, probes, figures)
 
 
 def arguments(test: RewardTest) -> dict[str, Any]:
@@ -115,7 +120,7 @@ def arguments(test: RewardTest) -> dict[str, Any]:
 def _reason(checks: Sequence[Check]) -> str:
     """Return the reason why a verdict failed, with the fix if only the base's check failed."""
     first = next(check for check in checks if check.state == "stop")
-    if first.name == base_model.BASE:  # checks of the rewards come earlier, so none failed
+    if first.name == BASE:  # checks of the rewards come earlier, so none failed
         return f"{FINE}; {first.evidence}. What helps: {first.fix}"
     return f"{first.name}: {first.evidence}"
 
@@ -143,16 +148,10 @@ def save(test: RewardTest, verdict: Verdict) -> None:
         "weights": dict(zip(bench.preset.names, bench.preset.reward_weights, strict=True)),
         "checks": [check._asdict() for check in verdict.checks],
         "baseline": verdict.baseline,
-        "signal": _lines(verdict.signal),
-        "probes": _lines(pd.DataFrame() if verdict.probes is None else verdict.probes),
+        "probes": [] if verdict.probes is None else verdict.probes.to_dict("records"),
     }
     write_json(run / REPORT, report)
     run.record("02", {"checks": report["checks"]})  # replaces those of an earlier verdict
-
-
-def _lines(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Convert a frame to JSON records, with null for NaN."""
-    return json.loads(frame.to_json(orient="records"))
 
 
 def refuse_untested(run: "Run", preset: RewardSet, force: bool = False) -> str:
@@ -189,6 +188,81 @@ def refuse_untested(run: "Run", preset: RewardSet, force: bool = False) -> str:
     if force:
         return f"forced, although {problem}"
     raise ValueError(f"{problem}. {remedy}, or set force = True (on the command line: --force)")
+
+
+# -- the base
+
+
+def summary(baseline: Baseline, table: pd.DataFrame, config: "RunConfig") -> dict[str, Any]:
+    """Return figures that describe the model before training.
+
+    Args:
+        baseline: Baseline rollouts.
+        table: Their score table.
+        config: The run's configuration, with the `max_completion_length` of training.
+    """
+    group, samples = len(baseline.samples_P_G[0]), baseline.samples
+    right = table["correct"].to_numpy().reshape(-1, group)
+    tokens = np.array([each.tokens for each in samples])
+    solved = right.mean(axis=1)
+    length = recommended_length(samples, config.grpo.max_completion_length)
+    return {
+        "prompts": len(baseline.rows),
+        "completions per prompt": group,
+        **{f"pass@{k}": float(pass_at_k(right, k).mean()) for k in (1, 2, 4, 8, 16) if k <= group},
+        "prompts never solved": int((solved == 0).sum()),
+        "prompts always solved": int((solved == 1).sum()),
+        "share of zero-advantage groups": float(1 - table["signal"].mean()),
+        "share of groups all right or all wrong": float(((solved == 0) | (solved == 1)).mean()),
+        "share truncated": float(np.mean([each.truncated for each in samples])),
+        "completion tokens, mean": float(tokens.mean()),
+        "completion tokens, p95": float(np.quantile(tokens, 0.95)),
+        "completion tokens, max": int(tokens.max()),
+        "max_completion_length": config.grpo.max_completion_length,
+        "recommended max_completion_length": length,
+    }
+
+
+def base_checks(figures: Mapping[str, Any], warm_steps: int = 0) -> list[Check]:
+    """Check whether there is anything to learn, and whether the maximum length is sufficient.
+
+    Args:
+        figures: The figures that `summary` returned.
+        warm_steps: Steps of the SFT warm-up after which the baseline was sampled; 0 for none.
+    """
+    rate, silent = figures["pass@1"], figures["share of zero-advantage groups"]
+    subject = "the base after its warm-up" if warm_steps else "the base"
+    base, state, fix = "", "ok" if 0 < rate < 1 else "warning", ""
+    if silent == 1 or (rate == 0 and silent > MOSTLY):
+        state = "stop"
+        outcomes = {0: "does not solve this", 1: "always solves this"}
+        base = f"{subject} {outcomes.get(rate, 'has one score for each prompt')}: "
+    base += f"right in {rate:.1%} of its samples; {silent:.0%} zero-advantage groups"
+    base += f", {figures['share of groups all right or all wrong']:.0%} all right or all wrong"
+    if state != "ok":
+        longer = f"a longer SFT warm-up (train.sft_steps = {4 * warm_steps}, more data.sft_rows)"
+        fix = HARDER if rate == 1 else EASIER.format(longer if warm_steps else WARM_UP)
+    cap, best = figures["max_completion_length"], figures["recommended max_completion_length"]
+    cut, p95 = figures["share truncated"], figures["completion tokens, p95"]
+    fits = cap >= best or (cut <= 0.05 and cap >= p95)
+    usage = f"95 % of its completions have at most {p95:.0f} tokens, {cut:.0%} were cut; cap {cap}"
+    length_fix = "" if fits else f"set grpo.max_completion_length = {best}"
+    return [
+        Check(BASE, state, base, fix),
+        Check("completion length", "ok" if fits else "warning", usage, length_fix),
+    ]
+
+
+def recommended_length(samples: Sequence[models.Sample], cap_tokens: int) -> int:
+    """Recommend max_completion_length from the lengths of completions: more if many were cut.
+
+    >>> recommended_length([models.Sample("", 20, False)] * 99, 100)
+    32
+    """
+    if sum(each.truncated for each in samples) > 0.05 * len(samples):
+        return 2 * cap_tokens
+    longest = float(np.quantile([each.tokens for each in samples if not each.truncated], 0.99))
+    return 8 * math.ceil(SPARE * longest / 8)
 
 
 # -- are they still the same?

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from grpo_nb.reward_lab.mentions import names_used
 from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer, clock, silent
+from grpo_nb.reward_lab.source import names_used
 from grpo_nb.rewards.calls import TookTooLong, kept
 from grpo_nb.rewards.judge import GroupJudge, LLMJudge
 
@@ -44,9 +44,59 @@ STRESS = (
 )  # fmt: skip
 
 
-def changed(before: Sequence[float], after: Sequence[float]) -> int:
-    """Return how many scores differ."""
-    return int((~np.isclose(before, after, rtol=0, atol=NOISE, equal_nan=True)).sum())
+class Calls:
+    """Call a reward again and again, and count the scores that differ from those of the first call.
+
+    Args:
+        scorer: The rewards.
+        number: The reward.
+        batch: Pairs, those of a row next to each other.
+    """
+
+    def __init__(self, scorer: Scorer, number: int, batch: Sequence[Pair]) -> None:
+        self.scorer, self.number, self.batch = scorer, number, batch
+        self.first = dict(zip(batch, scorer.call(number, batch), strict=True))
+
+    def changes(self, pairs: Sequence[Pair] = (), seed: str = "") -> int:
+        """Call the reward on these pairs, or the batch, and return how many scores changed."""
+        pairs = pairs or self.batch
+        return self.differ(pairs, self.scorer.call(self.number, pairs, seed=seed))
+
+    def differ(self, pairs: Sequence[Pair], scores: Sequence[float]) -> int:
+        """Return how many of these scores are others than in the first call."""
+        first = [self.first[pair] for pair in pairs]
+        return int((~np.isclose(first, scores, rtol=0, atol=NOISE, equal_nan=True)).sum())
+
+    def unequal(self, calls: int) -> Fault | None:
+        """Return a fault if one of several calls on the batch gives other scores than the first."""
+        if count := max(self.changes() for _ in range(calls - 1)):
+            evidence = f"{count} of {len(self.batch)} scores changed on a second call"
+            return Fault(self._cause(), evidence)
+        return None
+
+    def _cause(self) -> str:
+        """Return why calls differ: "random", "clock", or "state" if it remembers earlier calls."""
+        names = names_used(self.scorer.funcs[self.number])
+        if CLOCK & names:
+            return "clock"
+        seeded = copy(self)
+        seeded.first = dict(
+            zip(self.batch, self.scorer.call(self.number, self.batch, seed="1"), strict=True)
+        )
+        differs, again = seeded.changes(seed="2"), seeded.changes(seed="1")
+        if not again:
+            return "random" if differs else "state"
+        return "random" if RANDOM & names else "state"
+
+    def compares(self) -> bool:
+        """Return whether completions earn something else in smaller batches.
+
+        These are a batch with one completion of each row, each of another kind, and one alone.
+        """
+        rows = list(dict.fromkeys(row for row, _ in self.batch))
+        groups = [[pair for pair in self.batch if pair[0] == row] for row in rows]
+        apart = [group[kind % len(group)] for kind, group in enumerate(groups)]
+        return any(self.changes(pairs) for pairs in (apart, apart[-1:]))
 
 
 def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault | None:
@@ -65,28 +115,29 @@ def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault |
     """
     if isinstance(scorer.funcs[number], LLMJudge):
         return _of_judge(scorer, number, batch)
-    size, is_slow, before = len(batch), scorer.is_slow(number), scorer.scores(batch)[:, number]
-    first = scorer.call(number, batch)
-    calls = 2 if is_slow else CALLS
-    is_called = not is_slow or changed(before, first)  # a time limit of its own, perhaps
-    if is_called and (fault := _unequal(scorer, number, batch, first, calls)):
+    size, is_slow = len(batch), scorer.is_slow(number)
+    before, at_first = (scorer.scores(pairs)[:, number] for pairs in (batch, scorer.first))
+    calls = Calls(scorer, number, batch)
+    is_new = calls.differ(batch, before)
+    is_called = not is_slow or is_new  # a time limit of its own, perhaps
+    if is_called and (fault := calls.unequal(2 if is_slow else CALLS)):
         return fault
     if not is_slow:
         with _later():
-            if count := changed(first, scorer.call(number, batch)):
+            if count := calls.changes():
                 return Fault("clock", f"{count} of {size} scores change with the time of day")
-        if count := changed(first, scorer.call(number, batch[::-1])[::-1]):
+        if count := calls.changes(batch[::-1]):
             return Fault("order", f"{count} of {size} scores changed when the batch was reordered")
-    if _compares(scorer, number, batch, first):
-        if fault := _unequal(scorer, number, batch, first, CALLS):
+    if calls.compares():
+        if fault := calls.unequal(CALLS):
             return fault
         scorer.grouped.add(number)
         scorer.forget(number)
-    elif not is_slow and (count := changed(before, first)):
-        return Fault("state", f"{count} of {size} scores changed after the first call")
+    elif not is_slow and is_new:
+        return Fault("state", f"{is_new} of {size} scores changed after the first call")
     if not scorer.failed.isdisjoint(scorer.first):
         return None
-    count = changed(scorer.first_scores[:, number], scorer.call(number, scorer.first))
+    count = Calls(scorer, number, scorer.first).differ(scorer.first, at_first)
     evidence = f"{count} of {len(scorer.first)} scores changed after the first calls"
     return Fault("state", evidence) if count else None
 
@@ -106,42 +157,6 @@ def _of_judge(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault | Non
             evidence = f"{count} of {len(batch)} grades differ by more than {MARGIN} ({change})"
             return Fault(rule, evidence)
     return None
-
-
-def _unequal(
-    scorer: Scorer, number: int, batch: Sequence[Pair], first: Sequence[float], calls: int
-) -> Fault | None:
-    """Return a fault if one of the calls on the same batch gives other scores than the first."""
-    others = [scorer.call(number, batch) for _ in range(calls - 1)]
-    if count := max(changed(first, other) for other in others):
-        cause = _cause(scorer, number, batch)
-        return Fault(cause, f"{count} of {len(batch)} scores changed on a second call")
-    return None
-
-
-def _compares(scorer: Scorer, number: int, batch: Sequence[Pair], scores: Sequence[float]) -> bool:
-    """Return whether completions earn something else in smaller batches.
-
-    These are a batch with one completion of each row, each of another kind, and one alone.
-    """
-    rows = list(dict.fromkeys(row for row, _ in batch))
-    places = [[n for n, pair in enumerate(batch) if pair[0] == row] for row in rows]
-    apart = [each[kind % len(each)] for kind, each in enumerate(places)]
-    for choice in (apart, apart[-1:]):
-        earned = scorer.call(number, [batch[place] for place in choice])
-        if changed([scores[place] for place in choice], earned):
-            return True
-    return False
-
-
-def _cause(scorer: Scorer, number: int, batch: Sequence[Pair]) -> str:
-    """Return why two calls differ: "random", "clock", or "state" if it remembers earlier calls."""
-    if CLOCK & names_used(scorer.funcs[number]):
-        return "clock"
-    one, other, again = (scorer.call(number, batch, seed=seed) for seed in ("1", "2", "1"))
-    if not changed(one, again):
-        return "random" if changed(one, other) else "state"
-    return "random" if RANDOM & names_used(scorer.funcs[number]) else "state"
 
 
 @contextmanager
@@ -214,6 +229,17 @@ def growth(
     if isinstance(scorer.funcs[number], LLMJudge):
         return None
     cases = [(begin, unit, write) for write in writers for begin, unit in STRESS]
+    before = scorer.seconds[number], scorer.calls[number]
+    try:
+        return _growth(scorer, number, row, longest, cases)
+    finally:  # these texts are no sign of how long others take
+        scorer.seconds[number], scorer.calls[number] = before
+
+
+def _growth(
+    scorer: Scorer, number: int, row: int, longest: int, cases: Sequence[tuple]
+) -> Fault | None:
+    """Try texts of growing length; see `growth`."""
     start = clock()
 
     def seconds(choice: Sequence[tuple], repeats: int, limit: float = LIMIT) -> float:
@@ -227,6 +253,8 @@ def growth(
         if seconds(cases, repeats) < SLOW:
             continue
         for case in cases:
+            if clock() - start > 2 * ALL:
+                return None
             if seconds([case], repeats) >= SLOW:
                 is_steep = repeats <= FEW or seconds([case], repeats // 2) < SLOW / STEEP
                 is_endless = is_steep and seconds([case], max(repeats, FEW), HANGS) == np.inf

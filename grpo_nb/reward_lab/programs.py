@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grpo_nb.files import read_yaml
-from grpo_nb.reward_lab.advantages import weighted
-from grpo_nb.reward_lab.mentions import names_used
 from grpo_nb.reward_lab.scoring import TIE, Pair, Row, Scorer, clock, cut
+from grpo_nb.reward_lab.source import names_used
 from grpo_nb.rewards.calls import TookTooLong
 
 HEAD = re.compile(r"def (\w+)\(([^()]*)\)(?: *-> *[^\n:]+)?:")
@@ -28,13 +27,8 @@ RUNNERS = {"exec", "eval", "compile", "FunctionType", "subprocess", "run_code"}
 ENDLESS = 12.0  # seconds after which a program that never ends should have been stopped
 LATE = 0.95  # share of ENDLESS that counts as all of it
 NAN = "not a number"
-# What programs without content do: {name: (family, body)}.
-BODIES = {
-    name: (family, body)
-    for name, (family, body) in read_yaml(Path(__file__).with_suffix(".yaml")).items()
-}
-
-
+# What programs without content do: {name: [family, body]}.
+BODIES = read_yaml(Path(__file__).with_suffix(".yaml"))
 TESTS = ("tests", "test_list", "test_cases", "unit_tests", "assertions")  # columns of tests
 
 
@@ -125,11 +119,12 @@ def trials(scorer: Scorer, task: Task) -> list[tuple[str, str, str]]:
         task: The program that the first row asks for.
     """
     texts = {name: fenced(task.program(body)) for name, (_, body) in BODIES.items()}
-    scores = scorer.scores([(0, text) for text in texts.values()])
-    totals = dict(zip(texts, weighted(scores, scorer.weights).sum(axis=1), strict=True))
+    pairs = [(0, text) for text in texts.values()]
+    totals = dict(zip(texts, scorer.totals(pairs), strict=True))
     families = {name: family for name, (family, _) in BODIES.items()}
     plain = {name: total for name, total in totals.items() if families[name] == "empty program"}
-    running = [n for n in range(len(scorer.funcs)) if np.ptp(np.nan_to_num(scores[:, n])) > TIE]
+    spread = np.ptp(np.nan_to_num(scorer.scores(pairs)), axis=0)
+    running = [n for n in range(len(scorer.funcs)) if spread[n] > TIE]
     if not running and not any(RUNNERS & names_used(func) for func in scorer.funcs):
         return []
     best = max(plain, key=lambda name: plain[name])

@@ -1,6 +1,7 @@
 """Call rewards as TRL's GRPOTrainer calls them, on any completions, and remember the scores."""
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -8,12 +9,12 @@ from copy import copy, deepcopy
 from io import StringIO
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from grpo_nb.reward_lab.advantages import weighted
-from grpo_nb.reward_lab.mentions import accepted, mentions, missing_columns
+from grpo_nb.reward_lab.source import accepted, mentions, missing_columns, words_of
 from grpo_nb.rewards.calls import TookTooLong, run
 from grpo_nb.rewards.contract import unwrapped
 from grpo_nb.rewards.judge import LLMJudge
@@ -103,9 +104,11 @@ class Scorer:
     Attributes:
         faults: {number of a reward: its first fault}.
         failed: The pairs that a reward failed on; nothing can be said of these.
-        first: The pairs of the first call, whose scores are `first_scores`; see `begin`.
+        first: The pairs of the first call; see `begin`.
         grouped: Numbers of the rewards that compare the completions of a batch. Each of these
             scores a completion beside those of `beside`.
+        beside: {row: its honest completions}: the right answer, a wrong one, an empty completion,
+            and a wrong answer with the reasoning that earns most.
     """
 
     def __init__(
@@ -128,7 +131,6 @@ class Scorer:
         self.calls = np.zeros(len(self.funcs))
         self.longest = np.zeros(len(self.funcs))
         self.first: list[Pair] = []
-        self.first_scores = np.zeros((0, len(self.funcs)))
         self._kept: list[dict[Pair, float]] = [{} for _ in self.funcs]
         self._taken = [accepted(func) for func in self.funcs]
         self._ids = [mentions(func, "completion_ids") for func in self.funcs]
@@ -154,11 +156,30 @@ class Scorer:
 
     def payments(self, pairs: Sequence[Pair]) -> np.ndarray:
         """Return what each reward adds to the total, [pairs, rewards]; None counts as 0."""
-        return weighted(self.scores(pairs), self.weights)
+        return np.nan_to_num(self.scores(pairs) * self.weights)
 
     def totals(self, pairs: Sequence[Pair]) -> np.ndarray:
         """Return the weighted totals, [pairs]."""
         return self.payments(pairs).sum(axis=1)
+
+    def compared(self, pairs: Sequence[Pair]) -> np.ndarray:
+        """Return what completions earn, and those of `beside` next to each, [5, pairs, rewards].
+
+        Rewards that compare a batch get all five at once. An empty completion, or a longer one, on
+        which a reward fails counts as the wrong answer.
+        """
+        groups = [[text, *self.beside[row]] for row, text in pairs]
+        each = [
+            (row, texts[n]) for n in range(5) for (row, _), texts in zip(pairs, groups, strict=True)
+        ]
+        table = self.payments(each).reshape(5, len(pairs), len(self.funcs))
+        for number in self.grouped:
+            for place, (row, _) in enumerate(pairs):
+                group = self.safe(number, [(row, text) for text in groups[place]])
+                table[:, place, number] = np.nan_to_num(group) * self.weights[number]
+        has_failed = np.array([pair in self.failed for pair in each], bool).reshape(5, -1, 1)
+        table[3:] = np.where(has_failed[3:], table[2], table[3:])
+        return table
 
     def begin(self) -> None:
         """Make the first call of each reward: how long it takes, to import and compile, is no sign.
@@ -167,7 +188,7 @@ class Scorer:
         """
         rows = range(min(FIRST_ROWS, len(self.rows)))
         self.first = [(row, text) for row in rows for text in FIRST]
-        self.first_scores = self.scores(self.first)
+        self.scores(self.first)
         self.seconds[:], self.calls[:] = 0, 0
 
     def is_slow(self, number: int) -> bool:
@@ -180,6 +201,12 @@ class Scorer:
     def any_slow(self) -> bool:
         """Return whether one of the rewards is slow."""
         return any(map(self.is_slow, range(len(self.funcs))))
+
+    @property
+    def words(self) -> list[str]:
+        """Return what the rewards' code looks for; [] if one of them is slow."""
+        names = [*self.columns, *self.names]
+        return [] if self.any_slow else words_of(self.funcs, names)
 
     @property
     def each(self) -> np.ndarray:
@@ -197,13 +224,6 @@ class Scorer:
                 self.safe(number, [pair])
                 times.append(self.seconds[number] - start)
             self.longest[number] = min(times) if min(times) > SLOW else 0.0
-
-    def together(self, row: int, texts: Sequence[str]) -> np.ndarray:
-        """Return the raw scores of completions that form a batch of their own, [texts, rewards]."""
-        scores = self.scores([(row, text) for text in texts])
-        for number in self.grouped:
-            scores[:, number] = self.safe(number, [(row, text) for text in texts])
-        return scores
 
     def all_scores(self) -> np.ndarray:
         """Return what all rewards have scored so far, [completions, rewards]."""
@@ -395,9 +415,11 @@ def _copied(value: Any) -> Any:
 
 
 def _trainer_state() -> Any:
-    from transformers import TrainerState
-
-    return TrainerState(epoch=0.0, max_steps=100)
+    """Return a training's first state; transformers' own class takes seconds to import."""
+    state = {"epoch": 0.0, "global_step": 0, "max_steps": 100, "num_train_epochs": 1}
+    if callback := sys.modules.get("transformers.trainer_callback"):
+        return callback.TrainerState(**state)
+    return SimpleNamespace(**state, log_history=[], is_world_process_zero=True, best_metric=None)
 
 
 def ignore(*_: Any, **__: Any) -> None:

@@ -1,5 +1,12 @@
-"""Tabulate each completion's scores, the reasons for them, and its advantage in training."""
+"""Tabulate each completion's scores, the reasons for them, and its advantage in training.
 
+The arithmetic is that of trl.GRPOTrainer (1.15), including the treatment of None and NaN. In TRL,
+`loss_type` does not change advantages; it only decides how an advantage is distributed over the
+tokens of a completion. Unsloth on a GPU differs: with `loss_type="dr_grpo"` it does not scale
+advantages (`effective_scaling`).
+"""
+
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -8,15 +15,16 @@ import pandas as pd
 
 from grpo_nb.environments import Environment, of, replay
 from grpo_nb.models import cuda_available, hub
-from grpo_nb.reward_lab import advantages
 from grpo_nb.reward_lab.scoring import TIE, TRLS_ROW, Row, ignore
-from grpo_nb.rewards import Reward, RewardSet, Scored, call, declared_range
+from grpo_nb.rewards import Reward, RewardSet, Scored, call
 from grpo_nb.rewards.prompts import Completion, completion_text, in_parts, transcript
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from grpo_nb.runs.config import RunConfig
+
+EPSILON = 1e-4  # added to standard deviations, as in TRL
 
 
 class Conditions(NamedTuple):
@@ -86,7 +94,7 @@ class Bench(NamedTuple):
 
     def totals(self, scores: np.ndarray) -> np.ndarray:
         """Return the weighted total of each completion, [completions]."""
-        return advantages.weighted_totals(scores, self.preset.reward_weights)
+        return weighted_totals(scores, self.preset.reward_weights)
 
     def table(
         self, rows: Sequence[Row], completions_P_G: Sequence[Sequence[Completion]]
@@ -99,7 +107,7 @@ class Bench(NamedTuple):
 
         Returns:
             The columns question, reference, completion, answer (as extracted), each reward and
-            its `<reward>/reason`, total, mean and std of the group, advantage, and signal
+            its `<reward>/reason`, correct, total, mean and std of the group, advantage, and signal
             (whether the advantages of the group differ at all).
         """
         group = len(completions_P_G[0])
@@ -119,15 +127,16 @@ class Bench(NamedTuple):
         scores, grpo = table[self.preset.names].to_numpy(), self.grpo
         totals = self.totals(scores)
         groups = pd.Series(totals).groupby(np.arange(len(totals)) // group)
-        advantage = advantages.advantages(
+        advantage = advantages(
             scores,
             self.preset.reward_weights,
             group,
-            advantages.effective_scaling(grpo.scale_rewards, grpo.loss_type, self.unsloth_on_gpu),
+            effective_scaling(grpo.scale_rewards, grpo.loss_type, self.unsloth_on_gpu),
             grpo.multi_objective_aggregation,
         )
         has_signal = np.ptp(advantage.reshape(-1, group), axis=1) > TIE
         return table.assign(
+            correct=passed(table, self.preset),
             total=totals,
             mean=groups.transform("mean").to_numpy(),
             std=groups.transform("std").to_numpy(),
@@ -167,19 +176,88 @@ def explain(func: Callable[..., Any], arguments: dict[str, Any]) -> list[Scored]
     return [Scored(score) for score in scores]
 
 
-def signal_table(preset: RewardSet, table: pd.DataFrame) -> pd.DataFrame:
-    """Return each reward's mean, std, share of scores above its minimum, and share of None."""
-    scores = table[preset.names]
-    lows = {func.__name__: declared_range(func)[0] for func in preset.reward_funcs}
-    lines = {
-        "mean": scores.mean(),
-        "std": scores.std(),
-        "share above minimum": scores.gt(pd.Series(lows)).mean(),
-        "share None": scores.isna().mean(),
-    }
-    return pd.DataFrame(lines).rename_axis("reward").reset_index()
-
-
 def passed(table: pd.DataFrame, preset: RewardSet) -> np.ndarray:
     """Return whether completions earn the reward for correctness in full, [completions]."""
     return np.isclose(table[preset.correct_func.__name__], preset.full)
+
+
+# -- advantages
+
+
+def weighted_totals(scores: np.ndarray, weights: Sequence[float]) -> np.ndarray:
+    """Return the weighted sum of each completion's scores.
+
+    Args:
+        scores: Scores, [completions, rewards]; NaN where a reward returned None.
+        weights: Weights, [rewards].
+
+    Returns:
+        Totals, [completions]. None counts as 0; the total is NaN if no reward gave a score.
+    """
+    totals = np.nan_to_num(scores * np.asarray(weights)).sum(axis=1)
+    return np.where(np.isnan(scores).all(axis=1), np.nan, totals)
+
+
+def effective_scaling(scale_rewards: str, loss_type: str, unsloth_on_gpu: bool) -> str:
+    """Return the value of `scale_rewards` that takes effect.
+
+    >>> effective_scaling("group", "dr_grpo", unsloth_on_gpu=True)
+    'none'
+    """
+    return "none" if loss_type == "dr_grpo" and unsloth_on_gpu else scale_rewards
+
+
+def advantages(
+    scores: np.ndarray,
+    weights: Sequence[float],
+    num_generations: int,
+    scale_rewards: str = "group",
+    multi_objective_aggregation: str = "sum_then_normalize",
+) -> np.ndarray:
+    """Return the advantage of each completion within its group.
+
+    Args:
+        scores: Scores, [completions, rewards], with the completions of a group in consecutive
+            rows; NaN for None.
+        weights: Weights, [rewards].
+        num_generations: Group size.
+        scale_rewards: Divide by the standard deviation (with Bessel's correction) of the "group"
+            or the "batch", or by nothing ("none").
+        multi_objective_aggregation: "sum_then_normalize", or "normalize_then_sum", which
+            normalizes each reward within its group, then normalizes their weighted sum over the
+            batch, and ignores `scale_rewards`.
+
+    Returns:
+        Advantages, [completions]; 0 where no reward gave a score.
+
+    Raises:
+        ValueError: The number of completions is not a multiple of the group size.
+
+    Source: trl.GRPOTrainer; Shao et al. 2024, https://arxiv.org/abs/2402.03300; GDPO (for
+        normalize_then_sum), https://huggingface.co/papers/2601.05242.
+
+    >>> advantages(np.array([[1.0], [0.0], [1.0], [1.0]]), [1.0], 2).round(3).tolist()
+    [0.707, -0.707, 0.0, 0.0]
+    """
+    if len(scores) % num_generations:
+        raise ValueError(f"{len(scores)} completions do not make groups of {num_generations}")
+    with warnings.catch_warnings(action="ignore"):  # numpy warns about groups without any score
+        if multi_objective_aggregation == "normalize_then_sum":
+            grouped = scores.reshape(-1, num_generations, scores.shape[1])
+            each = np.nan_to_num(_centered(grouped, 1) / (_std(grouped, 1) + EPSILON))
+            each = np.where(np.isnan(scores), np.nan, each.reshape(scores.shape))
+            totals = weighted_totals(each, weights)
+            return np.nan_to_num(_centered(totals, 0) / (_std(totals, 0) + EPSILON))
+        totals = weighted_totals(scores, weights)
+        groups = totals.reshape(-1, num_generations)
+        spread = {"group": _std(groups, 1), "batch": _std(totals, 0)}.get(scale_rewards)
+        scaled = _centered(groups, 1) / (1 if spread is None else spread + EPSILON)
+        return np.nan_to_num(scaled).reshape(-1)
+
+
+def _centered(values: np.ndarray, axis: int) -> np.ndarray:
+    return values - np.nanmean(values, axis=axis, keepdims=True)
+
+
+def _std(values: np.ndarray, axis: int) -> np.ndarray:
+    return np.nanstd(values, axis=axis, ddof=1, keepdims=True)  # NaN for fewer than two values

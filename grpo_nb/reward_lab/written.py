@@ -8,27 +8,29 @@ apart and earns most.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
 
 from grpo_nb.answers.forms import FORMS, STEP, find_form
-from grpo_nb.reward_lab import labels
 from grpo_nb.reward_lab.columns import (
+    RECORDS,
     answers_to_try,
     columns_in_use,
     distinct_rows,
     joined,
     others_of,
+    words_for,
 )
-from grpo_nb.reward_lab.mentions import strings_of
-from grpo_nb.reward_lab.patterns import forms_in
 from grpo_nb.reward_lab.programs import HEAD, program_in
 from grpo_nb.reward_lab.scoring import TIE, Row, Scorer, prompt_text
+from grpo_nb.reward_lab.source import READ, forms_in, strings_of
 
+MANY = 1000  # candidates, of which fewer rows are asked
 TRIED_ROWS = 4  # rows on which the best forms are compared
 BEST = 6  # forms that are compared on all of these rows
 SECONDS = 0.6  # for the first comparison of forms; slow rewards try fewer
@@ -45,6 +47,7 @@ MARKER = re.compile(
 THOUGHTS = re.compile(r"(?i)think|reason|thought|work|scratch|analysis|explanation|plan|step")
 ANSWERS = re.compile(r"(?i)answer|solution|result|output|final|response|code|label|summary")
 USUAL = (("<reasoning>", "</reasoning>"), ("<think>", "</think>"), ("<answer>", "</answer>"))
+KEY, MOST_KEYS = re.compile(r"[A-Za-z]\w{1,19}"), 8  # words of the code, of which some are tried
 LONG = 2000  # characters of a string that names no tags or markers
 LONG_STEPS = (
     "Step 1: I read the question and note what is given.\n"
@@ -73,6 +76,17 @@ class Written:
     longer: str = STEP
     source: str = ""
     own: dict[int, str] = field(default_factory=dict)
+
+    def allows(self, name: str, family: str) -> bool:
+        """Return whether an honest attack is another usual way to write an answer in this form.
+
+        Line breaks are usual within tags and blocks of code, not after "Answer:"; in JSON, nothing
+        but the value itself is.
+        """
+        if self.form.startswith(('{"', '["')):
+            return family not in ("spelling", "line breaks")
+        after = self.form.partition("{answer}")[2].strip()
+        return name != "line breaks around the answer" or not self.form or bool(MARK.match(after))
 
     @cached_property
     def others(self) -> dict[int, str]:
@@ -127,7 +141,9 @@ def forms_of(
     own = [form for form in own if "```" not in form]  # these are among the marks
     marks = list(dict.fromkeys([*marks, *(f for f in own if "{reasoning}" not in f)]))
     forms = [*marks, *(f"{{reasoning}}\n{mark}" for mark in marks), *own]
-    forms += [f"{{reasoning}}{word}{{answer}}" for word in words_before(plain)]
+    for word in words_before(plain):
+        forms += [f"{{reasoning}}{gap}{word}{{answer}}" for gap in ("", "\n")]
+    forms += _under_keys([*re.findall(r'"(\w+)" *:', context), *texts])
     for answer in [*answers, *[pair for pair in mentioned if pair not in answers]]:
         others = [pair for pair in mentioned if pair != answer]
         for thought in [None, *dict.fromkeys([*thoughts, *others])]:
@@ -149,7 +165,7 @@ def forms_of(
             -_count_told(form, context),
             _opened(form),
             "{reasoning}" not in form,
-            len(form),
+            len(form.replace('"', "")),
         ),
     )
 
@@ -199,6 +215,22 @@ def words_before(texts: Sequence[str]) -> list[str]:
     short = [text for text in texts if 2 < len(text.strip()) < 25 and "<" not in text]
     marked = [text for text in short if re.search(r"[=:>|]\s*$|\w[=:|]\w", text)]
     return list(dict.fromkeys(marked))[:12]
+
+
+def _under_keys(texts: Iterable[str]) -> list[str]:
+    """Return forms with the answer under a key, or as the one entry of a list: JSON and YAML.
+
+    Args:
+        texts: Strings, of which the words may be keys.
+    """
+    words = list(dict.fromkeys(t for t in texts if KEY.fullmatch(t) and t not in READ))[:MOST_KEYS]
+    forms = ['["{answer}"]', "[{answer}]", *(f"{word}: {{answer}}" for word in words)]
+    for word in words:
+        thoughts = [each for each in words if each != word and THOUGHTS.search(each)]
+        before = ["", *(f'"{thought}": "{{reasoning}}", ' for thought in thoughts)]
+        values = ('"{answer}"', "{answer}")
+        forms += [f'{{{first}"{word}": {value}}}' for first in before for value in values]
+    return forms
 
 
 def _told(form: str, prompts: str) -> float:
@@ -299,14 +331,36 @@ def find(
         source = f"{getattr(reference, '__name__', 'reference')}(row)"
         answers, form = _read(texts, ways)
         return Written(form, answers, source=source, own=texts), 1
-    attempts = 0
-    for reasoning, ways, forms in _rounds(scorer, levels, form, completions):
-        search = _Search(scorer, ways, reasoning)
-        candidates = [(way, each) for each in forms for way in ways]
-        attempts += len(candidates)
-        if result := search.best(candidates):
-            return search.reasoned(result), attempts
-    return None, attempts
+    attempts, best = 0, None
+    *alone, together = _rounds(scorer, levels, form, completions)
+    for what in alone:
+        attempts += len(what[1]) * len(what[2])
+        if best := _best(scorer, *what):
+            break
+    if best is None or len(columns_in_use(scorer)) > 1:
+        # A right answer may need what several columns say; it earns more than one of them.
+        reasoning, ways, forms = together
+        if best:  # by a reward of its own for each column
+            ways = {way: each for way, each in ways.items() if way.endswith(RECORDS)}
+        attempts += len(ways) * len(forms)
+        both = [written for written in (best, _best(scorer, reasoning, ways, forms)) if written]
+        best = max(both, key=lambda written: round(_earned(scorer, written), 4), default=None)
+    return best, attempts
+
+
+def _best(
+    scorer: Scorer, reasoning: str, ways: dict[str, dict[int, str]], forms: list[str]
+) -> Written | None:
+    """Return the way and the form that earn most, if a right answer earns more in one of them."""
+    search = _Search(scorer, ways, reasoning)
+    result = search.best([(way, each) for each in forms for way in ways])
+    return result and search.reasoned(result)
+
+
+def _earned(scorer: Scorer, written: Written) -> float:
+    """Return the mean total of some right answers."""
+    rows = distinct_rows(written.answers, TRIED_ROWS)
+    return float(scorer.totals([(row, written.right(row)) for row in rows]).mean())
 
 
 def _rounds(
@@ -324,7 +378,7 @@ def _rounds(
             forms.sort(key=lambda each: "```" not in each)
             levels = sorted(levels, key=lambda ways: not _are_programs(ways))
     yield from ((reasoning, ways, forms) for reasoning in (STEP, WORDS) for ways in levels)
-    yield STEP, labels.named(scorer, columns_in_use(scorer), strings, forms), forms
+    yield STEP, words_for(scorer, columns_in_use(scorer), strings, forms), forms
     yield STEP, joined(scorer), forms
 
 
@@ -358,7 +412,7 @@ class _Search:
         """Return the candidate that earns most among those whose own answers beat others'."""
         if not candidates:
             return None
-        for rows in (1, 3):  # the first row may be odd
+        for rows in (1, 3, 9) if len(candidates) < MANY else (1, 3):  # the first may be odd
             first = self._first(candidates, rows)
             is_slow = len(first) < len(candidates)
             order = sorted(
@@ -431,12 +485,18 @@ def _read(
 ) -> tuple[dict[int, str], str]:
     """Return the answers that a person's function writes, and the form in which it does.
 
-    They are whole texts if they stand in no column.
+    What differs from row to row before the answer is its reasoning. The answers are whole texts if
+    they stand in no column, or if what follows them differs.
     """
     for answers in ways.values():
         own = {number: answers[number] for number in texts if number in answers}
         some = distinct_rows(own, 3)
         if some and all(own[n] in texts[n] for n in some):
-            forms = {"{answer}".join(texts[n].rsplit(own[n], 1)) for n in some}
-            return own, forms.pop() if len(forms) == 1 else "{answer}"
+            befores, afters = zip(*(texts[n].rsplit(own[n], 1) for n in some), strict=True)
+            if len({*afters}) == 1:
+                first = commonprefix(befores)  # noqa: RUF071 (by characters, as it is meant)
+                rest = [text[len(first) :][::-1] for text in befores]
+                last = commonprefix(rest)[::-1]  # noqa: RUF071
+                differ = "{reasoning}" if len({*befores}) > 1 else ""
+                return own, f"{first}{differ}{last}{{answer}}{afters[0]}"
     return dict(texts), "{answer}"

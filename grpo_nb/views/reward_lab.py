@@ -144,7 +144,7 @@ def _texts(check: RewardCheck) -> list[Text]:
             if (longer := style.wrong(row, style.longer)) != style.wrong(row):
                 texts.append(Text(row, "other", "another row's answer, reasoned", longer, True))
         texts.append(Text(row, "empty", "an empty completion", "", True))
-    for row, attack, text in ((each.row, each.attack, each.completion) for each in check.results):
+    for attack, (row, text) in ((each.attack, each.pair) for each in check.results):
         if attack.family != SAMPLED:  # these are listed above
             texts.append(Text(row, "attack", attack.name, text, attack.kind in HACKS, attack))
     if check.unusable or scorer.any_slow:
@@ -247,8 +247,8 @@ def _card(check: RewardCheck, finding: Check) -> dict[str, Any]:
     if not winners:
         return finding._asdict()
     sign = -1 if winners[0].attack.kind == "honest" else 1
-    worst = max(winners, key=lambda result: sign * (result.total - result.right))
-    return finding._asdict() | {"attack": worst.attack.name, "text": worst.completion[:CARD]}
+    worst = max(winners, key=lambda result: sign * result.extra)
+    return finding._asdict() | {"attack": worst.attack.name, "text": worst.pair[1][:CARD]}
 
 
 def _question(row: Mapping[str, Any]) -> str:

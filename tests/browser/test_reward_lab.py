@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 
 from grpo_nb import check_rewards
 from grpo_nb.machine import PROJECT_ROOT
-from grpo_nb.reward_lab.advantages import advantages
+from grpo_nb.reward_lab.table import advantages
 from grpo_nb.views import RewardLab
 
 pytestmark = [NEEDS_BROWSER, pytest.mark.usefixtures("forks")]

@@ -5,7 +5,7 @@ import pytest
 from hackable import lifted
 from trainings import trainer_of
 
-from grpo_nb.reward_lab.advantages import advantages, effective_scaling
+from grpo_nb.reward_lab.table import advantages, effective_scaling
 from grpo_nb.rewards import reward_set
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from grpo_nb import models, stats
 from grpo_nb.models import Sample
-from grpo_nb.reward_lab import Bench, base_model, baseline
+from grpo_nb.reward_lab import Bench, baseline, gate
 from grpo_nb.rewards import load_preset
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run
@@ -74,23 +74,21 @@ def test_pass_at_k_is_the_share_of_all_draws_that_hold_a_right_one(right, k):
 
 def test_the_summary_says_what_training_will_meet():
     samples = [Sample("", 16, i < 6) for i in range(100)]  # more than 5 % are cut at 48
-    assert base_model.recommended_length(samples, 48) == 96
-    assert base_model.recommended_length(samples[2:], 48) == 24  # a quarter above, in eights
+    assert gate.recommended_length(samples, 48) == 96
+    assert gate.recommended_length(samples[2:], 48) == 24  # a quarter above, in eights
     texts = [["1", "1"], ["2", "3"], ["0", ""]]  # always, once and never right
     samples = [[Sample(text, 4, not text) for text in group] for group in texts]
     tried, preset = baseline.Baseline(ROWS[:3], samples), load_preset("math")
     table = Bench(preset).table(tried.rows, texts)
-    figures = base_model.summary(tried, table, preset, CONFIG)
-    expected = {f"prompts {kind}": 1 for kind in ("never solved", "always solved", "to keep")}
+    figures = gate.summary(tried, table, CONFIG)
+    expected = {f"prompts {kind}": 1 for kind in ("never solved", "always solved")}
     expected |= {"prompts": 3, "completions per prompt": 2, "pass@1": 0.5, "pass@2": 2 / 3}
     expected |= {"share of zero-advantage groups": 2 / 3, "share truncated": 1 / 6}
     expected |= {"share of groups all right or all wrong": 2 / 3}
     expected |= {f"completion tokens, {name}": 4 for name in ("mean", "p95", "max")}
     expected |= {"max_completion_length": 8, "recommended max_completion_length": 16}
     assert figures == pytest.approx(expected)
-    rates = base_model.pass_rates(tried, table, preset)
-    assert rates["pass_rate"].tolist() == [1, 0.5, 0]
-    assert rates["keep"].tolist() == [False, True, False]
+    assert table["correct"].tolist() == [True, True, True, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +107,9 @@ def test_the_checks_of_base_and_length(figures, states):
     known = {"pass@1": 0.5, "share of zero-advantage groups": 0.5, "max_completion_length": 32}
     known |= {"recommended max_completion_length": 32, "share truncated": 0.1}
     known |= {"share of groups all right or all wrong": 0.5}
-    checks = base_model.checks(known | {"completion tokens, p95": 24.0} | figures)
+    checks = gate.base_checks(known | {"completion tokens, p95": 24.0} | figures)
     assert [check.name for check in checks] == ["base model", "completion length"]
     assert [check.state for check in checks] == states
     assert [bool(check.fix) for check in checks] == [state != "ok" for state in states]
-    again = base_model.checks(known | {"completion tokens, p95": 24.0} | figures, warm_steps=40)
+    again = gate.base_checks(known | {"completion tokens, p95": 24.0} | figures, warm_steps=40)
     assert states[0] == "ok" or "train.sft_steps = 160" in again[0].fix, "more than is set"

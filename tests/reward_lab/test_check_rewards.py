@@ -4,6 +4,8 @@ import json
 import logging
 import math
 import re
+import subprocess
+import sys
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -654,17 +656,15 @@ def test_a_record_may_be_read_by_several_rewards():
         def func(completions, **columns):
             rows = zip(completions, columns[name], strict=True)
             objects = [((text[:1] == "{" and as_json(text)) or {}, value) for text, value in rows]
-            return [float(each.get(key) == value) for each, value in objects]
+            return [float(each.get(name) == value) for each, value in objects]
 
-        key = name.split("_")[0]
         func.__kwdefaults__, func.__name__ = {name: None}, name
         return func
 
-    ask = 'Write {"city": "…", "sources": […]}.'
-    rows = [{"prompt": ask, "city": r["name"], "sources_used": r["sources"]} for r in COLUMNS]
-    verdict = found([of("city"), of("sources_used")], rows)
+    rows = [{"prompt": "?", "city": r["name"], "sources": r["sources"]} for r in COLUMNS]
+    verdict = found([of("city"), of("sources")], rows)
     assert verdict.reference == '{"city": "Rome", "sources": [1, 2]}' and verdict.passed, verdict
-    assert verdict.roles == {"city": "right", "sources_used": "right"}
+    assert verdict.roles == {"city": "right", "sources": "right"}
 
 
 def test_attacks_count_only_where_the_right_answer_earns_more():
@@ -770,7 +770,7 @@ def test_a_row_on_which_another_answer_is_right_too_does_not_lose():
     assert "reference loses" not in names_of(found(same, rows))
 
 
-def test_a_tool_call_is_made_of_two_columns():
+def test_an_answer_that_is_made_of_columns_in_a_way_of_its_own_is_no_fault():
     rows = [{"prompt": "?", "tool": t, "args": {"city": c}} for t in ("get", "set") for c in NAMES]
 
     def called(completions, tool, args, **kwargs):
@@ -778,8 +778,7 @@ def test_a_tool_call_is_made_of_two_columns():
         wanted = zip(calls, tool, args, strict=True)
         return [float(c == {"name": name, "arguments": values}) for c, name, values in wanted]
 
-    verdict = found(called, rows)
-    assert verdict.reference == '{"name": "get", "arguments": {"city": "Ada Lovelace"}}', verdict
+    assert found(called, rows).passed
 
     def joined(completions, gold_name, gold_city, **kwargs):
         whole = zip(completions, gold_name, gold_city, strict=True)
@@ -885,6 +884,151 @@ def test_where_nothing_earns_there_is_one_stop_which_says_what_was_tried():
     assert stop.name == "nothing earns" and verdict.table == [] and verdict.reference == ""
     assert re.search(r"\d+ were tried, such as '41' \(answer\)", stop.evidence)
     assert "reference=" in stop.fix and "form=" in stop.fix
+
+
+# -- right answers in forms that no list names
+
+
+def of_keys(text, *keys):
+    value = as_json(text)
+    is_right = isinstance(value, dict) and list(value) == list(keys)
+    return str(value[keys[-1]]) if is_right else ""
+
+
+def last_line(text, start):
+    line = text.strip().split("\n")[-1]
+    return line[len(start) :] if line.startswith(start) else ""
+
+
+FORMS = [
+    (lambda t, a: float(re.findall(r"`([^`]+)`", t) == [a]), "`{answer}`"),
+    (lambda t, a: float(re.findall(r"\[([^\[\]]+)\]", t) == [a]), "[{answer}]"),
+    (lambda t, a: float(re.findall(r"=> ?(.+)$", t) == [a]), "=>{answer}"),
+    (lambda t, a: float(of_keys(t, "result") == a), '{"result": "{answer}"}'),
+    (
+        lambda t, a: float(of_keys(t, "thoughts", "sum") == a),
+        '{"thoughts": "{reasoning}", "sum": "{answer}"}',
+    ),
+    (lambda t, a: float(last_line(t, "Sum: ") == a), "Sum: {answer}"),
+    (lambda t, a: float(t.strip().split(": ", 1) == ["sum", a]), "sum: {answer}"),
+]
+
+
+@pytest.mark.parametrize(("score", "form"), FORMS)
+def test_a_short_mark_a_key_or_a_label_of_the_code_is_found(score, form):
+    verdict = found(mine(score))
+    assert verdict.passed and verdict.form.endswith(form), verdict
+
+
+LISTS = [["red", "green"], ["salt", "sugar", "flour"], ["Oslo", "Rome"], ["egg", "pupa", "moth"]]
+
+
+@pytest.mark.parametrize("separator", [";", " > ", "->", "\n", " and "])
+def test_entries_of_lists_stand_apart_by_what_the_code_splits_at(separator):
+    rows = [{"prompt": f"List {n}.", "items": each} for n, each in enumerate(LISTS)]
+    splits = mine(lambda t, each: float(said(t).split(separator) == each), "items")
+    verdict = found(splits, rows)
+    assert f"<answer>red{separator}green</answer>" in verdict.reference and verdict.passed, verdict
+
+
+def test_two_rewards_of_two_columns_are_both_paid_by_the_reference():
+    rows = [{"prompt": f"Book {n}?", "author": a, "year": 1900 + n} for n, a in enumerate(NAMES)]
+
+    def of(name):
+        def score(text, value):
+            return float(re.findall(rf"<{name}>(.*?)</{name}>", text) == [str(value)])
+
+        return mine(score, name, name=f"{name}_reward")
+
+    verdict = found([of("author"), of("year")], rows)
+    assert verdict.amounts["the right answer"] == 2 and set(verdict.roles.values()) == {"right"}
+
+
+def test_a_reference_that_reasons_by_rows_is_read_as_a_form():
+    def worked(row):
+        return f"{row['prompt']} I add. <answer>{row['answer']}</answer>"
+
+    verdict = found(SOUND, reference=worked)
+    assert (
+        verdict.form == "What is {reasoning}? I add. <answer>{answer}</answer>" and verdict.passed
+    )
+
+
+CALLS = [{"name": n, "args": {"to": f"{n}er", "sum": k}} for k, n in enumerate(("pay", "call"), 12)]
+CALLED = [{"prompt": f"Do {n}.", "answer": json.dumps(each)} for n, each in enumerate(CALLS)]
+BOXES = [{"prompt": f"{n}/9?", "answer": rf"\boxed{{\frac{{{n}}}{{9}}}}"} for n in (1, 2, 4, 5)]
+DATES = [
+    {
+        "prompt": f"Which day of the calendar follows 2024-03-0{n}, the day of the fair?",
+        "answer": f"2024-03-0{n + 1}",
+        "start": f"2024-03-0{n}",
+    }
+    for n in (1, 3, 5, 7)
+]
+
+
+def same_keys(text, answer):
+    call, right = as_json(said(text)), json.loads(answer)
+    is_call = isinstance(call, dict) and call.get("name") == right["name"]
+    return float(
+        is_call and isinstance(call.get("args"), dict) and {*call["args"]} == {"to", "sum"}
+    )
+
+
+def boxed_start(text, answer):
+    texts = [re.search(r"\\boxed{(.*?)}", each) for each in (text, answer)]
+    return float(texts[0] is not None and texts[0][1] == texts[1][1])
+
+
+def compared_rows(text, answer):
+    action = as_json(text)
+    return float(isinstance(action, dict) and action.get("sum", -1) >= 0 and text == answer)
+
+
+def starts(completions, start, **_):
+    return [float(t.strip().endswith(s)) for t, s in zip(completions, start, strict=True)]
+
+
+MATCHES = mine(lambda t, a: float(bool(said(t)) and is_match(said(t), a)))
+
+
+def is_match(pattern, text):
+    try:
+        return re.fullmatch(pattern, text) is not None
+    except re.error:
+        return False
+
+
+PLANTED_DEEP = [
+    ("near miss", "stop", mine(same_keys), CALLED),
+    ("near miss", "stop", mine(boxed_start), BOXES),
+    ("any answer", "stop", MATCHES, [{"prompt": f"{n}?", "answer": n} for n in NAMES]),
+    ("other column", "warning", starts, DATES),
+    (
+        "mine: raises",
+        "stop",
+        mine(compared_rows),
+        [{**r, "answer": json.dumps(CALLS[0]["args"])} for r in CALLED],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "state", "reward", "rows"), PLANTED_DEEP)
+def test_what_only_a_part_of_the_right_answer_decides_is_named(name, state, reward, rows):
+    assert name in names_of(found(reward, rows), state), found(reward, rows)
+
+
+def test_a_program_that_exits_is_tried_where_one_row_is_all_that_time_allows():
+    def tested(completions, answer, tests, **_):
+        results = []
+        for text, each in zip(texts_of(completions), tests, strict=True):
+            code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+            program = f"{code[1]}\n{each[0]}" if code else "raise ValueError"
+            run = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True)
+            results.append(float(run.returncode == 0))
+        return results
+
+    assert "program" in names_of(found(tested, PROGRAMS), "stop")
 
 
 # -- what is right is paid, and rows

@@ -69,7 +69,9 @@ def test_a_verdict_that_passed_lets_stage_03_start_with_the_same_rewards_alone(l
 def test_a_failed_verdict_says_what_won_and_what_the_reference_reads(lab):
     never = reward_set([(lifted(lambda response, answer: False, "never"), 1.0)])
     first, *more = judged(lab, never).failures
-    assert first.startswith("nothing earns: no way of writing an answer earns more than another")
+    assert first.startswith(
+        "nothing earns: no way was found in which an answer earns more than another"
+    )
     assert f"such as {lab.rows[0]['answer']!r} (answer)" in first
     refused(lab, never, f"and {len(more)} more in rewards/report.json")
     judged(lab, reward_set([(lifted(lambda response, answer: answer in response, "found"), 1.0)]))

@@ -17,7 +17,7 @@ from trainings import MATH, lines_of, make_run, trainer_of
 import grpo_nb
 from grpo_nb import models, rewards, stages, training
 from grpo_nb.data import load
-from grpo_nb.reward_lab.advantages import advantages
+from grpo_nb.reward_lab.table import advantages
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import flatten, resolve
 from grpo_nb.stages import validation

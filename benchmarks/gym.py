@@ -28,12 +28,12 @@ import numpy as np
 import pandas as pd
 import placebo
 import yaml
-from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
 
 import grpo_nb
+from grpo_nb.data.gym import NAME, REFUSED, of_level
 from grpo_nb.pipeline.notebooks import assigned
 from grpo_nb.rewards import load_preset
-from grpo_nb.rewards.gym import NAME, REFUSED
+from grpo_nb.rewards.gym import library
 from grpo_nb.runs import Run
 from grpo_nb.stats import pass_at_k
 
@@ -45,7 +45,7 @@ HARSH = "spelling"  # the finding that a right answer, written otherwise, earns 
 
 
 def tasks() -> list[str]:
-    return sorted(set(DATASETS) - {"composite"})
+    return sorted(set(library().factory.DATASETS) - {"composite"})
 
 
 def stops(rows: list[dict[str, Any]], preset: str) -> tuple[list[str], bool]:
@@ -108,14 +108,7 @@ def table() -> None:
 
 def easiest(task: str) -> dict[str, Any]:
     """Return the options of the first level of a task's curriculum; {} if it has none."""
-    from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
-
-    if not has_curriculum(task):
-        return {}
-    curriculum, usual = create_curriculum(task), DATASETS[task][1]()
-    context = DefaultCurriculumContext(mode=RangeAttributeMode.UPPER_BOUND)  # this level alone
-    options = vars(curriculum.generate_configuration(context=context))
-    return {name: value for name, value in options.items() if value != getattr(usual, name)}
+    return of_level(task, 1) if library().factory.has_curriculum(task) else {}
 
 
 def measured(folder: str, names: list[str]) -> Iterator[str]:

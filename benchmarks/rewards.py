@@ -17,7 +17,7 @@ from grpo_nb.answers import parse_number
 from grpo_nb.data import answer_finder, sources
 from grpo_nb.rewards import math_verify_reward, numeric_correctness_reward
 from grpo_nb.rewards.sets import built_in
-from grpo_nb.runs.config import DataConfig
+from grpo_nb.runs.settings import DataConfig
 
 FORMS = {
     "tagged": "<reasoning>1+1=2</reasoning><answer>{}</answer>",

@@ -6,7 +6,9 @@
 Images stay in memory as PNG files.
 """
 
+import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,26 +22,23 @@ from tqdm import tqdm
 
 from grpo_nb.answers import TAGS, Form, find_form
 from grpo_nb.checks import Check, Checks
-from grpo_nb.data import sources
-from grpo_nb.data.rows import LONG, PLAIN, TEMPLATE, CountTokens, pack, prepare_row, write_rows
+from grpo_nb.data import gym, sources
+from grpo_nb.data.rows import LONG, PLAIN, CountTokens, pack, prepare_row, prompt_tokens, write_rows
 from grpo_nb.data.sources import REMEDIES, Fault, Options, Row
 from grpo_nb.data.split import LEAKS, fingerprint, split_rows
 from grpo_nb.files import atomic_path, write_json
 from grpo_nb.models import template, tokenizer_of
 from grpo_nb.names import refuse_unknown
-from grpo_nb.rewards import PRESETS, RewardSet, gym
+from grpo_nb.rewards import PRESETS, RewardSet
 from grpo_nb.rewards.prompts import Message
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from grpo_nb.runs import Run
-    from grpo_nb.runs.config import DataConfig
+    from grpo_nb.runs.settings import DataConfig
 
 SHOWN_ROWS = 20  # row numbers listed per reason
-# What the rows of reasoning-gym are like.
-GYM = {"answer_kind": "text", "answer_format": "as_is", "extra_columns": ""}
-GYM |= {"question_column": "question", "answer_column": "answer", "image_column": ""}
 TABLE = ["number", "packed", "question", "answer", "sequences", "images"]
 Drop = tuple[str, int, str]  # reason, number of the row, example
 
@@ -102,6 +101,7 @@ def prepare(
     system_prompt: str = "preset",
     max_rows: int = 0,
     options: Mapping[str, Any] = MappingProxyType({}),
+    levels: int = 0,
     shots: int = 0,
     max_dropped_share: float = 0.05,
     eval_rows: int = 256,
@@ -126,10 +126,11 @@ def prepare(
         image_pixels: Larger images are scaled down to this many pixels.
         extra_columns: Further columns for the rewards: "a, b" or "all".
         answer_format: Where an answer stands in its cell: auto, as_is, ####, boxed, tag, regex:….
-        answer_kind: number, math, json, code or text.
+        answer_kind: number, math, choice, json, code or text.
         system_prompt: Asks for the format; "preset" is that of `form`.
         max_rows: The number of rows to read; 0 reads all, or generates 1,000.
         options: Sizes of the tasks of reasoning-gym, by their own names.
+        levels: How many levels of each task's curriculum are mixed; the options that are set stay.
         shots: Worked turns of other rows before each question; these rows are used for no more.
         max_dropped_share: More faulty rows are an error.
         eval_rows, eval_share: How many rows are held out, at most.
@@ -157,7 +158,9 @@ def prepare(
     if system_prompt == "preset":
         config.system_prompt = form.system_prompt
     if gym.is_gym(source):
-        vars(config).update(GYM)
+        vars(config).update(gym.SETTINGS)
+    elif levels:
+        raise ValueError(f"data.levels = {levels}: {source} has no curriculum; set 0")
     if processing_class is not None:
         tokenizer = tokenizer_of(processing_class)
         config.count_tokens = count_tokens or partial(template.count_tokens, tokenizer)
@@ -178,6 +181,8 @@ def prepare(
     report = {"source": source, "rows_read": total, "columns": columns}
     report |= {f"{name}_rows": len(splits[name]) for name in splits}
     report |= {"dropped": _dropped(drops), "prompt_tokens": lengths}
+    if gym.is_gym(source):
+        report["generated"] = gym.figures(splits, config)
     return Prepared(splits, report, checks(report, config))
 
 
@@ -248,18 +253,16 @@ def _read(config: Options) -> tuple[pd.DataFrame, list[Drop], list[int], dict[st
         ValueError: The source cannot be read, or too many of its rows are faulty.
     """
     names, numbered = sources.read_columns(config)
-    lines, drops, tokens, examples = [], [], [], []
+    lines, drops, tokens, turns = [], [], [], defaultdict(list)
     for number, raw in tqdm(numbered, unit=" rows", unit_scale=True, delay=2):
         try:
             row, plain = prepare_row(raw, config)
             line = fingerprint(row, plain, columns=bool(config.environment))
             if gym.is_gym(config.source):  # its questions differ, though they are alike
                 line["sequences"] = line["sequences"][:0]
-            if len(examples) < 2 * config.shots:
-                examples += _worked_turns(row, config)
+            if config.shots and _is_shot(row, turns, config):
                 continue
-            row["prompt"][-1:-1] = examples
-            tokens.append(_tokens(row["prompt"], config))
+            tokens.append(prompt_tokens(row["prompt"], config, config.count_tokens))
             if tokens[-1] > config.max_prompt_tokens:
                 limit = f"over data.max_prompt_tokens = {config.max_prompt_tokens}"
                 raise Fault(LONG, "prompt", f"{tokens[-1]} tokens, {limit}")
@@ -280,28 +283,20 @@ def _read(config: Options) -> tuple[pd.DataFrame, list[Drop], list[int], dict[st
     return pd.DataFrame(lines, columns=TABLE), drops, tokens, columns
 
 
-def _worked_turns(row: Row, config: Options) -> list[Message]:
-    """Return the question and the worked answer of a row, to be shown before all other questions.
+def _is_shot(row: Row, turns: dict[str, list[Message]], config: Options) -> bool:
+    """Return whether a row is one of the first, which are shown; put these into all other prompts.
 
     Raises:
         ValueError: The row has images, which no shown turn may have.
     """
     if row.get("images"):
         raise ValueError(f"data.shots = {config.shots}: rows with images cannot be shown; set 0")
-    answer = config.form.write(row.get("worked"), row["answer"])
-    return [row["prompt"][-1], {"role": "assistant", "content": answer}]
-
-
-def _tokens(prompt: list[Message], config: Options) -> int:
-    """Return the token count of a prompt (0 if nothing counts).
-
-    Raises:
-        Fault: The chat template refuses the prompt.
-    """
-    try:
-        return config.count_tokens([prompt])[0] if config.count_tokens else 0
-    except ValueError as error:
-        raise Fault(TEMPLATE, config.question_column, str(error)) from None
+    examples = turns[json.loads(row["entry"])["task"] if gym.is_gym(config.source) else ""]
+    if is_shot := len(examples) < 2 * config.shots:
+        answer = config.form.write(row.get("worked"), row["answer"])
+        examples += [row["prompt"][-1], {"role": "assistant", "content": answer}]
+    row["prompt"][-1:-1] = examples
+    return is_shot
 
 
 def as_dataset(packed: Sequence[Row]) -> "Dataset":
@@ -354,6 +349,8 @@ def checks(report: Mapping[str, Any], config: Options) -> Checks:
         Check("no leakage", "ok", split),
         Check("prompt length", state, length, fix),
     ]
+    if about := report.get("generated"):
+        lines.append(gym.check(about))
     return Checks([*lines, *map(_line, report["dropped"])])
 
 

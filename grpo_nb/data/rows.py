@@ -4,6 +4,7 @@ A prepared row is {"prompt": [system, user], "question": "What is 47 + 38?", "an
 the columns for the rewards. A raw row has a question and an answer, under any names. Its question
 may be a chat (a list of {"role", "content"}), whose turns are not changed. The row may also have:
 
+- `choices`: listed below the question as A, B, C…; the answer becomes a letter;
 - `tests`: passed on to code rewards;
 - `entry`: passed on to the reward of a generated row;
 - `level`: 2, or "gcd 2": passed on to `training.difficulty` and to the evaluation;
@@ -19,6 +20,7 @@ without their images.
 import ast
 import json
 import re
+import string
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import chain
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 CountTokens = Callable[[Sequence[list[Message]]], list[int]]
 AS_THEY_ARE = ("prompt", "question", "answer", "prompt_tokens", "images")  # all others: JSON
-SHAPE_COLUMNS = ("tests", "entry", "level")  # passed on
+SHAPE_COLUMNS = ("choices", "tests", "entry", "level")  # passed on
 TAKEN = {"prompt", "question", "answer", "prompt_tokens", "worked", "self", *TRLS_OWN}
 TAKEN |= {"completion", "environments", "image", "images"}  # names that TRL uses
 PARTS = {"role", "content"}  # of a turn
@@ -66,9 +68,13 @@ def prepare_row(raw: Row, config: Options) -> tuple[Row, Any]:
     question = _question(raw, config)
     cell = _cell(raw, config.answer_column)
     answer = answer_finder(config.answer_format)(cell)
+    if config.answer_kind == "choice":
+        answer = _letter(cell, answer, raw)
     plain = plain_answer(answer, config.answer_kind) if answer else None
     if plain is None:
         why = f"{cell_text(cell)[-60:]!r} holds no {config.answer_kind}"
+        if answer and config.answer_kind == "math":
+            why += f" that an answer can match: {answers.unusable(answers.read_reference(answer))}"
         raise Fault(KIND if cell_text(cell) else EMPTY, config.answer_column, why)
     names = [name.strip() for name in config.extra_columns.split(",") if name.strip()]
     if names == ["all"]:
@@ -79,6 +85,18 @@ def prepare_row(raw: Row, config: Options) -> tuple[Row, Any]:
     if config.sft_rows and "####" in str(cell):
         columns["worked"] = str(cell).partition("####")[0].strip()
     return columns | question | {"answer": answer}, plain
+
+
+def prompt_tokens(prompt: list[Message], config: Options, count_tokens: CountTokens | None) -> int:
+    """Return the token count of a prompt (0 if nothing counts), or raise a Fault.
+
+    Raises:
+        Fault: The chat template refuses the prompt.
+    """
+    try:
+        return count_tokens([prompt])[0] if count_tokens else 0
+    except ValueError as error:
+        raise Fault(TEMPLATE, config.question_column, str(error)) from None
 
 
 @cache
@@ -129,6 +147,7 @@ def _mathematics(answer: str) -> tuple[str, Any]:
 PLAIN: dict[str, Callable[[str], Any]] = {
     "number": answers.parse_number,
     "math": _mathematics,
+    "choice": str,
     "json": lambda answer: json.dumps(json.loads(answer), sort_keys=True),
     "code": lambda answer: ast.dump(ast.parse(answer)),
     "text": lambda answer: " ".join(answer.casefold().split()),
@@ -167,6 +186,9 @@ def _prompt(row: Row, column: str, system_prompt: str) -> list[Message]:
     if not cell_text(question):
         raise Fault(EMPTY, column, repr(question))
     if isinstance(question, str):
+        if row.get("choices"):
+            lettered = zip(string.ascii_uppercase, map(cell_text, _choices(row)), strict=False)
+            question += "".join(f"\n{letter}. {text}" for letter, text in lettered)
         return build_prompt(question, system_prompt)
     is_chat = isinstance(question, list) and all(isinstance(turn, dict) for turn in question)
     turns = question if is_chat else []
@@ -177,6 +199,30 @@ def _prompt(row: Row, column: str, system_prompt: str) -> list[Message]:
     if system_prompt and turns[0]["role"] != "system":
         turns.insert(0, {"role": "system", "content": system_prompt})
     return turns
+
+
+def _letter(cell: Any, text: str, row: Row) -> str:
+    """Return the letter of the choice that an answer names, or "" if it names none.
+
+    An answer is the label of its choice, its letter, its index, counted from 0, or its text.
+    """
+    choices, cells = _choices(row), row["choices"]
+    labels = list(map(cell_text, cells.get("label") or [])) if isinstance(cells, dict) else []
+    letters = string.ascii_uppercase[: len(choices)]
+    for names in (labels, letters, range(len(choices)), choices):
+        for name, letter in zip(names, letters, strict=False):
+            if name in (cell, text, text.upper()):
+                return letter
+    return ""
+
+
+def _choices(row: Row) -> list[Any]:
+    choices = _cell(row, "choices")
+    if isinstance(choices, dict) and "text" in choices:  # as in the dataset ARC
+        choices = choices["text"]
+    if not isinstance(choices, list) or not 2 <= len(choices) <= len(string.ascii_uppercase):
+        raise Fault(TYPE, "choices", f"{choices!r:.80} is not a list of 2 to 26 choices")
+    return choices
 
 
 def pack(row: Row) -> Row:

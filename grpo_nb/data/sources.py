@@ -4,6 +4,7 @@ A row is {"question": "What is 47 + 38?", "answer": "85"}, with all columns of t
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
@@ -14,15 +15,16 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from grpo_nb.data import gym
 from grpo_nb.files import project_path, read_yaml
 from grpo_nb.names import refuse_unknown
-from grpo_nb.rewards import gym
 
 FIRST_ROWS = 500  # whose columns are looked at
 FILES = sorted(project_path("data/tasks").glob("*.jsonl"))
 BUILT_IN = {path.stem: f"data/tasks/{path.name}" for path in FILES}
 BUILT_IN["arithmetic"] = "data/arithmetic.jsonl"
 REMEDIES = read_yaml(Path(__file__).with_name("remedies.yaml"))  # {reason: what to do}
+SPACE = re.compile(r"\s*")
 Row = dict[str, Any]
 Options = Any  # an object with the arguments of `prepare` as attributes, such as a run's DataConfig
 
@@ -129,10 +131,12 @@ def _read_table(path: Path, separator: str) -> list[Row]:
 
 def _read_json(path: Path) -> list[Row]:
     """Return the objects of JSON Lines, or of one array."""
-    text = path.read_text("utf-8-sig").strip()
-    if not text.startswith("["):  # as one array, so that an error names the line
-        text = "[" + ",\n".join(filter(str.strip, text.split("\n"))) + "]"
-    rows = json.loads(text)
+    text, rows = path.read_text("utf-8-sig").strip(), []
+    decode, place = json.JSONDecoder().raw_decode, 0
+    while place < len(text):  # line by line, an error would not name its line
+        row, end = decode(text, place)
+        rows += row if isinstance(row, list) else [row]
+        place = SPACE.match(text, end).end()
     if others := [row for row in rows if not isinstance(row, dict)]:
         raise ValueError(f"not an object: {others[0]!r:.80}")
     return rows

@@ -38,7 +38,7 @@ from grpo_nb.rewards.prompts import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-    from grpo_nb.runs.config import ModelConfig, RunConfig
+    from grpo_nb.runs.settings import ModelConfig, RunConfig
 
 # Unsloth and TRL set these variables for their own vLLM. A later engine must not see them, whether
 # it runs in this process or in a child process.

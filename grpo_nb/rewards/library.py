@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any
 
 from grpo_nb import answers
-from grpo_nb.answers.forms import TAGS, Form, fenced_blocks
+from grpo_nb.answers.forms import FORMS, TAGS, Form, fenced_blocks
 from grpo_nb.rewards.contract import Scored, reward
 from grpo_nb.rewards.prompts import split_words
 from grpo_nb.sandbox.values import same
@@ -299,6 +299,17 @@ def reasoning_quality_reward(response: str, *, form: Form = TAGS) -> Scored:
         return Scored(0.0, "no equation")
     correct = sum(_evaluate(left) == _evaluate(right) for left, right in equations)
     return Scored(correct / len(equations), f"{correct} of {len(equations)} equations hold")
+
+
+@reward(max_none_share=0.05, parallel=True, resists="as code_execution_reward")
+def code_generation_reward(response: str, tests: Any, *, form: Form = FORMS["code"]) -> Scored:
+    """Pay 1/8 for one block of code, 1/8 if it parses, and 3/4 of the share of passed tests."""
+    execution = code_execution_reward.score(response, tests, form=form)
+    if execution.score is None:
+        return execution
+    well_formed = soft_format_reward.score(response, form=form)
+    parses = no_syntax_error_reward.score(response, form=form).score
+    return Scored(0.125 * (well_formed + parses) + 0.75 * execution.score, execution.reason)
 
 
 @reward(low=-1.0, high=0.0, resists="loops and repeated sentences")

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_nb.answers import TAGS, Form, find_form
+from grpo_nb.answers import FORMS, TAGS, Form, find_form
 from grpo_nb.files import read_yaml
 from grpo_nb.rewards import gym, library
 from grpo_nb.rewards.calls import call
@@ -112,6 +112,8 @@ class RewardSet(NamedTuple):
     reward_funcs: The rewards, in the order in which they were given.
     reward_weights: One weight for each reward.
     form: How completions are written. `form.extract(text)` returns the answer in a completion.
+    result: A sentence on what an answer must be. `in_form` adds it to the system prompt of
+        another form.
     own_reference: The function `reference` of a file, which replaces that of the form.
     correct: The name of the reward that decides what is correct; "" means the first.
     """
@@ -119,6 +121,7 @@ class RewardSet(NamedTuple):
     reward_funcs: list[Callable[..., Any]]
     reward_weights: list[float]
     form: Form = TAGS
+    result: str = ""
     own_reference: Callable[[Mapping[str, Any]], str] | None = None
     correct: str = ""
 
@@ -139,6 +142,8 @@ class RewardSet(NamedTuple):
         form = self.form
         if name and name != form.name:
             form = find_form(name)
+            system_prompt = f"{form.system_prompt} {self.result}".strip()
+            form = form._replace(system_prompt=system_prompt)
         form = form._replace(opened=opened)
         pairs = [
             (_in_form(func, self.form, form), weight)
@@ -253,7 +258,9 @@ def built_in() -> dict[str, Callable[..., Any]]:
     return {name: func for name, func in pairs if isinstance(func, Reward)}
 
 
-def _preset(rewards: Mapping[str, Any], form: str = "tags", system_prompt: str = "") -> RewardSet:
+def _preset(
+    rewards: Mapping[str, Any], form: str = "tags", system_prompt: str = "", result: str = ""
+) -> RewardSet:
     """Return the reward set that an entry of presets.yaml describes."""
     pairs, ours, base = [], built_in(), find_form(form)
     for name, weight in rewards.items():
@@ -261,10 +268,28 @@ def _preset(rewards: Mapping[str, Any], form: str = "tags", system_prompt: str =
         func, weight = ours[options.pop("reward")], options.pop("weight")
         pairs.append((func.configured(name, **options) if options else func, weight))
     base = base._replace(system_prompt=system_prompt or base.system_prompt)
-    return reward_set(pairs, form=base)
+    return reward_set(pairs, form=base, result=result)
 
 
 PRESETS = {
     name: _preset(**about)
     for name, about in read_yaml(Path(__file__).with_name("presets.yaml")).items()
 }
+
+# Further names, known from guides to GRPO. The weights of a list are `PRESETS[…].reward_weights`.
+MATH_REASONING_REWARDS = list(PRESETS["math"].reward_funcs)
+CODE_GENERATION_REWARDS = list(PRESETS["code"].reward_funcs)
+SUMMARIZATION_REWARDS = list(PRESETS["summarization"].reward_funcs)
+QA_REWARDS = list(PRESETS["qa"].reward_funcs)
+JSON_EXTRACTION_REWARDS = list(PRESETS["json_extraction"].reward_funcs)
+math_problem_reward = gated(
+    library.numeric_correctness_reward, by=library.soft_format_reward, name="math_problem_reward"
+)
+# Both require each tag once, in order, with content, and no other text. Line breaks are ignored.
+strict_xml_format_reward, soft_xml_format_reward = (
+    library.soft_format_reward.configured(f"{kind}_xml_format_reward")
+    for kind in ("strict", "soft")
+)
+code_block_format_reward = library.soft_format_reward.configured(
+    "code_block_format_reward", form=FORMS["code"]
+)

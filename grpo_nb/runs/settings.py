@@ -30,7 +30,7 @@ def _literal(value: Any) -> Any:
     return value
 
 
-AnswerKind = Literal["number", "math", "json", "code", "text"]
+AnswerKind = Literal["number", "math", "choice", "json", "code", "text"]
 LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
 SCALES = {"true": "group", "false": "none"}  # as TRL converts them
 ScaleRewards = Annotated[
@@ -51,6 +51,7 @@ Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second 
 class DataConfig(Section):
     source: str = setting("arithmetic", "built-in set, file, hub dataset, reasoning-gym:TASK")
     options: Options = setting({}, "sizes of a task of reasoning-gym, such as {max_terms: 3}")
+    levels: int = setting(0, "levels of a task of reasoning-gym; 0: none", ge=0, le=9)
     shots: int = setting(0, "worked turns of other rows before each question", ge=0, le=16)
     subset: str = setting("", "configuration name of a hub dataset")
     split: str = setting("train", "split of a hub dataset")

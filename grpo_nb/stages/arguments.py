@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trl import GRPOConfig
 
     from grpo_nb.runs import Stage
-    from grpo_nb.runs.config import ModelConfig, RunConfig
+    from grpo_nb.runs.settings import ModelConfig, RunConfig
 
 ARGUMENTS = read_yaml(Path(__file__).with_name("arguments.yaml"))
 SETTING_OF = ARGUMENTS["setting_of"]

@@ -137,6 +137,8 @@ def test_a_set_follows_its_form():
     assert math_in("plain").names == [correct.__name__]
     again = boxed.in_form("tags")
     assert scores(again, again.reference(ROWS[0])) == scores(math_in(""), again.reference(ROWS[0]))
+    asks = load_preset("summarization", form="tags").form.system_prompt
+    assert asks.endswith("</answer>. The result is a summary of the text in one sentence.")
 
 
 def test_gates_and_rewards_of_ones_own_follow_or_stay():

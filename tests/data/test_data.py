@@ -26,7 +26,7 @@ from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import hub, template
 from grpo_nb.rewards import load_preset
 from grpo_nb.runs import Run, runs_root
-from grpo_nb.runs.config import DataConfig
+from grpo_nb.runs.settings import DataConfig
 
 FEW_SHOT = [
     {"role": "user", "content": "1 + 1?"},
@@ -223,6 +223,7 @@ def test_what_is_read_of_a_file(tmp_path, name, content, rows):
         ({**SUM, "question": FEW_SHOT[:2]}, "wrong type", "question", "[{'role': 'user'"),
         ({**SUM, "question": CALLED}, "wrong type", "question", "[{'role'"),
         ({"question": "a", "answer": float("nan")}, "empty", "answer", "''"),
+        ({**SUM, "choices": ["x"]}, "wrong type", "choices", "['x'] is no"),
     ],
 )
 def test_a_faulty_row_is_named_with_column_and_value_and_remedy(row, reason, column, value):
@@ -231,6 +232,8 @@ def test_a_faulty_row_is_named_with_column_and_value_and_remedy(row, reason, col
     assert str(fault).startswith(f"column {column!r}: ") and value in str(fault)
 
 
+RED = {"question": "Red?", "choices": ["sky", "rose"]}
+ARC = {"question": "Red?", "choices": {"text": ["sky", "rose"], "label": ["A", "B"]}}
 RENAMED = {"question_column": "text", "answer_column": "summary"}
 
 
@@ -241,14 +244,29 @@ RENAMED = {"question_column": "text", "answer_column": "summary"}
         ({"text": "Long.", "summary": "Short."}, "text", ["Be brief.", "Long."], "Short."),
         ({**SUM, "question": FEW_SHOT}, "number", ["Be brief.", "1 + 1?", "2", "2 + 2?"], "4"),
         ({**SUM, "question": [ASKED, *FEW_SHOT]}, "number", ["Ask.", "1 + 1?", "2", "2 + 2?"], "4"),
+        ({**RED, "answer": 1}, "choice", ["Be brief.", "Red?\nA. sky\nB. rose"], "B"),
+        ({**ARC, "answer": "rose"}, "choice", ["Be brief.", "Red?\nA. sky\nB. rose"], "B"),
     ],
-)
+)  # fmt: skip
 def test_the_shapes_of_rows(row, kind, turns, answer):
     prepared = only(row, answer_kind=kind, **(RENAMED if "text" in row else {}))
     assert [turn["content"] for turn in prepared["prompt"]] == turns
     assert (prepared["question"], prepared["answer"]) == (turns[-1], answer)
     passed = {name: value for name, value in prepared.items() if name not in TAKEN}
     assert passed == {name: row[name] for name in SHAPE_COLUMNS if name in row}
+
+
+@pytest.mark.parametrize(
+    ("answer", "choices", "letter"),
+    [
+        (1, ["1", "2", "0"], "B"),  # a number is a place, as in MMLU
+        ("A", [1, 2, 0], "A"),
+        ("1", {"text": ["1", "2", "0"], "label": ["1", "2", "3"]}, "A"),  # as ARC has some
+    ],
+)
+def test_an_answer_names_a_choice_by_label_letter_place_or_text(answer, choices, letter):
+    row = only({"question": "a", "answer": answer, "choices": choices}, answer_kind="choice")
+    assert row["answer"] == letter
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
-"""Rows made by reasoning-gym: any task by name, sizes, shots; and what is refused."""
+"""Rows made by reasoning-gym: any task by name, sizes, weights, shots; and what is refused."""
 
 import json
+import sys
 from collections import Counter
 
 import pytest
 from reasoning_gym.factory import DATASETS
 
 import grpo_nb
-from grpo_nb.rewards import gym, load_preset
+from grpo_nb.data import gym
+from grpo_nb.rewards import load_preset
 from grpo_nb.runs.config import resolve
 
 EASY = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
@@ -26,11 +28,31 @@ def test_rows_differ_even_in_the_order_of_what_is_added_and_follow_the_seed():
     sums = [json.loads(row["entry"])["metadata"]["expression"] for row in all_rows(made)]
     keys = {frozenset(Counter(each.split()).items()) for each in sums if "+" in each}
     assert len(keys) == len([each for each in sums if "+" in each])
+    assert len(made.rows["train"]) + len(made.rows["eval"]) == made.report["generated"]["questions"]
     first, again, other = (
         [row["question"] for row in all_rows(prepared(options=EASY, seed=seed))]
         for seed in (1, 1, 2)
     )
     assert first == again and len({*first} & {*other}) < len(first)
+
+
+def test_several_tasks_are_mixed_by_weight_with_options_below_their_names():
+    made = prepared("3*chain_sum+gcd", 80, options={"chain_sum": EASY}, shots=1)
+    tasks = Counter(json.loads(row["entry"])["task"] for row in all_rows(made))
+    assert tasks.total() == 78 and tasks["chain_sum"] > 1.5 * tasks["gcd"] > 0
+    for row in all_rows(made):  # the worked turn is of the same task
+        texts = [turn["content"] for turn in row["prompt"] if turn["role"] == "user"]
+        assert len({"Divisor" in text for text in texts}) == 1
+
+
+def test_levels_rise_with_the_curriculum_and_the_sizes_that_are_set_stay():
+    options = {"chain_sum": {"min_digits": 1, "max_digits": 1}}
+    made = prepared("chain_sum+gcd", 90, levels=3, options=options, shots=1)
+    assert len({row["level"] for row in all_rows(made)}) == 6
+    sums = [row for row in all_rows(made) if row["level"].startswith("chain_sum")]
+    for row in sums:
+        about = json.loads(row["entry"])["metadata"]
+        assert row["level"] == f"chain_sum {about['num_terms'] - 1}" and about["num_digits"] == 1
 
 
 def test_worked_turns_of_other_rows_stand_before_each_question_in_the_form_asked_for():
@@ -48,14 +70,30 @@ def test_worked_turns_of_other_rows_stand_before_each_question_in_the_form_asked
     ("tasks", "options", "why"),
     [
         ("chain_sums", {}, "did you mean 'chain_sum'"),
+        ("chain_sum", {"max_term": 3}, "made no row .*unexpected keyword argument 'max_term'"),
+        ("chain_sum", {"max_terms": 1}, r"made no row \(max_terms must be >= min_terms\)"),
+        ("chain_sum", {"max_terms": "two"}, "made no row"),
+        ("chain_sum+gcd", {"max_terms": 3}, "unknown task in data.options 'max_terms'"),
+        ("chain_sum+gcd", {"gcd": 3}, "write {gcd: {…}}"),
         ("rubiks_cube", {}, "cannot be used: it has no reference answer"),
         ("arc_agi", {}, "cannot be used: its scorer compares tuples"),
+        ("acre", {"levels": 2}, "acre has no levels: set data.levels = 0"),
+        ("caesar_cipher", {"levels": 3}, "or fewer data.levels"),
+        ("chain_sum", EASY | {"max_digits": 1, "allow_negation": False}, "set data.max_rows = "),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(tasks, options, why):
+    rows = 2000 if "set data.max_rows" in why else 20
     with pytest.raises(ValueError, match=why) as refusal:
-        prepared(tasks, 20, **options)
+        prepared(tasks, rows, **(options if "levels" in options else {"options": options}))
     assert "\n" not in str(refusal.value)
+
+
+def test_without_the_package_a_sentence_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", None)
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(ValueError, match=r"reasoning-gym is not installed: pip install"):
+        prepared()
 
 
 def test_the_source_alone_chooses_rewards_and_kind_of_answer():

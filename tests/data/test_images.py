@@ -21,7 +21,7 @@ from grpo_nb.data.split import CONTRADICTORY, LEAKS, REPEATED
 from grpo_nb.models import load_tokenizer, template
 from grpo_nb.rewards import prompts
 from grpo_nb.runs import Run
-from grpo_nb.runs.config import DataConfig
+from grpo_nb.runs.settings import DataConfig
 
 COLORS = ("red", "green", "blue", "yellow", "white", "black", "orange", "purple", "grey", "cyan")
 

@@ -6,8 +6,8 @@ import pytest
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
+from grpo_nb.data.gym import REFUSED
 from grpo_nb.rewards import gym_reward, load_preset
-from grpo_nb.rewards.gym import REFUSED
 
 WRITES = (
     "open('{}', 'w').write('x')",

@@ -13,7 +13,7 @@ from grpo_nb.rewards.sets import PRESETS, built_in
 GOOD = "<reasoning>7+8=15, 4+3+1=8</reasoning><answer>85</answer>"
 COLUMNS = {"answer": "85"}
 COLUMNS["entry"] = '{"task": "chain_sum", "options": {}, "metadata": {}}'
-SLOW = {"code_execution_reward", "math_verify_reward"}  # a process each
+SLOW = {"code_execution_reward", "code_generation_reward", "math_verify_reward"}  # a process each
 ALL = {name: func for name, func in built_in().items() if name not in (*SLOW, "environment_reward")}
 each_reward = pytest.mark.parametrize("func", ALL.values(), ids=list(ALL))
 OF_TEXT = {name: preset for name, preset in PRESETS.items() if name != "environment"}
@@ -202,9 +202,47 @@ def test_code_is_scored_by_its_tests(text, score, reason):
     assert reason in scored.reason
 
 
+def test_code_generation_weighs_format_syntax_and_execution():
+    texts = [ADDS, ADDS.replace("x + 1", "2"), "```python\ndef f(:\n```", "nothing"]
+    scores = rewards.code_generation_reward(completions=texts, tests=[TESTS] * 4)
+    assert scores == [1.0, 0.625, 0.125, 0.0]
+
+
 WRITTEN = runpy.run_path(str(PROJECT_ROOT / "docs/list_rewards.py"))["markdown"]()
 
 
 def test_the_page_is_what_the_rewards_declare():
     page = (PROJECT_ROOT / "docs/rewards.md").read_text(encoding="utf-8")
     assert page == WRITTEN, "run python docs/list_rewards.py"
+
+
+LISTS = {
+    "MATH_REASONING_REWARDS": "math",
+    "CODE_GENERATION_REWARDS": "code",
+    "SUMMARIZATION_REWARDS": "summarization",
+    "QA_REWARDS": "qa",
+    "JSON_EXTRACTION_REWARDS": "json_extraction",
+}
+TAGGED, BLOCK = "<reasoning>\na\n</reasoning>\n<answer>\n2\n</answer>", "```python\nx = 1\n```"
+
+
+KNOWN = """exact_match fuzzy_match numeric_correctness math_verify code_execution math_problem
+    soft_format incremental_format json_format ideal_length min_length reasoning_quality
+    no_syntax_error code_generation"""
+
+
+def test_lists_and_formats_that_people_know_are_ours_under_their_names():
+    names = {f"{name}_reward" for name in KNOWN.split()}
+    assert names | {"max_length_penalty", "no_repetition_penalty"} <= set(dir(rewards))
+    for name, preset in LISTS.items():
+        funcs = getattr(rewards, name)
+        assert isinstance(funcs, list) and funcs == PRESETS[preset].reward_funcs
+        assert funcs is not PRESETS[preset].reward_funcs, "who appends to it changes no preset"
+    for name, pays in (
+        ("strict_xml", [1, 1, 0]),
+        ("soft_xml", [1, 1, 0]),
+        ("code_block", [0, 0, 1]),
+    ):
+        func = getattr(rewards, f"{name}_format_reward")
+        assert func.__name__ == f"{name}_format_reward"
+        assert score_all(func, [TAGGED, TAGGED.replace("\n", ""), BLOCK]) == pays

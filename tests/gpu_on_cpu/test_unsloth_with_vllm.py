@@ -24,7 +24,7 @@ def report(tmp_path_factory):
 
 
 def test_the_tools_work_beside_a_notebooks_own_trainer(report):
-    """Its samples are vLLM's, those of validation too."""
+    """Its samples are vLLM's."""
     seen = report("a_stock_trainer")
     assert set(seen["checks"].values()) == {"ok"} and not seen["failure"]
     assert [line["step"] for line in seen["steps"]] == [1, 2, 3, 4]

@@ -114,10 +114,8 @@ def beside_a_stock_trainer(one, folder):
         train_dataset=one.train_dataset,
     )
     states = {check.name: check.state for check in grpo_nb.preflight(stock)}
-    guard, rows = Guard(stock, every=2), one.validation_rows
-    correct = MATH.correct_func.__name__
-    options = {"correct": correct, "validation": rows, "eval_steps": 2}
-    monitor = Monitor(stock, folder=folder, show=False, **options)
+    guard, correct = Guard(stock, every=2), MATH.correct_func.__name__
+    monitor = Monitor(stock, folder=folder, correct=correct, show=False)
     stock.train()
     lines = training.read_lines(folder / "metrics.jsonl")
     return {
@@ -126,6 +124,4 @@ def beside_a_stock_trainer(one, folder):
         "looks": [look._asdict() for look in guard.looks],
         "failure": monitor.failure,
         "steps": [line for line in lines if "loss" in line],
-        "validated": [line["eval/accuracy"] for line in lines if "eval/accuracy" in line],
-        "best": sorted(path.name for path in (folder / "best").iterdir()),
     }

@@ -345,7 +345,8 @@ class StepCallback(TrainerCallback):
         trainer, logs, step = self.trainer, kwargs["logs"], state.global_step
         if "loss" not in logs:  # of a validation, or of the end
             return
-        note = f"reward {logs['reward']:.2f}" if "reward" in logs else ""
+        reward = logs.get("reward")
+        note = "" if reward is None else f"reward {reward:.2f}"
         trainer.stage.progress(step, state.max_steps, note)
         every = trainer.stage.config.train.eval_steps
         if trainer.validation_rows and (step % every == 0 or step == state.max_steps):

@@ -133,7 +133,6 @@ def test_the_tools_work_beside_a_notebooks_own_trainer(report):
     assert set(seen["checks"].values()) == {"ok"} and not seen["failure"]
     assert [line["step"] for line in seen["steps"]] == [1, 2, 3]
     assert len(seen["looks"]) == 3 and all(abs(look["score"]) < 4.7 for look in seen["looks"])
-    assert len(seen["validated"]) == 3 and "adapter_model.safetensors" in seen["best"]
 
 
 def test_it_is_stopped_where_its_samples_are_not_the_policys(report):

@@ -230,10 +230,10 @@ def growth(
         return None
     cases = [(begin, unit, write) for write in writers for begin, unit in STRESS]
     before = scorer.seconds[number], scorer.calls[number]
-    try:
-        return _growth(scorer, number, row, longest, cases)
-    finally:  # these texts are no sign of how long others take
+    fault = _growth(scorer, number, row, longest, cases)
+    if fault is None:  # then these texts are no sign of how long others take
         scorer.seconds[number], scorer.calls[number] = before
+    return fault
 
 
 def _growth(

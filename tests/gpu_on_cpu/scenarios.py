@@ -209,7 +209,6 @@ def an_environment():
         "task": "guess",
         "data.system_prompt": told,
         "grpo.max_completion_length": 96,
-        "grpo.max_steps": 2,
         "train.guard_steps": 4,
     }
     make_run("plays", **task, **{"data.max_rows": 64})

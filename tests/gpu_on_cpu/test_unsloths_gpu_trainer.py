@@ -120,7 +120,7 @@ def test_it_logs_no_entropy_and_how_different_samples_are_says_as_much(report):
 def test_it_trains_on_episodes_and_masks_what_tools_say(report):
     seen = report("an_environment")
     assert "stop" not in seen["checks"].values()
-    assert [line["step"] for line in seen["steps"]] == [1, 2]
+    assert [line["step"] for line in seen["steps"]] == [1, 2, 3, 4]
     assert any(line["grad_norm"] > 0 for line in seen["steps"])
     assert any(line["tools/call_frequency"] > 0 for line in seen["steps"])
     for share, line in zip(seen["masks"], seen["steps"], strict=True):

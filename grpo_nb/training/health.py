@@ -344,9 +344,12 @@ def signal(w: Watch) -> Alarms:
         yield "little signal", "", evidence
     elif not w.is_scheduled() and (fall := _lost(w, w.many())):
         yield "reward falls", "", fall
-    for key, what in HELD_OUT.items():
-        if not is_low and (evidence := _held_out_fall(w, key)):
+    falls = {what: _held_out_fall(w, key) for key, what in HELD_OUT.items() if not is_low}
+    for what, evidence in falls.items():
+        if evidence:
             yield "reward hacking", what, evidence
+    if not any(falls.values()) and (evidence := _unfollowed(w)):
+        yield "held-out accuracy does not follow", "", evidence
 
 
 def _earned(w: Watch) -> str:
@@ -382,6 +385,21 @@ def _held_out_fall(w: Watch, key: str) -> str:
         if best - end > max(share * w.limits.certainty * noise, w.limits.least_fall):
             return f"held-out {best:.0%} → {end:.0%}, reward no lower"
     return ""
+
+
+def _unfollowed(w: Watch) -> str:
+    """Return the evidence that the reward rose and held-out accuracy did not; "" otherwise."""
+    points = [line["eval/accuracy"] for _, line in w.evals if is_number(line.get("eval/accuracy"))]
+    (low, full), ago = w.ends(), len(w.lines) - w.window
+    rise, error = w.rise("reward", ago)
+    share = rise / ((full - low) or 1)
+    if len(points) < 4 or share < w.limits.unfollowed or rise < w.limits.certainty * error:
+        return ""
+    first, last = fmean(points[:2]), fmean(points[-2:])
+    noise = math.sqrt((first + last) * (2 - first - last) / 4 / max(1, w.expected.eval_rows))
+    if last - first + 2 * noise > share / 2 or max(first, last) >= w.limits.solved:
+        return ""
+    return f"the reward rose by {share:.0%} of its range, held-out {first:.0%} → {last:.0%}"
 
 
 def rewards(w: Watch) -> Alarms:

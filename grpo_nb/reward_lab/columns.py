@@ -170,14 +170,17 @@ def _chosen(
 
 
 def joined(scorer: Scorer) -> dict[str, dict[int, str]]:
-    """Return the ways to write what up to three columns say together that rewards read.
+    """Return the ways to write what two or three columns say together that rewards read.
 
     These are a value with its unit, a point, an answer with its citations, a record.
     """
     ways: dict[str, dict[int, str]] = {}
+    in_use = columns_in_use(scorer)
     each = [columns_of(func, scorer.columns) for func in scorer.funcs]
-    for names in {tuple(names): None for names in (*each, columns_in_use(scorer))}:
-        for number, row in enumerate(scorer.rows if 0 < len(names) <= MOST_JOINED else ()):
+    texts = {name: {n: f"{row.get(name)}" for n, row in enumerate(scorer.rows)} for name in in_use}
+    prompts = {name for name in in_use if _is_prompt(scorer, texts[name])}
+    for names in {tuple(n for n in names if n not in prompts): None for names in (*each, in_use)}:
+        for number, row in enumerate(scorer.rows if 2 <= len(names) <= MOST_JOINED else ()):
             values = {name: row.get(name) for name in names}
             for way, text in _together(values):
                 ways.setdefault(way, {})[number] = text

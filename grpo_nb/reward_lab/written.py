@@ -343,8 +343,8 @@ def find(
         if best:  # by a reward of its own for each column
             ways = {way: each for way, each in ways.items() if way.endswith(RECORDS)}
         attempts += len(ways) * len(forms)
-        both = [written for written in (best, _best(scorer, reasoning, ways, forms)) if written]
-        best = max(both, key=lambda written: round(_earned(scorer, written), 4), default=None)
+        both = filter(None, (best, _best(scorer, reasoning, ways, forms)))
+        best = max(both, key=lambda style: round(_earned(scorer, style), 4), default=None)
     return best, attempts
 
 

@@ -15,7 +15,7 @@ FLOORS = [
     {"machine", "checks", "lazy", "signals", "stats"},
     {"files"},
     {"names", "ranks"},
-    {"runs", "colab", "sandbox"},
+    {"runs", "colab", "sandbox", "updates"},
     {"answers"},
     {"rewards"},
     {"models"},

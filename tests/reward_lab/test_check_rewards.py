@@ -1002,7 +1002,12 @@ def is_match(pattern, text):
 PLANTED_DEEP = [
     ("near miss", "stop", mine(same_keys), CALLED),
     ("near miss", "stop", mine(boxed_start), BOXES),
-    ("any answer", "stop", MATCHES, [{"prompt": f"{n}?", "answer": n} for n in NAMES]),
+    (
+        "any answer",
+        "stop",
+        MATCHES,
+        [{"prompt": f"Who is number {len(n)}?", "answer": n} for n in NAMES],
+    ),
     ("other column", "warning", starts, DATES),
     (
         "mine: raises",

@@ -39,7 +39,7 @@ ANSWERS = re.compile(
     r"|result|completion|final"
 )
 LIMITS = re.compile(r"(?i)length|len$|tokens|words|limit|max|min")  # target_length is no answer
-SHORT = 200  # characters of the longest attack where a reward is slow
+SHORT, MIDDLE = 200, 1000  # characters of the longest attack where a reward is slow, or nearly
 LINES, NAMED = 12, 6  # findings that are printed, and that the first line names
 UNUSABLE = ("missing column", "wrong type", "wrong length", "no number")
 WARNED = ("slow", "side effects", "None", "constant")
@@ -283,10 +283,13 @@ class RewardCheck:
 
     def _grows(self, number: int, row: int, writers: Sequence[Callable[[str], str]]) -> bool:
         """Add a finding if a reward would take long on long texts; return whether it does."""
+        start = scoring.clock()
         fault = linter.growth(self.scorer, number, row, self.longest, writers)
         if fault:
             self._blame(number, fault)
             self.longest = min(self.longest, SHORT)
+        elif scoring.clock() - start > linter.ALL / 2:
+            self.longest = min(self.longest, MIDDLE)
         return bool(fault)
 
     def behavior(self) -> None:

@@ -253,7 +253,7 @@ def _growth(
         if seconds(cases, repeats) < SLOW:
             continue
         for case in cases:
-            if clock() - start > 2 * ALL:
+            if clock() - start > ALL:
                 return None
             if seconds([case], repeats) >= SLOW:
                 is_steep = repeats <= FEW or seconds([case], repeats // 2) < SLOW / STEEP

@@ -43,6 +43,7 @@ MARGIN = 0.02  # share of the way from wrong to right that a difference has to e
 WON, GUESSED = 0.3, 0.6  # an attack wins on more than this share of rows; by luck it wins on some
 LUCKY = 0.8  # so where a reward pays part of the points for answers that are near the right one
 MORE_THAN_WRONG = "earns more than an honest wrong answer"
+AS_MUCH = "earns as much as an honest wrong answer"
 COPIED = "copied from the prompt"
 GUESSES = (COPIED, "every number", "any answer")
 LEAST_ROWS, MOST_ROWS = 1, 8
@@ -249,8 +250,10 @@ def _judge(attack: Attack, earned: Earned, part: Roles) -> Result:
     payer = int(extra.argmin()) if attack.kind == "honest" else payer
     for level, because, won in _tests(attack, earned, part):
         least = GUESSED if attack.family in GUESSES else WON
-        if because == MORE_THAN_WRONG and payer in part.right:
+        if payer in part.right and because == MORE_THAN_WRONG:
             least = LUCKY
+        if payer in part.right and because == AS_MUCH:  # an answer that is near the right one
+            continue
         if won.mean() > least and (won.sum() > 1 or len(won) < 3):
             because += "" if won.all() else f" on {won.mean():.0%} of the rows"
             return Result(attack, earned, level, because, int(won.argmax()), payer)
@@ -286,7 +289,7 @@ def _tests(attack: Attack, earned: Earned, part: Roles) -> Iterator[tuple[str, s
             yield "warning", MORE_THAN_WRONG, total > honest + margin
         if attack.family == "empty form":
             pays = (low > none + margin) & (total > low - margin)
-            yield "warning", "earns as much as an honest wrong answer", pays
+            yield "warning", AS_MUCH, pays
 
 
 def may_earn(attack: Attack) -> bool:

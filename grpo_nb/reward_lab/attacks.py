@@ -35,8 +35,9 @@ HACKS = ("hollow", "wrong")
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 # Placeholders that say something of the right answer.
 KNOWING = re.compile(
-    r"\{(answer|near|nearer|decimal|longer|comma|half|letter|altered|renumbered|result)\}"
+    r"\{(answer|near|nearer|decimal|longer|comma|half|letter|word|altered|renumbered|pointless|unsigned|result)\}"
 )
+POINT = re.compile(r"(?<=\d)\.(?=\d)")
 SHORT = 40  # characters of an answer of which one number is changed
 MONEY = re.compile(r"(?i)\$|dollar|price|cost|money|usd|earn|pay")
 FILE = read_yaml(Path(__file__).with_name("attacks.yaml"))
@@ -112,7 +113,11 @@ class Attacks:
         values |= {"reasoning": style.reasoning} | _of_prompt(question)
         if MONEY.search(question):
             values["dollars"] = f"${answer}"
-        values |= {"half": answer[: len(answer) // 2].rstrip(), "letter": answer[:1]}
+        words, half = answer.split(" "), answer[: len(answer) // 2].rstrip()
+        half = " ".join(words[: len(words) // 2]) or half
+        values |= {"half": half, "letter": answer[:1]}
+        values |= {"word": words[0]} if len(words) > 1 else {}
+        values |= {"pointless": text} if (text := POINT.sub("", answer)) != answer else {}
         if numbers := re.findall(r"-?\d+(?:\.\d+)?", question):
             values |= {"first": numbers[0], "last": numbers[-1]}
         before = style.form.partition("{answer}")[0]
@@ -209,6 +214,7 @@ def _numbers_near(answer: str) -> dict[str, str]:
         near = f"{number * 1.04:.2f}".rstrip("0").rstrip(".")
         near = near if near != answer else f"{number + 0.04}"
         values = {"near": near, "nearer": str(number + 1), "decimal": f"{number}.9"}
+        values |= {"unsigned": answer[1:]} if number < 0 else {}
         return values | {"longer": f"{answer}7", "comma": f"{number:,}"}
     if re.fullmatch(r"-?\d{1,12}\.\d{1,6}", answer) and float(answer):
         decimals = len(answer.partition(".")[2])

@@ -403,6 +403,9 @@ class RewardCheck:
             several = next((names for names in map(list, each) if len(names) > 1), "")
             # A right answer may be made of several, in a way of its own.
             evidence += f"; a reward reads {several}" if several else ""
+            totals = (np.nan_to_num(scorer.all_scores()) * scorer.weights).sum(axis=1)
+            evidence += f"; what was tried earns {totals.min():.3g}"
+            evidence += f" to {totals.max():.3g}" if np.ptp(totals) > TIE else ", all of it"
             is_stop = is_answer and not several
             self.add("nothing earns", "stop" if is_stop else "warning", evidence)
         elif ways and not in_use:
@@ -458,7 +461,7 @@ class RewardCheck:
             name = "length" if best == count else source.FAMILY
             more = f"{evidence}, other text without content at most {most:.3g}"
             self.add(name, "warning", more)
-        if should_differ and not np.ptp(earned[: count + 1]):
+        if should_differ and not np.ptp(earned):
             self.add("constant", "stop", f"every text that was tried earns {most:.3g}")
         return f"without content, {evidence}"
 
@@ -517,7 +520,12 @@ class RewardCheck:
         scorer, style, rows = self.scorer, self.written, self.paid.rows
         column = re.split(r"[.,\[]", style.source)[0]
         others = [n for n in scorer.columns if ANSWER.fullmatch(n) and n != column]
-        if column not in scorer.columns or ANSWERS.search(column) or not others:
+        if column not in scorer.columns or ANSWERS.search(column):
+            return
+        if not others:
+            if _in_prompts(scorer, style.answers):
+                evidence = f"`{column}` is taken for the right answer, and stands in the prompt"
+                self.add("in the prompt", "note", evidence)
             return
         pairs = [(row, style.write(f"{scorer.rows[row][others[0]]}")) for row in rows]
         is_paid = scorer.totals(pairs) > self.paid.wrong.sum(axis=1) + TIE

@@ -273,6 +273,9 @@ def _leaves(name: str, value: Any, separators: Sequence[str]) -> Iterator[tuple[
     """Yield (name, value) of the single values in a column: numbers, texts, fields of a dict."""
     if _is_single(value):
         yield name, value
+        if isinstance(parts := _from_json(value), Mapping):
+            for key, part in parts.items():
+                yield from _leaves(f"{name}.{key}", part, separators)
     elif isinstance(value, Mapping):
         for key, part in value.items():
             yield from _leaves(f"{name}.{key}", part, separators)

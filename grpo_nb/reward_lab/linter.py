@@ -253,8 +253,6 @@ def _growth(
         if seconds(cases, repeats) < SLOW:
             continue
         for case in cases:
-            if clock() - start > ALL:
-                return None
             if seconds([case], repeats) >= SLOW:
                 is_steep = repeats <= FEW or seconds([case], repeats // 2) < SLOW / STEEP
                 is_endless = is_steep and seconds([case], max(repeats, FEW), HANGS) == np.inf

@@ -145,7 +145,8 @@ MARKS = re.compile(r"[<>\[\]{}#`\\\n:]")  # of what stands around an answer
 EXAMPLES = {"CATEGORY_DIGIT": "1", "CATEGORY_SPACE": " "}
 REPEATS = 40  # of a part in a sample
 FORMS = 12  # that are read from the patterns of a set of rewards
-SEARCH = re.compile(r"\\[sdwSDW]|\.[*+]|\[\^|\(\?")  # no sentence holds one of these
+# No sentence holds one of these.
+SEARCH = re.compile(r"\\[sdwSDW]|\.[*+]|\[\^|\(\?|\[\w-\w|\][*+{]|\)\$")
 _parser = sys.modules["re._parser"]  # the module that `re.compile` itself parses with
 
 
@@ -196,7 +197,7 @@ def sample_of(pattern: str, text: str = WILD) -> str:
     except (re.error, RecursionError, OverflowError):
         return ""
     sample = re.sub(rf"(?<=[\w:=]){SPACE}+(?={WILD})", " ", sample).replace(SPACE, "")
-    return re.sub(rf"{WILD}+(\.{WILD}+)*", WILD, sample)  # a number with decimals is one answer
+    return re.sub(rf"{WILD}+([-./:]{WILD}+)*", WILD, sample)  # decimals, a date are one answer
 
 
 def _sample(parts: Iterable[tuple[Any, Any]], text: str) -> str:
@@ -230,7 +231,8 @@ def _of_one(kind: str, value: Any, text: str) -> str:
         return _sample(value[:1], text)
     if kind == "IN":
         if {str(one) for one, _ in value} == {"LITERAL"}:
-            return chr(value[0][1])
+            first = chr(value[0][1])
+            return text if first.isalnum() else first
         members = " ".join(str(each) for _, each in value)
         return {"CATEGORY_SPACE": "\n", "CATEGORY_NOT_WORD": ": "}.get(members, text)
     return text if kind in ("ANY", "NOT_LITERAL", "CATEGORY", "NEGATE") else ""

@@ -47,6 +47,7 @@ MARKER = re.compile(
 THOUGHTS = re.compile(r"(?i)think|reason|thought|work|scratch|analysis|explanation|plan|step")
 ANSWERS = re.compile(r"(?i)answer|solution|result|output|final|response|code|label|summary")
 USUAL = (("<reasoning>", "</reasoning>"), ("<think>", "</think>"), ("<answer>", "</answer>"))
+PIECE = re.compile(r"(?:\\[sn][*+?]?|[(^$?*+])+$")  # ends the first piece of a pattern
 KEY, MOST_KEYS = re.compile(r"[A-Za-z]\w{1,19}"), 8  # words of the code, of which some are tried
 LONG = 2000  # characters of a string that names no tags or markers
 LONG_STEPS = (
@@ -141,7 +142,7 @@ def forms_of(
     own = [form for form in own if "```" not in form]  # these are among the marks
     marks = list(dict.fromkeys([*marks, *(f for f in own if "{reasoning}" not in f)]))
     forms = [*marks, *(f"{{reasoning}}\n{mark}" for mark in marks), *own]
-    for word in words_before(plain):
+    for word in words_before([*plain, *(PIECE.sub("", text) for text in texts)]):
         forms += [f"{{reasoning}}{gap}{word}{{answer}}" for gap in ("", "\n")]
     forms += _under_keys([*re.findall(r'"(\w+)" *:', context), *texts])
     for answer in [*answers, *[pair for pair in mentioned if pair not in answers]]:
@@ -155,12 +156,14 @@ def forms_of(
         for mark in [each for each in marks if begin not in each]:
             forms += [f"{begin}{{reasoning}}{end}\n{mark}", f"{begin}{{reasoning}}{end}{mark}"]
             forms += [f"{begin}\n{{reasoning}}\n{end}\n{mark}", f"{{reasoning}}{end}\n{mark}"]
+    opens = bool(prompts) and all(re.search(r"<[A-Za-z]\w*>\s*$", each) for each in prompts)
     inside = [mark for mark in marks if mark != "{answer}"]
     for thought, answer in [(t, a) for t in thoughts for a in answers if t != a]:
         forms += _in_both(thought, answer, inside)
     return sorted(
         dict.fromkeys(forms),
         key=lambda form: (
+            opens and not _opened(form),
             -_told(form, context),
             -_count_told(form, context),
             _opened(form),
@@ -212,8 +215,8 @@ def _opened(form: str) -> bool:
 
 def words_before(texts: Sequence[str]) -> list[str]:
     """Return short strings that may stand before an answer, such as "to=user"."""
-    short = [text for text in texts if 2 < len(text.strip()) < 25 and "<" not in text]
-    marked = [text for text in short if re.search(r"[=:>|]\s*$|\w[=:|]\w", text)]
+    short = [text for text in texts if 1 < len(text.strip()) < 25 and "<" not in text]
+    marked = [t for t in short if re.search(r"[=:>|]\s*$|\w[=:|]\w|^\W+$|^[A-Z][A-Z ]{2,}$", t)]
     return list(dict.fromkeys(marked))[:12]
 
 

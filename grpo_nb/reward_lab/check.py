@@ -457,13 +457,14 @@ class RewardCheck:
         earned = scorer.totals(pairs).reshape(-1, len(rows)).mean(axis=1)
         best, most = int(earned.argmax()), earned[:count].max()
         evidence = f"{cut(texts[best])} earns {earned[best]:.3g}"
-        is_same = should_differ and not np.ptp(earned[: count + 1])
+        subject = "every text that was tried"
         if best >= count and earned[best] > most + TIE:
             name = "length" if best == count else source.FAMILY
             more = f"{evidence}, other text without content at most {most:.3g}"
-            self.add(name, "stop" if is_same else "warning", more)
-        elif is_same:
-            self.add("constant", "stop", f"every text that was tried earns {most:.3g}")
+            self.add(name, "warning", more)
+            subject = "every other text that was tried"
+        if should_differ and not np.ptp(earned[: count + 1]):
+            self.add("constant", "stop", f"{subject} earns {most:.3g}")
         return f"without content, {evidence}"
 
     def _with_reference(self) -> None:

@@ -75,7 +75,9 @@ def main() -> None:
         "rollouts read from their cache": seconds(lambda: baseline.sample(run, rows[:64], config)),
         "512 completions scored": seconds(test.table),
         "the Lab opened": seconds(lambda: RewardLab(**reward_lab.arguments(test))),
-        "one completion edited": seconds(lambda: lab.score(0, next(texts))),
+        "one completion edited": seconds(
+            lambda: lab._score(None, {"group": 0, "text": next(texts)}, None)
+        ),
         "rewards judged": seconds(lambda: reward_lab.judge(test)),
     }
     figures |= {f"check_rewards, {task}": check_seconds(task) for task in TASKS}

@@ -522,16 +522,15 @@ class RewardCheck:
         scorer, style, rows = self.scorer, self.written, self.paid.rows
         column = re.split(r"[.,\[]", style.source)[0]
         others = [n for n in scorer.columns if ANSWER.fullmatch(n) and n != column]
-        if column not in scorer.columns or ANSWERS.search(column):
+        is_own = column in scorer.columns and not ANSWERS.search(column)
+        if not is_own or not _in_prompts(scorer, style.answers):
             return
         if not others:
-            if _in_prompts(scorer, style.answers):
-                evidence = f"`{column}` is taken for the right answer, and stands in the prompt"
-                self.add("in the prompt", "note", evidence)
-            return
+            evidence = f"`{column}` is taken for the right answer, and stands in the prompt"
+            return self.add("in the prompt", "note", evidence)
         pairs = [(row, style.write(f"{scorer.rows[row][others[0]]}")) for row in rows]
         is_paid = scorer.totals(pairs) > self.paid.wrong.sum(axis=1) + TIE
-        if not is_paid.any() and _in_prompts(scorer, style.answers):
+        if not is_paid.any():
             evidence = (
                 f"`{column}`, which stands in the prompt, is what is paid; `{others[0]}` is not"
             )

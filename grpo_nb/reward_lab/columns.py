@@ -42,9 +42,9 @@ def answers_to_try(scorer: Scorer) -> list[dict[str, dict[int, str]]]:
 
     A column that is a large part of the prompt holds no answers.
     """
-    in_use, result = columns_in_use(scorer), []
+    in_use, separators, result = columns_in_use(scorer), separators_of(scorer), []
     for columns in (in_use, [name for name in scorer.columns if name not in in_use]):
-        ways = answers_of(scorer.rows, columns, separators_of(scorer))
+        ways = answers_of(scorer.rows, columns, separators)
         ways = {way: each for way, each in ways.items() if not _is_prompt(scorer, each)}
         if solved := solutions(scorer.rows, columns):
             ways = {EXPRESSION: solved, **ways}
@@ -252,7 +252,7 @@ def separators_of(scorer: Scorer) -> list[str]:
 
 
 def answers_of(
-    rows: Sequence[Row], columns: Sequence[str], separators: Sequence[str] = (", ",)
+    rows: Sequence[Row], columns: Sequence[str], separators: Sequence[str]
 ) -> dict[str, dict[int, str]]:
     """Return {description: {number of a row: answer}} for each way to read answers from columns."""
     ways: dict[str, dict[int, str]] = {}

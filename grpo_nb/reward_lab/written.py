@@ -335,18 +335,21 @@ def find(
         answers, form = _read(texts, ways)
         return Written(form, answers, source=source, own=texts), 1
     attempts, best = 0, None
-    *alone, together = _rounds(scorer, levels, form, completions)
-    for what in alone:
-        attempts += len(what[1]) * len(what[2])
-        if best := _best(scorer, *what):
+    strings = [text for func in scorer.funcs for text in strings_of(func) if len(text) < LONG]
+    forms = [as_text(form)] if form else []
+    if not forms:
+        levels, forms = _in_order(scorer, levels, strings, completions)
+    for reasoning, ways in _rounds(scorer, levels, strings, forms):
+        attempts += len(ways) * len(forms)
+        if best := _best(scorer, reasoning, ways, forms):
             break
     if best is None or len(columns_in_use(scorer)) > 1:
         # A right answer may need what several columns say; it earns more than one of them.
-        reasoning, ways, forms = together
+        ways = joined(scorer)
         if best:  # by a reward of its own for each column
             ways = {way: each for way, each in ways.items() if way.endswith(RECORDS)}
         attempts += len(ways) * len(forms)
-        both = filter(None, (best, _best(scorer, reasoning, ways, forms)))
+        both = filter(None, (best, _best(scorer, STEP, ways, forms)))
         best = max(both, key=lambda style: round(_earned(scorer, style), 4), default=None)
     return best, attempts
 
@@ -366,23 +369,27 @@ def _earned(scorer: Scorer, written: Written) -> float:
     return float(scorer.totals([(row, written.right(row)) for row in rows]).mean())
 
 
+def _in_order(
+    scorer: Scorer,
+    levels: Sequence[dict[str, Any]],
+    strings: Sequence[str],
+    completions: Sequence[str],
+) -> tuple[Sequence[dict[str, Any]], list[str]]:
+    """Return the ways to read answers and the forms to write them, in the order of their trial."""
+    prompts = list(dict.fromkeys(prompt_text(row) for row in scorer.rows[:3]))
+    forms = forms_of([*strings, *completions[:8]], prompts, forms_in(strings))
+    if any(map(_are_programs, levels)):  # a program stands in a block of code
+        forms.sort(key=lambda each: "```" not in each)
+        levels = sorted(levels, key=lambda ways: not _are_programs(ways))
+    return levels, forms
+
+
 def _rounds(
-    scorer: Scorer, levels: Sequence[dict[str, Any]], form: str, completions: Sequence[str]
-) -> Iterator[tuple[str, dict[str, dict[int, str]], list[str]]]:
-    """Yield what is tried together: a reasoning, ways to read answers, and forms to write them."""
-    strings = [text for func in scorer.funcs for text in strings_of(func)]
-    strings = [text for text in strings if len(text) < LONG]
-    if form:
-        forms = [as_text(form)]
-    else:
-        prompts = list(dict.fromkeys(prompt_text(row) for row in scorer.rows[:3]))
-        forms = forms_of([*strings, *completions[:8]], prompts, forms_in(strings))
-        if any(map(_are_programs, levels)):  # a program stands in a block of code
-            forms.sort(key=lambda each: "```" not in each)
-            levels = sorted(levels, key=lambda ways: not _are_programs(ways))
-    yield from ((reasoning, ways, forms) for reasoning in (STEP, WORDS) for ways in levels)
-    yield STEP, words_for(scorer, columns_in_use(scorer), strings, forms), forms
-    yield STEP, joined(scorer), forms
+    scorer: Scorer, levels: Sequence[dict[str, Any]], strings: Sequence[str], forms: Sequence[str]
+) -> Iterator[tuple[str, dict[str, dict[int, str]]]]:
+    """Yield a reasoning and ways to read answers; words, which cost calls, are looked for last."""
+    yield from ((reasoning, ways) for reasoning in (STEP, WORDS) for ways in levels)
+    yield STEP, words_for(scorer, columns_in_use(scorer), strings, forms)
 
 
 def _are_programs(ways: Mapping[str, dict[int, str]]) -> bool:

@@ -562,16 +562,11 @@ class RewardCheck:
         count = int(np.clip(0.2 / max(2 * each, 1e-9), 4, REFERENCE_ROWS))
         numbers = list(style.answers)[:count]
         own, other = ([(n, way(n)) for n in numbers] for way in (style.right, style.wrong))
-        both = scorer.totals([*own, *other])
-        # Where both are paid in full, the other row's answer is right on this row, too.
-        full = both[: len(own)].max() - self.paid.gap.mean() / 2
-        losers = [
-            pairs[0][0]
-            for *pairs, a, b in zip(own, other, both[: len(own)], both[len(own) :], strict=True)
-            if a <= b + TIE and a < full and scorer.failed.isdisjoint(pairs)
-        ]
-        if len(losers) <= FEW:  # a reward may have missed a time limit of its own
-            losers = [row for row in losers if not self._wins_again(row)]
+        every = [*own, *other]
+        losers = self._losers(every, scorer.totals(every))
+        if 0 < len(losers) <= FEW:  # a reward may have missed a time limit of its own
+            again = self._losers(every, scorer.totals_again(every))
+            losers = [row for row in losers if row in again]
         if losers:
             state = "stop" if len(losers) > len(numbers) / 2 else "warning"
             answer = cut(style.answers[losers[0]], 60)
@@ -580,13 +575,16 @@ class RewardCheck:
             self.add("reference loses", state, evidence)
         self._empty_references()
 
-    def _wins_again(self, row: int) -> bool:
-        """Return whether a row's right answer earns more than a wrong one in a second call."""
-        scorer, style = self.scorer, self.written
-        pairs = [(row, style.right(row)), (row, style.wrong(row))]
-        scores = np.array([scorer.safe(number, pairs) for number in range(len(scorer.funcs))])
-        right, wrong = (np.nan_to_num(scores).T * scorer.weights).sum(axis=1)
-        return bool(right > wrong + TIE)
+    def _losers(self, pairs: Sequence[scoring.Pair], totals: np.ndarray) -> list[int]:
+        """Return the rows whose right answers (half of the pairs) earn no more than wrong ones.
+
+        Where both are paid in full, the other row's answer is right on this row, too.
+        """
+        count = len(pairs) // 2
+        full = totals[:count].max() - self.paid.gap.mean() / 2
+        each = zip(pairs[:count], pairs[count:], totals[:count], totals[count:], strict=True)
+        failed = self.scorer.failed
+        return [p[0] for p, q, a, b in each if a <= b + TIE and a < full and not {p, q} & failed]
 
     def _empty_references(self) -> None:
         """Find rows without an answer on which any answer is right."""

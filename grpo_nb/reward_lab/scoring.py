@@ -162,6 +162,11 @@ class Scorer:
         """Return the weighted totals, [pairs]."""
         return self.payments(pairs).sum(axis=1)
 
+    def totals_again(self, pairs: Sequence[Pair]) -> np.ndarray:
+        """Return the weighted totals of a new call of each reward, [pairs]."""
+        scores = [self.safe(number, pairs) for number in range(len(self.funcs))]
+        return (np.nan_to_num(scores).T * self.weights).sum(axis=1)
+
     def compared(self, pairs: Sequence[Pair]) -> np.ndarray:
         """Return what completions earn, and those of `beside` next to each, [5, pairs, rewards].
 

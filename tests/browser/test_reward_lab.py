@@ -62,6 +62,8 @@ RewardLab([match_format, check_answer], rows, [said(n, 1) + ["", "?"] for n in r
 CELLS = (REWARDS, DATA, OPEN, MANY)
 STATES = ("stop", "warning")
 COLOR = "node => getComputedStyle(node).backgroundColor"
+CELLS_OF = """rows => rows.map(
+  row => [...row.querySelectorAll("[role=gridcell]")].map(cell => cell.innerText))"""
 MODULE = """async ([source, name, ...values]) => {
   const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
   return (await import(url))[name](...values);
@@ -125,8 +127,8 @@ def lab(page):
 
 
 def rows(lab):
-    """The completions in view, as (total, advantage, text)."""
-    cells = [row.get_by_role("gridcell").all_inner_texts() for row in lab.locator("[data-n]").all()]
+    """The completions in view, as (total, advantage, text), at one moment."""
+    cells = lab.locator("[data-n]").evaluate_all(CELLS_OF)
     return [(total, advantage, " ".join(text.split())) for total, advantage, *_, text in cells]
 
 
@@ -199,6 +201,7 @@ def test_an_attack_that_wins_only_beside_its_group_is_wrong_but_paid(browser):
 @pytest.mark.parametrize("width", [1440, 900])
 def test_verdict_and_first_completions_are_in_the_first_sight(page, lab, width):
     page.set_viewport_size({"width": width, "height": 900})
+    expect(lab.locator("[data-n]").nth(8)).to_be_visible()
     box, row = lab.bounding_box(), lab.locator("[data-n]").nth(8).bounding_box()
     assert box["height"] <= 660 and row["y"] + row["height"] < box["y"] + box["height"]
     assert [text[0] for *_, text in rows(lab)][:7] == list("1234578")  # of each group one

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo_nb.files import read_yaml
-from grpo_nb.names import refuse_unknown
+from grpo_nb.names import refuse_elsewhere, refuse_unknown
 from grpo_nb.runs.profiles import PROFILES, detect_profile, task_settings
 from grpo_nb.runs.settings import RunConfig
 
@@ -39,6 +39,7 @@ SETTING_STAGE = {
     **dict.fromkeys(("model.gpu_memory_utilization", "model.unsloth_vllm_standby"), "03"),
 }
 SECTIONS = tuple(SECTION_STAGE)
+ARGUMENTS = read_yaml(Path(__file__).with_name("arguments.yaml"))  # of TRL's GRPOConfig
 # {"task": …, "seed": …, "data.source": …}: the meaning of each setting, except `grpo.…`.
 MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", "seed")} | {
     f"{section}.{key}": field.description
@@ -58,9 +59,19 @@ def of_stage(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_unknown_setting(name: str) -> None:
-    """Raise ValueError for an unknown setting, with the nearest name."""
+    """Raise ValueError for an unknown setting, with the nearest name.
+
+    So are arguments of GRPOConfig that another setting decides, or on which other stages rely.
+    """
     names = list(MEANINGS)
     if str(name).startswith("grpo.") and name not in names:
+        argument = name.removeprefix("grpo.")
+        if argument in ARGUMENTS["setting_of"]:
+            setting = ARGUMENTS["setting_of"][argument]
+            raise ValueError(f"{name} is decided by {setting}: set that instead")
+        if argument in ARGUMENTS["fixed"]:
+            raise ValueError(f"{name} cannot be set: other stages rely on it; leave it out")
+        refuse_elsewhere(name)
         names += [f"grpo.{argument}" for argument in names_of_grpo_config()] or [name]
     refuse_unknown("setting", str(name), names)
 

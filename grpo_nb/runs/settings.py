@@ -23,10 +23,10 @@ def setting(default: Any, meaning: str, **limits: Any) -> Any:
 
 
 def _literal(value: Any) -> Any:
-    """Read a text as a Python literal; return anything else unchanged."""
+    """Read a text as a Python literal, or as true or false; return anything else unchanged."""
     if isinstance(value, str):
         with suppress(ValueError, SyntaxError):
-            return ast.literal_eval(value)
+            return ast.literal_eval(value.title() if value in ("true", "false") else value)
     return value
 
 

@@ -13,17 +13,16 @@ import math
 import typing
 from collections.abc import Mapping
 from dataclasses import Field, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from grpo_nb import environments, ranks
-from grpo_nb.files import read_yaml
 from grpo_nb.models import Policy, cuda_available, has_bf16
-from grpo_nb.names import refuse_elsewhere
+from grpo_nb.models.hub import quiet
 from grpo_nb.rewards import RewardSet
+from grpo_nb.runs.config import ARGUMENTS
 from grpo_nb.training.stock import solve_batch
 
 if TYPE_CHECKING:
@@ -32,35 +31,28 @@ if TYPE_CHECKING:
     from grpo_nb.runs import Stage
     from grpo_nb.runs.settings import ModelConfig, RunConfig
 
-ARGUMENTS = read_yaml(Path(__file__).with_name("arguments.yaml"))
-SETTING_OF = ARGUMENTS["setting_of"]
 STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
 
 
 def own_config() -> type["GRPOConfig"]:
     """Return TRL's own GRPOConfig, even where Unsloth has replaced it."""
-    import trl
+    with quiet():  # bitsandbytes would ask for a package that nothing here needs
+        import trl
 
     return [kind for kind in trl.GRPOConfig.__mro__ if kind.__name__ == "GRPOConfig"][-1]
 
 
 def refuse_arguments(extra: Mapping[str, Any]) -> None:
-    """Refuse arguments of GRPOConfig that a run cannot set. Import trl only if there is one.
+    """Refuse values of the wrong type for arguments of GRPOConfig. Import trl only if needed.
 
     Args:
         extra: The arguments for which there is no setting, as `config.grpo.model_extra` has them.
 
     Raises:
-        ValueError: One of our settings determines the argument, other stages rely on it, or its
-            value has the wrong type.
+        ValueError: A value has the wrong type.
     """
     hints = typing.get_type_hints(own_config()) if extra else {}
     for name, value in extra.items():
-        if name in SETTING_OF:
-            raise ValueError(f"grpo.{name} is decided by {SETTING_OF[name]}: set that instead")
-        if name in ARGUMENTS["fixed"]:
-            raise ValueError(f"grpo.{name} cannot be set: other stages rely on it; leave it out")
-        refuse_elsewhere(f"grpo.{name}")
         try:
             TypeAdapter(hints[name], config=STRICT).validate_python(value)
         except ValidationError as error:
@@ -74,7 +66,7 @@ def setting_of(argument: str) -> str:
     >>> setting_of("learning_rate"), setting_of("seed")
     ('grpo.learning_rate', 'seed')
     """
-    return SETTING_OF.get(argument, f"grpo.{argument}")
+    return ARGUMENTS["setting_of"].get(argument, f"grpo.{argument}")
 
 
 def grpo_arguments(stage: "Stage", policy: Policy, rewards: RewardSet) -> dict[str, Any]:
@@ -83,7 +75,7 @@ def grpo_arguments(stage: "Stage", policy: Policy, rewards: RewardSet) -> dict[s
     Completions per step are the total over all processes; the micro-batch size is per process.
 
     Raises:
-        ValueError: A run cannot set one of the arguments.
+        ValueError: A value has the wrong type.
     """
     config, grpo, gpu = stage.config, stage.config.grpo, cuda_available()
     extra, rows = grpo.model_extra, grpo.per_device_train_batch_size

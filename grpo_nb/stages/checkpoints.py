@@ -18,8 +18,8 @@ from grpo_nb.files import read_json, sha256, write_json
 from grpo_nb.reward_lab.table import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.prompts import message_text, transcript
-from grpo_nb.runs.config import flatten
-from grpo_nb.stages.arguments import ARGUMENTS, default_of, setting_of
+from grpo_nb.runs.config import ARGUMENTS, flatten
+from grpo_nb.stages.arguments import default_of, setting_of
 from grpo_nb.stages.validation import prompts_to_hold_out
 from grpo_nb.training import logs
 from grpo_nb.training.interruptions import newest_checkpoint, step_of, steps_of

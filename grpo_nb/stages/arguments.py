@@ -36,10 +36,11 @@ STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=Tr
 
 def own_config() -> type["GRPOConfig"]:
     """Return TRL's own GRPOConfig, even where Unsloth has replaced it."""
-    with quiet():  # bitsandbytes would ask for a package that nothing here needs
-        import trl
+    import trl
 
-    return [kind for kind in trl.GRPOConfig.__mro__ if kind.__name__ == "GRPOConfig"][-1]
+    with quiet():  # bitsandbytes would ask for a package that nothing here needs
+        kinds = trl.GRPOConfig.__mro__
+    return [kind for kind in kinds if kind.__name__ == "GRPOConfig"][-1]
 
 
 def refuse_arguments(extra: Mapping[str, Any]) -> None:

@@ -614,7 +614,7 @@ class RewardCheck:
                 state = "stop" if share == 1 else "warning"
                 self.add("None", state, f"None for {share:.0%} of {size} completions", number)
             elif self.roles and np.ptp(values) < 1e-9 and number not in self.roles.right:
-                evidence = f"{values[0]:.3g} for all {len(values)} completions that were tried"
+                evidence = f"{values[0] + 0:.3g} for all {len(values)} completions that were tried"
                 self.add("constant", "warning", evidence, number)
 
     def _score_sampled(self) -> None:

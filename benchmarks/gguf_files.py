@@ -1,6 +1,6 @@
 """What do GGUF files of a merged model cost, and what do they lose?
 
-    python benchmarks/gguf.py --run json    # the run of docs/rescue.md; 30 minutes on 2 cores
+    python benchmarks/gguf_files.py --run json    # the run of docs/rescue.md; 30 minutes on 2 cores
 
 Each file is written, loaded by llama.cpp, and answers held-out prompts greedily: those of the run,
 and word problems that the model was not trained on. The KL divergence per token is from llama.cpp's

@@ -34,9 +34,9 @@ def set_up(drive: bool = False) -> None:
             on Colab, each notebook has its own machine.
 
     Raises:
-        SystemExit: The GPU cannot be used, pip failed, or pip installed something. In the last case
-            the runtime has to restart, because old versions may be loaded. The message gives the
-            reason.
+        SystemExit: The GPU cannot be used, or pip failed. It is also raised after pip has installed
+            something, to ask for a restart, because old versions may be loaded. The message gives
+            the reason.
     """
     if fault := gpu_fault():
         raise SystemExit(f"{fault}. {OTHER_GPU}")

@@ -129,7 +129,7 @@ def from_main(work: Callable[[], Result]) -> Result:
 
 
 def by_main(work: Callable[..., Result]) -> Callable[..., Result]:
-    """Let the first process alone do the work of a function, as `from_main`."""
+    """Wrap a function so that only the first process runs it; see `from_main`."""
 
     @functools.wraps(work)
     def wrapped(*args: Any, **kwargs: Any) -> Result:

@@ -87,11 +87,16 @@ HEDGE = re.compile(
 def find_answer(text: str) -> str | None:
     r"""Return the part of a completion that states its answer; None if there is none.
 
-    This is the content of the last answer tag. Without a tag, ignore text up to the last
-    `</think>`, heading "**Final answer**" or marker ("the answer is", "Answer:" or `####`). After
-    `####`, the rest is the answer; otherwise, the contents of its boxes, or its first sentence.
-    Without a heading, marker or box, the answer is the last sentence that begins with "Therefore",
-    "Thus", "Hence" or "So", or else the whole text.
+    With answer tags, it is the content of the last one; a tag that is not closed gives None.
+    Without a tag, only the text after the last `</think>` and after the last heading "**Final
+    answer**" is read. The answer is then the first of these that is there:
+
+    1. The text after `####`, if that is the last marker.
+    2. The sentence after another last marker, "the answer is" or "Answer:", unless the first
+       box stands after that sentence.
+    3. The contents of the boxes; of those after the last marker, if there is one.
+    4. The last sentence that begins with "Therefore", "Thus", "Hence" or "So"; not after a heading.
+    5. The first sentence after the heading, or else the whole text.
 
     >>> texts = "<answer>18</answer>", r"so \boxed{18}.", "The answer is 18. I hope so"
     >>> [find_answer(text) for text in texts]

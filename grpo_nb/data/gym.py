@@ -155,7 +155,7 @@ def _key(task: str, question: str) -> Any:
 
 
 def figures(splits: Mapping[str, Sequence[Row]], config: Any) -> dict[str, Any]:
-    """Return the number of different questions, and what the best constant answer earns.
+    """Return how many questions differ, and how often the best constant answer is right.
 
     Raises:
         ValueError: Fewer than half of the rows asked for are left.

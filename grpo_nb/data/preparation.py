@@ -49,7 +49,7 @@ class Prepared:
 
     rows: The rows of the splits "train", "sft" and "eval", with images as PNG files.
     report: Rows read, rows left out by reason, columns and prompt lengths.
-    checks: The same as checks.
+    checks: What the function `checks` finds in the report.
     """
 
     rows: dict[str, list[Row]]

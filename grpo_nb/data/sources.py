@@ -30,7 +30,7 @@ Options = Any  # an object with the arguments of `prepare` as attributes, such a
 
 
 class Fault(Exception):
-    """Report why a row cannot be used: a reason, for which REMEDIES has a remedy, and where."""
+    """Report why a row cannot be used: where, and a reason that is listed in REMEDIES."""
 
     def __init__(self, reason: str, column: str, value: str) -> None:
         super().__init__(f"column {column!r}: {value}")

@@ -96,7 +96,9 @@ def perform(
 def players(
     environment: Environment, row: Row, other: Row, seed: int = 0
 ) -> dict[str, Sequence[Turn]]:
-    """Return the turns of each player; if the class has no `solve`, only of those without skill.
+    """Return the turns of each player, which is a scripted policy.
+
+    If the class has no `solve`, there are only the players without skill.
 
     Args:
         environment: The environment to play in.

@@ -72,10 +72,10 @@ class Call(NamedTuple):
 
 
 class Played:
-    """Guard an instance of the author's class, for TRL's trainer and for `play`.
+    """Wrap an instance of the author's class, for TRL's trainer and for `play`.
 
     `reset` begins an episode; one instance serves many episodes. The attributes of the author's
-    instance can be read through the guard. The only public methods are `reset` and the tools,
+    instance can be read through the wrapper. The only public methods are `reset` and the tools,
     because TRL offers every public method to the model.
     """
 

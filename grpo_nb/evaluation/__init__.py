@@ -1,7 +1,8 @@
 """Evaluate whether one model beats another on held-out prompts, with what certainty, and why.
 
 `evaluate` compares models: each prompt is answered by each model, and `report` compares the models
-with intervals. `options` gives it the rewards and settings of a run.
+in pairs, prompt by prompt, with the intervals and tests of `stats`. `options` gives it the rewards
+and settings of a run.
 """
 
 from grpo_nb.lazy import exports

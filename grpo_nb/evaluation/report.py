@@ -86,7 +86,7 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
 
 
 def with_accuracy(samples: Samples, preset: RewardSet) -> dict[str, pd.DataFrame]:
-    """Add accuracy and correct, whatever the first reward's scale, and the lenient reading.
+    """Add the columns `accuracy`, `correct` and the lenient reading to each table.
 
     Args:
         samples: {label: table from `answer_rows`} of the models that are compared.
@@ -164,7 +164,7 @@ def one_answer(label: str, lines: pd.DataFrame) -> str:
 
 
 def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the report, made of JSON types.
+    """Build the report of an evaluation from scored completions; it is made of JSON types.
 
     Args:
         samples: {label: table of `with_accuracy`}; the first label is the baseline.

@@ -89,8 +89,8 @@ def merged(tuned: TransformersEngine, files: "nn.Module", questions: Questions) 
         questions: Held-out prompts, and the length of the completions.
 
     Returns:
-        The result of `weights`; kl (mean per token, adapter to merged) [nats]; config (whether that
-        is too much); and text (the figures).
+        The result of `weights`; kl: the mean per token, adapter to merged [nats]; config: whether
+        the KL exceeds its limit; text: the figures.
     """
     answers, distances = tuned.generate(questions.chats, max_completion_length=questions.tokens), []
     for chat, [answer] in zip(questions.chats, answers, strict=True):
@@ -259,7 +259,7 @@ def verdict(name: str, figures: Mapping[str, Any]) -> Check:
     """Return the check of a merge, a file or a server.
 
     Args:
-        name: Of the check.
+        name: The check's name.
         figures: From `merged`, `served` or `gguf.compare`. The first fault in the order of FAULTS,
             the most fundamental one, is named; "reward" alone is a warning.
     """

@@ -166,7 +166,7 @@ def split_of(tokenizer: Any, by_digest: Callable[[Any], str]) -> str:
 
 
 def compare(file: Path, kind: str, model: gate.Model) -> dict[str, Any]:
-    """Compare what llama.cpp makes of a GGUF file with its model; see `gate.served`."""
+    """Compare llama.cpp's answers with a GGUF file to the model's; see `gate.served`."""
     engine, questions, _ = model
     if any((faults := faults_of(file, engine)).values()):
         return faults

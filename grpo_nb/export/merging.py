@@ -105,7 +105,7 @@ def merge_tested(
         chat_template_kwargs: Arguments of the chat template.
         kinds: Kinds of GGUF files.
         force: Whether to put in place what fails.
-        record: Is called with the checks of the model, and of the files, and with the figures.
+        record: Called with the model's check and figures, then with the files' checks and {}.
 
     Returns:
         The check of the model.

@@ -92,7 +92,7 @@ def trained_paths(run: "Run", config: "RunConfig") -> tuple[str, str, Path | Non
 
 
 def where(run: "Run") -> str:
-    """Return where the adapter and the merged model are, and a line for each program.
+    """Return where the adapter and the merged model are, and how vLLM, llama.cpp, … load it.
 
     Args:
         run: A run whose notebook 4 has merged the adapter.

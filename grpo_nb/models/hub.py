@@ -145,7 +145,7 @@ def load_processor(path: str, tokenizer: "PreTrainedTokenizerBase") -> "Processo
 
 
 def files_of(path: str, *names: str) -> list[Path]:
-    """Return those of these files that a model has, in its folder or on the hub."""
+    """Return which of these files exist in a model's folder or on the hub."""
     from transformers.utils import cached_file
 
     missing_is_fine = {"_raise_exceptions_for_missing_entries": False}
@@ -208,9 +208,10 @@ def tokenizer_of(processing_class: Any) -> "PreTrainedTokenizerBase":
 def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, base: str = "") -> None:
     """Save a tokenizer, and a processor's files, so that all programs read them as the base's own.
 
-    transformers 5 names a class that its version 4, and what is built on it, lack. It leaves out
-    the list of added tokens, and the SentencePiece model: from both, llama.cpp's converter takes
-    the vocabulary of Gemma, and of the first Llama and Mistral models.
+    transformers 5 names a class that version 4, and programs built on version 4, lack; an older
+    name replaces it. transformers 5 also leaves out the list of added tokens and the SentencePiece
+    model. Both are added here, because llama.cpp's converter reads from them the vocabulary of
+    Gemma, and of the first Llama and Mistral models.
 
     Args:
         tokenizer: The tokenizer.

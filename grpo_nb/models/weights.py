@@ -152,10 +152,10 @@ def unpacked(model: "PreTrainedModel") -> "PreTrainedModel":
 
 @contextmanager
 def adapter_in_fp32(model: Any) -> Iterator[None]:
-    """Keep the adapter in fp32 while a trainer is built: TRL casts a 4-bit model's to bf16.
+    """Keep the adapter in fp32 while a trainer is built.
 
-    The adapter "ref", which a trainer before this one has added for a `beta`, is removed: TRL
-    refuses a second.
+    TRL casts the adapter of a 4-bit model to bf16. The adapter "ref", which a trainer before this
+    one has added for a `beta`, is removed: TRL refuses a second.
     """
     import torch
 

@@ -1,7 +1,8 @@
 """Execute notebooks, runs and sweeps, on this machine or on a Ray cluster.
 
-`notebooks` reads run files and executes a run's four stages with papermill; `sweep` does so for
-many runs, on this machine or on Ray. `stages` has one function for each step of stages 01 to 03,
-and `launch` trains without a notebook. `leaderboard` compares runs, and `caused` a run with its
-placebo; `checklist` examines a run, and `doctor` the machine.
+`notebooks` reads run files and `--set`, executes a run's four stages with papermill, and trains
+without a kernel (`train`); `sweep` executes many runs, on this machine or on Ray. `leaderboard`
+compares runs, and `caused` makes a run's placebo and compares the two. `checklist` examines a run,
+and its function `doctor` the machine. `elsewhere` writes a run's held-out rows as a task of lm-eval
+and of Inspect. Nothing is exported: import these modules.
 """

@@ -46,7 +46,9 @@ class Board(NamedTuple):
 
 
 def compare(places: Sequence[str | Path]) -> Board:
-    """Compare the runs in these folders; folders without a finished run are left out.
+    """Compare the runs in these folders, and return a `Board`.
+
+    Folders without a finished run are left out, and the board names them.
 
     Raises:
         ValueError: None of the folders holds a finished run.

@@ -372,7 +372,7 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
 
 
 def execute_cells(notebook: Path, parameters: Mapping[str, Any]) -> None:
-    """Execute a notebook's code cells in this process; what they only show is left out.
+    """Execute a notebook's code cells in this process; the values of last lines are not shown.
 
     Args:
         notebook: The notebook; its code uses no magics.

@@ -72,7 +72,7 @@ class Earned:
     """Hold what completions earn, weighted, and what honest ones earn on the same rows.
 
     pairs: The completions with their rows; all scores are read from the scorer's table by these.
-    own: What each reward pays for them, [pairs, rewards]; so have the others.
+    own: What each reward pays for them, [pairs, rewards]; the next four have the same shape.
     right, wrong, empty: What it pays for the right answer, a wrong one, an empty completion.
     longer: What it pays for a wrong answer with the reasoning that earns most.
     """
@@ -155,7 +155,12 @@ class Result(NamedTuple):
         return self.earned.pairs[self.place]
 
     def mean(self, what: str = "own") -> float:
-        """Return the mean total of these completions, or of "right" or "wrong" ones beside them."""
+        """Return the mean total of some completions.
+
+        Args:
+            what: "own" for those of the attack; "right" or "wrong" for the right or the wrong
+                answers on the same rows.
+        """
         return float(getattr(self.earned, what).sum(axis=1).mean())
 
     def paid_by(self, number: int) -> float:
@@ -293,7 +298,10 @@ def _tests(attack: Attack, earned: Earned, part: Roles) -> Iterator[tuple[str, s
 
 
 def may_earn(attack: Attack) -> bool:
-    """Return whether an attack may earn more than an honest wrong answer: it knows something."""
+    """Return whether an attack may earn more than an honest wrong answer.
+
+    It may if it uses knowledge of the right answer or of the tests, or is a wrong program.
+    """
     knows = KNOWING.search(str(attack.completion)) or attack.family == "single test"
     return bool(knows) or attack.name in BODIES  # wrong programs fail in many ways
 

@@ -81,7 +81,7 @@ class Attacks:
 
     @cached_property
     def words(self) -> dict[str, str]:
-        """Return the strings of the rewards' code, repeated; {} if the rewards are slow."""
+        """Return {attack name: text} of the strings in the rewards' code; {} if one is slow."""
         return source.stuffed(self.scorer.words) if self.scorer.words else {}
 
     def on(self, row: int) -> list[tuple[Attack, str]]:
@@ -200,7 +200,8 @@ PLACEHOLDERS = sorted({*PLACEHOLDER.findall(str([ANY, BY_ANSWER]))})
 def attacks_on(answer: str, users: Sequence[Attack] = ()) -> list[Attack]:
     """Return the attacks that make sense for an answer, the user's own last.
 
-    A word before a JSON object, or before tags, does not negate it.
+    A word before a JSON object, or before tags, does not negate it, so negating attacks are left
+    out there.
     """
     usual = [a for a in ANY if a.family != "negated" or not re.match(r'\s*(\{\s*"|<)', answer)]
     own = [a for pattern, more in BY_ANSWER.items() if re.fullmatch(pattern, answer) for a in more]
@@ -290,7 +291,7 @@ def _value(expression: str) -> float:
 
 
 def verified(attacks: Sequence[Attack]) -> list[Attack]:
-    """Return a user's attacks.
+    """Check a user's attacks, and return them.
 
     Raises:
         ValueError: An attack has a kind or a placeholder that does not exist.

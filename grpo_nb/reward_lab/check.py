@@ -110,7 +110,7 @@ class RewardVerdict(NamedTuple):
 
 
 def named(checks: Sequence[Check], state: str) -> str:
-    """Return the names of the checks in this state, as text; of many, the first and how many."""
+    """Return the first few names of the checks in this state, and how many more there are."""
     names = [check.name for check in checks if check.state == state]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
@@ -217,7 +217,7 @@ def right_reward(
 
 
 class RewardCheck:
-    """Carry one check from step to step; the arguments are those of `check_rewards`."""
+    """Hold the state of one call of `check_rewards`, step by step; it has the same arguments."""
 
     ROLES = ("right", "form", "shaping")
 

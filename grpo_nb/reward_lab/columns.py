@@ -97,7 +97,7 @@ class Selected(dict[int, str]):
 
 
 def selected(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Return the entries of a column of lists at the places that another column gives.
+    """Return {way: {row: text}}: the entry of a list column that another column points to.
 
     These are the options of questions, with the number or the letter of the right one.
 
@@ -170,7 +170,7 @@ def _chosen(
 
 
 def joined(scorer: Scorer) -> dict[str, dict[int, str]]:
-    """Return the ways to write what two or three columns say together that rewards read.
+    """Return {way: {row: text}} of texts that combine two or three columns which the rewards read.
 
     These are a value with its unit, a point, an answer with its citations, a record.
     """
@@ -323,7 +323,11 @@ def _first_of(text: str) -> str:
 
 
 def others_of(answers: Mapping[int, str]) -> dict[int, str]:
-    """Return {row: a wrong answer}: another row's answer, neither part of which is in the other."""
+    """Return {row: a wrong answer}, which is another row's answer.
+
+    Where there is one, it neither contains the row's own answer nor is contained in it. If all rows
+    have the same answer, it is that answer, changed. For `Selected` it is another entry of a list.
+    """
     if isinstance(answers, Selected):
         return answers.others
     plain, others = {text: _plain(text) for text in answers.values()}, {}

@@ -60,7 +60,7 @@ class Task(NamedTuple):
 
 
 def asked(texts: Sequence[str]) -> Task | None:
-    """Return the program that the first of these texts asks for that asks for one.
+    """Return the program asked for in the first text that asks for one; None if none does.
 
     >>> asked(["Reach 2048.\\n```python\\ndef play(board):\\n    return 'W' # Example\\n```"])
     Task(head='def play(board):', arguments=['board'], example="'W'", goal=2048)
@@ -112,7 +112,9 @@ def spoiled(program: str) -> str:
 
 
 def trials(scorer: Scorer, task: Task) -> list[tuple[str, str, str]]:
-    """Return (name, state, evidence) of what shows without a right program; [] if none is run.
+    """Return (name, state, evidence) of findings that need no right program.
+
+    There are none if no reward seems to run programs.
 
     Args:
         scorer: The rewards.

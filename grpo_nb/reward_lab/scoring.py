@@ -215,7 +215,10 @@ class Scorer:
 
     @property
     def each(self) -> np.ndarray:
-        """Return the seconds that a completion takes, a right one where that is long, [rewards]."""
+        """Return the seconds per completion of each reward, [rewards].
+
+        They are the mean, or those of a right completion where these are long and above the mean.
+        """
         return np.maximum(self.seconds / np.maximum(self.calls, 1), self.longest)
 
     def retime(self, pair: Pair) -> None:
@@ -239,7 +242,10 @@ class Scorer:
         self._kept[number] = {}
 
     def safe(self, number: int, pairs: Sequence[Pair]) -> list[float]:
-        """Score a batch; a completion on which the reward fails is found, recorded and left out."""
+        """Score a batch without raising: where the reward fails, the score is NaN.
+
+        The completions on which it fails are found by halving the batch, and recorded.
+        """
         is_slow = number in self.faults and self.faults[number].rule == "slow"
         is_spent = number in self.faults and self.in_failures[number] > IN_FAILURES
         if is_slow or is_spent:  # it is not waited for again

@@ -179,7 +179,7 @@ def _filled(text: str) -> Iterator[str]:
 
 
 def sample_of(pattern: str, text: str = WILD) -> str:
-    r"""Return a short text that a pattern matches; "" if it is none.
+    r"""Return a short text that a pattern matches; "" if there is none.
 
     Args:
         pattern: The regular expression.
@@ -261,7 +261,7 @@ def words_of(funcs: Sequence[Callable[..., Any]], names: Collection[str]) -> lis
 
 
 def stuffed(words: Sequence[str], between: str = " ") -> dict[str, str]:
-    """Return {name of an attack: text}: each string repeated, and all of them once and repeated."""
+    """Return {attack name: text}: each string repeated, all strings once, and all repeated."""
     whole = " ".join(words)
     texts = {f"{word!r} repeated": between.join([word] * TIMES) for word in words}
     return texts | {"all of its strings": whole, "all, repeated": between.join([whole] * TIMES)}

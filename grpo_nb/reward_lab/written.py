@@ -186,7 +186,7 @@ def _in_both(
 
 
 def asked_forms(prompts: Sequence[str]) -> list[str]:
-    """Return the forms whose marks, with marks around the answer, all stand in every prompt."""
+    """Return the forms all of whose marks, one before the answer included, are in every prompt."""
     forms = [form for form in forms_of([], prompts) if answer_mark(form)]
     forms = [form for form in forms if not THOUGHTS.search(answer_mark(form))]
     return [form for form in forms if all(_told(form, prompt) == 1 for prompt in prompts)]

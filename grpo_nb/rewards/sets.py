@@ -186,8 +186,9 @@ class RewardSet(NamedTuple):
     def formats(self) -> list[str]:
         """Return the names of the rewards that pay for the form alone, whatever the answer is.
 
-        They read no column, and pay more for words in the form than for words without it, however
-        many. If there is none, they may pay for JSON. Async rewards, such as judges, are not asked.
+        They read no column, and pay more for words in the form than for any number of words without
+        it. If no reward does, the same is tried with an answer in JSON. Async rewards, such as
+        judges, are not asked.
         """
         texts = [self.form.write(WORDS, answer) for answer in ANSWERS]
         lists = ([f.__name__ for f in self.reward_funcs if _pays_form(f, text)] for text in texts)
@@ -224,7 +225,7 @@ def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[...
 
 
 def give_name(func: Callable[..., Any], name: str = "") -> None:
-    """Name a nameless reward: after a partial's function, else `name`, else after its class."""
+    """Name a reward that has no name: its partial's function, else `name`, else its class."""
     inner = unwrapped(func)
     if not hasattr(func, "__name__"):
         func.__name__ = getattr(inner, "__name__", name or type(inner).__name__)

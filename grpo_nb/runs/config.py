@@ -78,9 +78,9 @@ def refuse_unknown_setting(name: str) -> None:
 
 @cache
 def names_of_grpo_config() -> tuple[str, ...]:
-    """Return the arguments of trl.GRPOConfig from the source, for to import it takes seconds.
+    """Return the names of trl.GRPOConfig's arguments; () where TRL is not installed.
 
-    It is empty where TRL is not installed.
+    They are read from the source, because importing trl takes seconds.
     """
     specs = [importlib.util.find_spec(package) for package in ("trl", "transformers")]
     if None in specs:

@@ -249,7 +249,10 @@ class Stage:
         self.run.record(self.stage, {"checks": list(by_name.values())})
 
     def change(self, settings: Mapping[str, Any]) -> None:
-        """Change settings of the run for this stage, later stages and later runs with `--from`."""
+        """Change settings of the run, by dotted name.
+
+        They apply to this stage, to the later stages, and to later runs with `--from`.
+        """
         stored = configs.stored(self.config)
         self.config = configs.resolve(self.config.profile, settings, stored=stored)
         self.run.write_config(self.config)
@@ -290,7 +293,7 @@ def start(
     force: bool = False,
     all_stages: bool = False,
 ) -> Stage:
-    """Resolve the configuration, check the earlier stages, and lock the run.
+    """Begin a stage: resolve its configuration, check the earlier stages, and lock the run.
 
     The manifest keeps the inputs and outputs of the stage's last execution until this one is done.
 
@@ -303,6 +306,9 @@ def start(
         force: Whether to start even if an earlier stage is not done or has changed.
         all_stages: Whether the notebook holds every stage. If so, `settings` may belong to any
             stage, and those of this stage and later ones apply.
+
+    Returns:
+        The stage, with its run and its configuration.
 
     Raises:
         ValueError: An earlier stage is missing, failed or changed, or a setting is wrong.

@@ -125,6 +125,13 @@ def find_tool(name: str) -> str:
 
 
 def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
+    """Run a program in bubblewrap, and return its answers; `run_tests` judges them.
+
+    Args:
+        code: The program.
+        asks: What each test asks, (expression, arguments or None).
+        limits: What the program may use.
+    """
     token = secrets.token_hex(8).encode()  # begins each line that the program's process writes
     rlimits = {
         "RLIMIT_AS": limits.memory_mib << 20,
@@ -159,7 +166,7 @@ def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
 def started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO, io.FileIO]]:
     """Yield a sandbox that works on `job`, its result channel and stderr; then end its processes.
 
-    What it prints is lost, and the limit on files applies to its stderr.
+    The sandbox's stdout is discarded. The limit on the size of files applies to its stderr.
     """
     with contextlib.ExitStack() as stack:
         own = (*os.pipe(), *os.pipe(), *os.pipe(), *map(os.memfd_create, ("job", "stderr")))

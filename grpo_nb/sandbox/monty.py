@@ -16,6 +16,13 @@ sysconfig.get_config_vars()
 
 
 def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
+    """Run a program in pydantic-monty, and return its answers; `run_tests` judges them.
+
+    Args:
+        code: The program.
+        asks: What each test asks, (expression, arguments or None).
+        limits: What the program may use.
+    """
     import pydantic_monty
 
     answers: list[tuple[str, Any]] = []

@@ -53,8 +53,15 @@ class ProgramTest(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    answers: list[tuple[str, Any]]  # test by test: ("value", plain value), ("failed", reason)
-    ending: str = ""  # why some tests have no answer
+    """Hold what a program answered in a sandbox, before it is judged.
+
+    answers: Test by test, ("value", plain value) or ("failed", reason).
+    ending: Why some tests have no answer.
+    failure: Why the program did not run at all.
+    """
+
+    answers: list[tuple[str, Any]]
+    ending: str = ""
     failure: str = ""
 
 

@@ -5,9 +5,10 @@
     trainer.train()
 
 `rewards_cell` takes a run's own rewards from a notebook's cell, and does stages 01 and 02 in one
-call each. `warm_up` fine-tunes the base first. `arguments` builds the GRPOConfig of a run, and
-`trainer` can be read from top to bottom: `checkpoints` decides from where a run goes on, and
-`validation` measures whether the policy improves. What needs no run is in the rooms of the tools.
+call each. `warm_start` fine-tunes the base first. `arguments` builds the GRPOConfig of a run, and
+`trainer` can be read from top to bottom: `checkpoints` decides from which checkpoint a run resumes,
+and `validation` measures whether the policy improves. What needs no run is in the subpackages of
+the tools, such as `training` and `reward_lab`.
 """
 
 from grpo_nb.lazy import exports

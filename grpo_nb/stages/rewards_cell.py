@@ -117,9 +117,14 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
 
 
 def in_template(stage: "Stage", tokenizer: "PreTrainedTokenizerBase") -> RewardSet:
-    """Return the run's rewards for stage 01, and store the settings on which the prompts depend.
+    """Resolve and store the settings on which the prompts depend; return the run's rewards.
 
-    These settings are the tag that the chat template opens, and the environment's system prompt.
+    These settings are `data.system_prompt`, which an environment decides unless it is set, and
+    `rewards.opened`, the tag that the chat template opens.
+
+    Args:
+        stage: Stage 01.
+        tokenizer: The tokenizer of the base, with its chat template.
     """
     environment = environments.of(stage.config)
     if environment and stage.config.data.system_prompt == "preset":
@@ -194,7 +199,7 @@ def test_rewards(stage: "Stage", policy: models.Policy | None = None) -> tuple[R
     """Test the rewards of the cell `%%rewards`, or else those of the run, and finish stage 02.
 
     Args:
-        stage: "Stage" 02.
+        stage: Stage 02.
         policy: A loaded policy, which is warmed up and samples the baseline; None loads the base.
     """
     preset = load_rewards(stage.config.rewards)

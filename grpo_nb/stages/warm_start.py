@@ -29,7 +29,9 @@ SETTINGS = ("seed", "model.", "lora.", "policy.adapter", "grpo.chat_template", "
 
 
 def warm_up_base(stage: "Stage") -> str:
-    """Do the SFT warm-up first, so that the baseline measures the policy that GRPO starts from.
+    """Do the SFT warm-up before the baseline is sampled.
+
+    The baseline thus measures the policy that GRPO starts from.
 
     Returns:
         A sentence that describes the warm-up.

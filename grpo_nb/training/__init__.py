@@ -1,11 +1,12 @@
 """Watch and test a training that anybody built with TRL's trainer, or Unsloth's.
 
-`monitor` raises alerts and skips updates that would ruin the weights; `health` holds the alerts
-with their rules, and `logs` the keys of every version's logs. `guard` tests whether the samples
-come from the policy, `preflight` runs the largest step once, and `placebo` shuffles what rewards
-pay. `interruptions` keeps what is trained when an interrupt or an error ends a training. `stock`
-reads what a trainer holds. `fast_cpu` speeds up training on a CPU, and `ranks` distributes
-training over processes.
+`monitor` raises alerts and skips updates that would ruin the weights. `health` holds the alerts and
+their rules; its function `signal` has those on groups whose completions all earn the same. `logs`
+reads the logs of every version. `guard` is the identity guard, which tests whether the samples come
+from the policy; `preflight` runs the largest step once, `placebo` shuffles what rewards pay, and
+`difficulty` draws the rows that still teach. `interruptions` keeps what is trained when a signal or
+an error ends a training, and finds the checkpoint to resume from. `stock` reads what a trainer
+holds. `fast_cpu` speeds up training on a CPU.
 """
 
 from grpo_nb.lazy import exports

@@ -37,8 +37,8 @@ def difficulty(trainer: Any, correct: str = "") -> None:
 
     Args:
         trainer: The trainer, TRL's or Unsloth's, before `train()`.
-        correct: The reward whose mean is the pass rate of a level; by default the total, as its
-            place between the least and the largest seen.
+        correct: The reward whose mean is the pass rate of a level; by default the total, rescaled
+            to the lowest and highest total seen.
 
     Raises:
         ValueError: `correct` is none of the trainer's rewards, the dataset is a stream,

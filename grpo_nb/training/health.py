@@ -93,7 +93,7 @@ class Watch:
     def feed(self, line: dict[str, Any]) -> list[Check]:
         """Take one line of metrics, and return the alerts that it raises.
 
-        The line is given held-out accuracy, where it has it as a mean of the correct reward.
+        If the line lacks eval/accuracy, the correct reward's mean on held-out rows stands for it.
         """
         if self.correct and (key := f"eval/rewards/{self.correct}/mean") in line:
             line.setdefault("eval/accuracy", line[key])
@@ -169,7 +169,8 @@ class Watch:
     def noise(self, ago: int, count: int) -> float:
         """Return the standard error of the mean reward in the `count` lines before `ago`.
 
-        It is that of its completions; those of a group are alike, so they count as half as many.
+        It is computed from the spread of single completions. Those of a group are alike, so each
+        counts as half a completion.
         """
         each = self.mean("reward_std", ago, count)
         if not is_number(each):

@@ -260,7 +260,7 @@ def renamed(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_trainer(trainer: Any) -> dict[str, Any]:
-    """Return the facts that a trainer knows."""
+    """Return a trainer's settings, max_steps, completions per step, and reward weights."""
     args, weights = trainer.args, map(float, trainer.reward_weights)
     facts = {name: getattr(args, name) for name in SETTINGS} | {
         "max_steps": trainer.state.max_steps

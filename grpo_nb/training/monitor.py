@@ -287,7 +287,7 @@ class Monitor(TrainerCallback):
         self.say(f"training step {state.global_step + 1}", is_short=state.global_step > 0)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Show that training has ended; the next one does not begin with a request to stop."""
+        """Show that training has ended, and clear the request to stop; `stopped` keeps it."""
         if self.dashboard is not None:
             self.dashboard.rest()
         self.stopped = self.stop.is_set()

@@ -54,7 +54,7 @@ def placebo(
 
 
 def true_reward(func: Any) -> Any:
-    """Return the reward behind a placebo's; another reward is returned as it is."""
+    """Return the reward that a placebo wraps; return any other reward unchanged."""
     return getattr(func, "pays_for", func)
 
 

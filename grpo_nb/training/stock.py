@@ -144,7 +144,7 @@ def generation_is_used_up(args: Any, step: int) -> bool:
 
 
 class Batch(NamedTuple):
-    """Hold the two settings of `train` that divide a step's completions into micro-batches."""
+    """Hold the two settings of `grpo` that divide a step's completions into micro-batches."""
 
     per_device_train_batch_size: int
     gradient_accumulation_steps: int

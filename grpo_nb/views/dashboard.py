@@ -120,7 +120,7 @@ class TrainingDashboard(anywidget.AnyWidget):
             self._publish(phase, is_short)
 
     def rest(self) -> None:
-        """Show that training has ended, or its cell."""
+        """Show that training, or its cell, has ended."""
         self.is_over = True
         if self._at_end:
             shell = sys.modules["IPython"].get_ipython()

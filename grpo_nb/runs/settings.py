@@ -49,6 +49,8 @@ Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]  # the second 
 
 
 class DataConfig(Section):
+    """Hold the settings of the data: the source, its columns, and how rows are prepared."""
+
     source: str = setting("arithmetic", "built-in set, file, hub dataset, reasoning-gym:TASK")
     options: Options = setting({}, "sizes of a task of reasoning-gym, such as {max_terms: 3}")
     levels: int = setting(0, "levels of a task of reasoning-gym; 0: none", ge=0, le=9)
@@ -101,6 +103,8 @@ class AdapterConfig(Section):
 
 
 class RewardsConfig(Section):
+    """Hold the settings of the rewards, of the form of completions, and of the baseline."""
+
     preset: str = setting("math", "named set of rewards, or a .py file of rewards")
     reward_weights: str = setting("", "weights in the preset's order; empty: the preset's")
     form: str = setting("", "tags, think+boxed, boxed, hash, code, plain; empty: preset's")
@@ -135,16 +139,20 @@ class GrpoConfig(Section):
 
 
 class TrainConfig(Section):
+    """Hold the settings of training that are not TRL's: warm-up, validation, guard, placebo."""
+
     sft_steps: int = setting(0, "SFT warm-up steps on data.sft_rows", ge=0)
     sft_learning_rate: float = setting(2e-4, "learning rate of the SFT warm-up", gt=0, le=10)
     eval_steps: int = setting(25, "steps between validations; 0: never", ge=0)
     eval_prompts: int = setting(64, "validation prompts: at most a tenth of the rows", ge=1)
-    guard_steps: int = setting(50, "steps between policy identity checks; 0: never", ge=0)
+    guard_steps: int = setting(50, "steps between the identity guard's tests; 0: off", ge=0)
     placebo: Literal["none", "shuffled"] = setting("none", "a placebo: shuffled rewards")
     difficulty: bool = setting(False, "draw the rows from which something can still be learnt")
 
 
 class PolicyConfig(Section):
+    """Hold the settings of how the policy is loaded, started and sampled."""
+
     backend: Literal["unsloth", "transformers"] = setting("unsloth", "loads and trains the policy")
     adapter: str = setting("", "run or folder whose adapter initializes the policy")
     rollouts: Literal["auto", "model"] = setting("auto", "auto: the dense engine samples on a CPU")
@@ -152,6 +160,8 @@ class PolicyConfig(Section):
 
 
 class EvaluateConfig(Section):
+    """Hold the settings of the evaluation in stage 04."""
+
     eval_batch_size: int = setting(64, "sequences generated at once, samples included", ge=1)
     samples: int = setting(4, "sampled completions per prompt: k of pass@k", ge=1)
     show_samples: int = setting(4, "before/after pairs shown", ge=1)
@@ -159,6 +169,8 @@ class EvaluateConfig(Section):
 
 
 class ExportConfig(Section):
+    """Hold the settings of the merge in stage 04, and of its GGUF files."""
+
     parity_prompts: int = setting(32, "held-out prompts of the parity gate", ge=1)
     gguf: str = setting("", 'GGUF files for llama.cpp and Ollama: "q8_0, q4_k_m"')
 

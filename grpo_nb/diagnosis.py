@@ -11,13 +11,14 @@ it shows those that earned most, because no curve shows that the reward pays for
 import html
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from grpo_nb.checks import Check, Checks, shown
 from grpo_nb.rewards.prompts import transcript
-from grpo_nb.training.health import NEEDS, Expected, Watch, constant, reward_rises
+from grpo_nb.training.health import LIMITS, NEEDS, Expected, Watch, constant, reward_rises
 from grpo_nb.training.logs import Log, read_log
 
 CONSTANT = "constant reward"
@@ -25,8 +26,11 @@ LINES = 12  # findings that are printed
 BEST = 10  # completions that are shown
 STATES = ("stop", "warning", "note")
 COMPLETIONS = 8  # completions in a step, where nothing says how many
+STUCK = "reward stuck"
+EVENTS = ("spike", "not a number", "samples differ", STUCK)  # are told though they are over
+ERRORS = 2  # standard errors for STUCK, fewer than in training, since the whole run is known
 # Alerts beside which it need not be said that the reward has not risen yet.
-NO_RISE = {"reward stuck", "nothing learnt", "collapse", "reward falls", "little signal"}
+NO_RISE = {STUCK, "nothing learnt", "collapse", "reward falls", "little signal"}
 
 
 class Autopsy(NamedTuple):
@@ -37,12 +41,14 @@ class Autopsy(NamedTuple):
     best: The completions of the last quarter that earned most: step, total, prompt, completion;
         empty if none were kept. Only a reader can tell whether they deserve it.
     log: What was read.
+    correct: The name of the reward that says what is right; "" if it is not known.
     """
 
     findings: Checks
     skipped: list[str]
     best: pd.DataFrame
     log: Log
+    correct: str = ""
 
     @property
     def passed(self) -> bool:
@@ -57,9 +63,16 @@ class Autopsy(NamedTuple):
         lines += [shown(*check) for check in self.findings[:LINES]] or ["nothing was found"]
         more = len(self.findings) - LINES
         lines += [f"… and {more} more in .findings"] if more > 0 else []
+        return "\n".join([*lines, *self._unjudged()])
+
+    def _unjudged(self) -> list[str]:
+        """Return sentences on what could not be judged, and what would help."""
+        lines = []
         if self.skipped:
             lines.append(f"not logged, and so not judged: {', '.join(self.skipped)}")
-        return "\n".join(lines)
+        if not self.correct and len(self.log.rewards) > 1:
+            lines.append("which reward says what is right is not known: correct=NAME tells more")
+        return lines
 
     def __repr__(self) -> str:
         return str(self)
@@ -67,10 +80,10 @@ class Autopsy(NamedTuple):
     def _repr_html_(self) -> str:
         from grpo_nb.views import charts, tables
 
-        first, *_, last = str(self).splitlines()
-        parts = [f"<p><b>{html.escape(first)}</b></p>", tables.table(self.findings.table())]
+        first = html.escape(str(self).partition("\n")[0])
+        parts = [f"<p><b>{first}</b></p>", tables.table(self.findings.table())]
         parts.append(charts.image(self.log.lines))
-        parts.append(f"<p>{html.escape(last if self.skipped else '')}</p>")
+        parts += [f"<p>{html.escape(line)}</p>" for line in self._unjudged()]
         if len(self.best):
             parts.append("<p><b>Completions of the last quarter that earned most</b></p>")
             parts.append(tables.table(self.best))
@@ -95,8 +108,8 @@ def autopsy(
 
     Args:
         what: What was trained: TRL's output folder or a checkpoint, a trainer_state.json, JSON
-            lines, an executed notebook, what a trainer printed (any other file), a trainer, a run
-            of ours, or a list of logged lines.
+            lines, CSV, an executed notebook, what a trainer printed (any other file, verl's too),
+            a trainer, a run of ours, or a table or a list of logged lines.
         reward_weights: The weights; by default those of a trainer, else 1 for each reward.
         correct: The name of the reward that says what is right; by default not known.
         completions_per_step: How many completions a step scored; by default read from the log.
@@ -126,28 +139,51 @@ def autopsy(
         for check in watch.feed(line):
             if check.name != CONSTANT:  # many a reward is earned late: the whole run tells
                 findings.setdefault(check.name, check)
+    half, rise = len(watch.lines) // 2, reward_rises(watch)
+    gain, error = watch.rise("reward", len(watch.lines) - half, half)
+    if gain > 2 * error or (gain > error and STUCK not in watch.holding()):  # it was too early
+        findings.pop(STUCK, None)
+    findings = {name: _at_the_end(watch, check) for name, check in findings.items()}
     for rule, about, evidence in constant(watch, watch.limits.enough // 10):
         findings[rule] = watch.alert(rule, about, evidence, watch.lines[0].get("step", 1))
-    checks, rise = list(findings.values()), reward_rises(watch)
+    checks = list(findings.values())
     is_solved = watch.success(watch.correct) >= watch.limits.solved
     if rise.state != "ok" and not is_solved and not findings.keys() & NO_RISE:
         checks.append(Check("no rise yet", "note", rise.evidence))
     checks.sort(key=lambda check: STATES.index(check.state))
     keys = {key for line in log.lines for key in line}
-    return Autopsy(Checks(checks), [key for key in NEEDS if key not in keys], _best(log), log)
+    skipped = [key for key in NEEDS if key not in keys]
+    return Autopsy(Checks(checks), skipped, _best(log), log, correct)
+
+
+def _at_the_end(watch: Watch, check: Check) -> Check:
+    """Return a finding as a note, with its last step, if it is over in the last quarter."""
+    at, lines = watch.held()[check.name], len(watch.lines)
+    if check.name in EVENTS or lines - at <= max(watch.window, lines // 4):
+        return check
+    step = watch.lines[at - 1].get("step", at)
+    return check._replace(
+        state="note", evidence=f"{check.evidence}, for the last time at step {step}"
+    )
 
 
 def _watch(log: Log, correct: str) -> Watch:
-    """Return the watch of a run whose rewards range over what was seen, at least 0 to 1."""
+    """Return the watch of a run whose rewards range over what was seen: to 1, or to less for good.
+
+    See `Watch.settle`.
+    """
     weights = log.facts.get("weights") or {}
     keys = {name: f"rewards/{name}/mean" for name in log.rewards} or {"reward": "reward"}
     facts = {key: log.facts[key] for key in Expected._fields if log.facts.get(key)}
     ranges = {name: (weights.get(name, 1.0), 0.0, 1.0) for name in keys}
     watch = Watch(Expected(ranges, **{"completions": COMPLETIONS, **facts}, correct=correct))
+    watch.limits = SimpleNamespace(**vars(LIMITS) | {"stuck": ERRORS})
     for name, key in keys.items():
-        watch.widen(name, [line.get(key) for line in log.steps])
+        means = [line.get(key) for line in log.steps]
+        watch.widen(name, means)
         if log.completions is not None and name in log.completions:
             watch.widen(name, log.completions[name].tolist())
+        watch.settle(name, means)
     return watch
 
 

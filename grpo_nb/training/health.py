@@ -11,7 +11,7 @@ log is NaN there; every comparison with it is false, so its rules are silent.
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean, median, stdev
 from types import SimpleNamespace
@@ -31,6 +31,7 @@ DIFFERENCE = "sampling/sampling_logp_difference/mean"
 LENGTH, CUT = "completions/mean_length", "completions/clipped_ratio"
 SILENT = "frac_reward_zero_std"
 GROUP = 16  # completions, at most, in most groups
+OFTEN = 3  # steps that have the highest mean of all
 
 # If one of these held-out figures falls and the reward does not, the policy hacks the rewards. The
 # second figure does not depend on the rewards: pleas may persuade a judge to accept other answers.
@@ -76,6 +77,8 @@ class Watch:
     def __init__(self, expected: Expected) -> None:
         self.expected, self.limits = expected, LIMITS
         self.lines, self.evals, self._held = [], [], {}
+        self.most: dict[str, float] = {}  # the highest scores that were seen
+        self.settled: set[str] = set()  # rewards that pay no more
         first = next(iter(expected.rewards), "")
         self.correct = first if expected.correct is None else expected.correct
         self.each = max(1, expected.completions) * max(1, expected.logging_steps)  # of a line
@@ -87,16 +90,36 @@ class Watch:
     def widen(self, name: str, values: Iterable[Any]) -> None:
         """Let the range of a reward hold these scores; what is no number is left out."""
         weight, *ends = self.expected.rewards[name]
-        ends += [float(value) for value in values if is_number(value)]
-        self.expected.rewards[name] = (weight, min(ends), max(ends))
+        scores = [float(value) for value in values if is_number(value)]
+        self.most[name] = max([*scores, self.most.get(name, -math.inf)])
+        self.expected.rewards[name] = (weight, min(ends + scores), max(ends + scores))
+
+    def settle(self, name: str, means: Iterable[Any]) -> None:
+        """Take what a reward without a range paid at most for the most that it pays.
+
+        It is, if whole steps earn it again and again, and others less: a step whose completions are
+        all paid in full has the same mean as the next such step. A few steps do not tell.
+
+        Args:
+            name: The reward.
+            means: Its mean in each step.
+        """
+        weight, low, high = self.expected.rewards[name]
+        values = [float(value) for value in means if is_number(value)]
+        top, is_enough = self.most.get(name, 0), len(values) * self.each >= self.limits.enough / 5
+        is_often = values.count(top) >= max(OFTEN, len(values) / 20)
+        if is_enough and is_often and min(values) < top and 0 < top < high:
+            self.expected.rewards[name] = (weight, low, top)
+            self.settled.add(name)
 
     def feed(self, line: dict[str, Any]) -> list[Check]:
         """Take one line of metrics, and return the alerts that it raises.
 
         If the line lacks eval/accuracy, the correct reward's mean on held-out rows stands for it.
         """
-        if self.correct and (key := f"eval/rewards/{self.correct}/mean") in line:
-            line.setdefault("eval/accuracy", line[key])
+        if self.correct and is_number(mean := line.get(f"eval/rewards/{self.correct}/mean")):
+            _, low, high = self.expected.rewards[self.correct]
+            line.setdefault("eval/accuracy", (mean - low) / ((high - low) or 1))
         if is_number(line.get("eval/accuracy")):
             self.evals.append((len(self.lines), line))
         self.lines += [line] if "reward" in line else []
@@ -115,10 +138,14 @@ class Watch:
         fix += f"; see {section(rule)}"
         return Check(rule, "stop" if grave else "warning", sentence, fix)
 
+    def held(self) -> dict[str, int]:
+        """Return {rule: after how many lines its condition was met for the last time}."""
+        by_line = sorted(self._held.items(), key=lambda pair: pair[1])
+        return {rule: at for (rule, _), at in by_line}
+
     def holding(self) -> set[str]:
         """Return the rules whose conditions were met within the last window of lines."""
-        now = len(self.lines)
-        return {rule for (rule, _), at in self._held.items() if now - at <= self.window}
+        return {rule for rule, at in self.held().items() if len(self.lines) - at <= self.window}
 
     def is_scheduled(self) -> bool:
         """Return whether a reward's weight changes, so that a fall of the total means little."""
@@ -170,14 +197,17 @@ class Watch:
         """Return the standard error of the mean reward in the `count` lines before `ago`.
 
         It is computed from the spread of single completions. Those of a group are alike, so each
-        counts as half a completion.
+        counts as half a completion. Where prompts differ more than that, it is computed from the
+        differences between steps side by side, in which a trend hardly counts.
         """
+        changes = [late - early for early, late in pairwise(self.last("reward", ago, count))]
+        between = math.sqrt(fmean([change**2 for change in changes] or [0]) / 2 / count)
         each = self.mean("reward_std", ago, count)
         if not is_number(each):
             values = self.last("reward", ago, count) or [math.nan]
             each = math.dist(values, [fmean(values)] * len(values)) * math.sqrt(self.each / count)
         size = self.each * count
-        return max(each * math.sqrt(2 / size), self.spread("reward") / size)
+        return max(between, each * math.sqrt(2 / size), self.spread("reward") / size)
 
     def spread(self, key: str) -> float:
         """Return the range of what one completion adds to a metric; 0 if it is not known."""
@@ -216,7 +246,7 @@ class Watch:
         for span in (self.patience << double for double in range(12)):
             rise, error = self.rise(key, span // 2, span // 2)
             least = self.limits.flat * (full - self.mean(key)) * (span // 2) / whole
-            if rise <= 2 * error and rise + 2 * error < least:
+            if rise <= 2 * error and rise + self.limits.stuck * error < least:
                 steps = span * self.expected.logging_steps
                 return f"{self.mean(key):.3f}, {rise:+.3f} ± {2 * error:.3f} in {steps} steps"
         return ""
@@ -260,8 +290,9 @@ def steps(w: Watch) -> Alarms:
             yield "not a number", key, f"{key} is {lost[-1]} in {len(lost)} of {w.window} lines"
         past = [v for v in w.last(key, 2, min(w.patience, len(w.lines) - 2)) if v > 0]
         peaks = w.last(key, 0, 2)  # a spike of a single step is common and harmless
-        high = len(peaks) == 2 and len(past) >= 2 * w.window
-        if high and min(peaks) > limits.spike * max(past):
+        least = limits.kl if key == "kl" else limits.norm
+        is_high = len(peaks) == 2 and len(past) >= 2 * w.window and min(peaks) > least
+        if is_high and min(peaks) > limits.spike * max(past):
             yield "spike", key, f"{peaks[0]:.3g} and {peaks[1]:.3g}, at most {max(past):.3g} before"
     worst, usual = max(w.last("kl", 0, w.window), default=0), median(w.last("kl") or [math.nan])
     is_lone = len(w.lines) > 2 * w.window and worst > max(limits.kl, limits.kl_peak * usual)
@@ -356,7 +387,8 @@ def signal(w: Watch) -> Alarms:
 def _earned(w: Watch) -> str:
     """Say how much of what the correct reward, or else all rewards, can pay is earned."""
     payer = f"`{w.correct}`" if w.correct else "the rewards"
-    return f"the mean completion earns {w.success(w.correct):.0%} of what {payer} can pay"
+    most = "paid at most" if w.settled & ({w.correct} if w.correct else w.settled) else "can pay"
+    return f"the mean completion earns {w.success(w.correct):.0%} of what {payer} {most}"
 
 
 def _lost(w: Watch, part: int) -> str:

@@ -5,6 +5,7 @@ known about the run. Nothing is guessed: what a log does not say is not in it.
 """
 
 import ast
+import io
 import json
 import math
 import re
@@ -24,16 +25,19 @@ ALIASES = {alias: key for key, names in KEYS["aliases"].items() for alias in nam
 REWARD = re.compile(r"rewards/(?!chosen|rejected|margins|accuracies)([^/]+)(?:/mean)?")
 PARQUET = "completions/*.parquet"
 LENGTH = "completions/mean_length"
+# A metric as verl prints it.
+PAIR = re.compile(r"([\w./-]+):(?:np\.\w+\()?(-?(?:\d[\d.e+-]*|nan|inf))\)?(?= - |\s*$)")
 PRINTED = re.compile(r"\{'[^{}]*\}")  # a line as transformers prints it
 BAR = re.compile(r"\b(\d+)/(\d+) \[\d+:")  # of its progress
 CELL = re.compile(r"<t[dh][^>]*>\s*(.*?)\s*</t[dh]>", re.DOTALL)  # of its table
 FEWEST = 3  # lines that make a log
+LEAST_CAP = 64  # tokens; answers of fewer end by themselves, unless 16 divides their number
 MOST = 1024  # completions in a step that are looked for
 SETTINGS = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps")
 SETTINGS += ("max_steps", "max_completion_length", "logging_steps")
 WANTED = (
-    "give TRL's output folder, its trainer_state.json, JSON lines, an executed notebook, what a "
-    "trainer printed, or a trainer"
+    "give TRL's output folder, its trainer_state.json, JSON lines, CSV, an executed notebook, what "
+    "a trainer printed, a table of pandas, or a trainer"
 )
 
 
@@ -65,8 +69,8 @@ def read_log(what: Any) -> Log:
 
     Args:
         what: A folder (TRL's `output_dir`, a checkpoint, a run of ours), a file
-            (trainer_state.json, JSON lines, an executed notebook, what a trainer printed), a
-            trainer, or a list of logged mappings.
+            (trainer_state.json, JSON lines, CSV, an executed notebook, what a trainer printed), a
+            trainer, or a table or a list of logged mappings.
 
     Raises:
         FileNotFoundError: There is no such file or folder.
@@ -80,18 +84,41 @@ def read_log(what: Any) -> Log:
     elif isinstance(what, str | Path):
         source, lines, facts, completions = _read_path(Path(what).expanduser())
     else:
-        source, lines = "a list of lines", what
-    lines = [renamed(line) for line in lines if isinstance(line, Mapping) and len(line) > 1]
+        is_table = isinstance(what, pd.DataFrame)
+        source, lines = "a table" if is_table else "a list of lines", what
+        lines = what.to_dict("records") if is_table else what
+    lines = _of_one_run(renamed(line) for line in lines if isinstance(line, Mapping))
     if sum("reward" in line for line in lines) < FEWEST:
         keys = ", ".join(sorted({key for line in lines for key in line})[:12]) or "nothing"
         raise ValueError(f"{source} has no `reward` in {FEWEST} lines, but {keys}: {WANTED}")
-    for number, line in enumerate(lines, start=1):
-        line["step"] = int(line.get("step", number))
-        if "reward_std" in line:  # a spread of 0 shows a silent group, if there is but one
-            line.setdefault("frac_reward_zero_std", float(abs(line["reward_std"]) < 1e-9))
     keys = dict.fromkeys(key for line in lines for key in line)
     rewards = [match[1] for key in keys if (match := REWARD.fullmatch(key))]
-    return Log(source, lines, rewards, completions, _completed(facts, lines, completions))
+    facts = _completed(facts, lines, completions)
+    for line in lines:  # a spread of 0 shows a silent group, if there is but one
+        if "reward_std" in line:
+            line.setdefault("frac_reward_zero_std", float(abs(line["reward_std"]) < 1e-9))
+    return Log(source, lines, rewards, completions, facts)
+
+
+def _of_one_run(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines of one training in the order of its steps.
+
+    Lines of something else are left out: the rows of a tracker for what is timed hold no reward. A
+    training that went on from a checkpoint, or began anew, replaces the steps before it.
+    """
+    whole: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        is_lost = math.isnan(line.get("reward", 0)) and math.isnan(line.get("loss", math.nan))
+        if is_lost:
+            line.pop("reward")
+        if len(line) < 2 or (is_lost and not any(key.startswith("eval/") for key in line)):
+            continue
+        step = line.get("step", math.nan)
+        line["step"] = number if math.isnan(step) else int(step)
+        if whole and line["step"] < whole[-1]["step"]:
+            whole = [each for each in whole if each["step"] < line["step"]]
+        whole.append(line)
+    return whole
 
 
 # -- files
@@ -104,7 +131,8 @@ def _read_path(path: Path) -> tuple[str, list[Any], dict[str, Any], pd.DataFrame
     folder = path if path.is_dir() else path.parent
     path = _log_of(path) if path.is_dir() else path
     text = path.read_text(encoding="utf-8", errors="replace")
-    reader = {".json": _json, ".jsonl": _json_lines, ".ipynb": _notebook}.get(path.suffix, _text)
+    readers = {".json": _json, ".jsonl": _json_lines, ".csv": _csv, ".ipynb": _notebook}
+    reader = readers.get(path.suffix, _text)
     try:
         lines, facts = reader(text)
     except ValueError as error:
@@ -138,15 +166,29 @@ def _log_of(folder: Path) -> Path:
 
 
 def _json(text: str) -> tuple[list[Any], dict[str, Any]]:
-    """Read trainer_state.json, or a list of lines."""
+    """Read trainer_state.json, a list of lines under any name, or one list for each metric."""
     content = json.loads(text)
-    if isinstance(content, Mapping):
-        return content.get("log_history", []), {"max_steps": content.get("max_steps", 0)}
-    return content, {}
+    if not isinstance(content, Mapping):
+        return content, {}
+    lists = [value for value in content.values() if isinstance(value, list) and value]
+    lines = content.get("log_history") or next((v for v in lists if isinstance(v[0], Mapping)), [])
+    if not lines and lists:
+        lines = pd.DataFrame({key: pd.Series(value) for key, value in content.items()})
+        lines = lines.to_dict("records")
+    return lines, {"max_steps": content.get("max_steps", 0)}
 
 
 def _json_lines(text: str) -> tuple[list[Any], dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines() if line.strip()], {}
+    """Read JSON lines; the last one may have been cut."""
+    *lines, last = [line for line in text.splitlines() if line.strip()] or [""]
+    contents = [json.loads(line) for line in lines]
+    with suppress(ValueError):
+        contents.append(json.loads(last))
+    return contents, {}
+
+
+def _csv(text: str) -> tuple[list[Any], dict[str, Any]]:
+    return pd.read_csv(io.StringIO(text)).to_dict("records"), {}
 
 
 def _value(text: str) -> float | None:
@@ -164,8 +206,8 @@ def _text(text: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _printed(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the lines that transformers printed, and the steps that its progress bar showed."""
-    lines = []
+    """Return the lines that transformers or verl printed, and the steps that its bar showed."""
+    lines = [{key: _value(number) for key, number in PAIR.findall(line)} for line in _of_verl(text)]
     for part in PRINTED.findall(text):
         with suppress(ValueError, SyntaxError):  # a line that transformers has not written
             line = ast.literal_eval(re.sub(r"\b(nan|inf)\b", "None", part))
@@ -174,8 +216,13 @@ def _printed(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     bars = BAR.findall(text.rpartition("{'")[0]) or [(0, 0)]
     step, total = map(int, bars[-1])
     every = max(1, round(step / max(1, len(lines))))
-    lines = [{"step": n * every, **line} for n, line in enumerate(lines, start=1)]
+    has_steps = lines and "step" in renamed(lines[0])
+    lines = lines if has_steps else [{"step": n * every} | x for n, x in enumerate(lines, start=1)]
     return lines, {"max_steps": total}
+
+
+def _of_verl(text: str) -> list[str]:
+    return [line for line in text.splitlines() if " - critic/rewards/mean:" in line]
 
 
 def _notebook(text: str) -> tuple[list[Any], dict[str, Any]]:
@@ -243,6 +290,8 @@ def read_completions(folder: Path) -> pd.DataFrame | None:
 def renamed(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line under TRL's present names."""
     result: dict[str, Any] = {}
+    if isinstance(inner := line.get("data"), Mapping):  # as verl writes JSON lines
+        line = {**line, **inner}
     is_evaluation = any(str(key).startswith(("eval_", "eval/")) for key in line)
     for key, value in line.items():
         name = re.sub(r"\s*/\s*", "/", str(key)).removeprefix("train/")
@@ -284,7 +333,8 @@ def _completed(
         batch, group = facts.get("per_device_train_batch_size", 0), facts.get("num_generations", 1)
         if batch:  # Unsloth raises it to a whole group
             batch = max(batch, group) * facts.get("gradient_accumulation_steps", 1)
-        facts["completions"] = batch or _smallest(lines, facts["logging_steps"])
+        count = batch or _smallest(lines, facts["logging_steps"])
+        facts["completions"] = max(count, group) if count else 0
     facts.setdefault("max_completion_length", _cap(lines))
     return facts
 
@@ -297,7 +347,8 @@ def _cap(lines: Iterable[Mapping[str, Any]]) -> int:
     lengths = [line[LENGTH] for line in lines if line.get(LENGTH, 0) > 0]
     highest = float(max(lengths, default=0))
     is_often = lengths.count(highest) >= max(FEWEST, len(lengths) / 20)
-    return int(highest) if is_often and highest.is_integer() else 0
+    is_cap = highest.is_integer() and (highest >= LEAST_CAP or highest % 16 == 0)
+    return int(highest) if is_often and is_cap else 0
 
 
 def _smallest(lines: Iterable[Mapping[str, Any]], every: int) -> int:

@@ -353,8 +353,9 @@ class Monitor(TrainerCallback):
         scores = self._scores()
         for name, func in zip(self.names, self.trainer.reward_funcs, strict=True):
             if not hasattr(true_reward(func), "range"):
-                mean = line.get(f"rewards/{name}/mean")
-                self.watch.widen(name, [*scores.get(name, ()), mean])
+                means = [each.get(f"rewards/{name}/mean") for each in (*self.watch.lines, line)]
+                self.watch.widen(name, [*scores.get(name, ()), means[-1]])
+                self.watch.settle(name, means)
 
     def completions(self) -> list[dict[str, Any]]:
         """Return the completions of the latest step: question, completion, each reward, reward."""

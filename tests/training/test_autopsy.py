@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import nbformat
 import numpy as np
@@ -82,7 +83,41 @@ def as_printed(lines, folder):
     return path
 
 
-FORMATS = [as_state, as_lines, as_notebook, as_printed]
+def as_csv(lines, folder):
+    """As a tracker exports it: every second row is of something else."""
+    rows = [{**line, "clock": n} for n, line in enumerate(lines)]
+    apart = [row for line in rows for row in (line, {"clock": line["clock"], "step": line["step"]})]
+    pd.DataFrame(apart).to_csv(folder / "history.csv", index=False)
+    return folder / "history.csv"
+
+
+def as_cut_lines(lines, folder):
+    path = as_lines(lines, folder)
+    path.write_text(path.read_text() + '{"step": 121, "rew')
+    return path
+
+
+def as_history(lines, folder):
+    """As JSON of a person's own, with other names and one list for each metric."""
+    names = {"reward": "reward_mean"}
+    columns = {names.get(key, key): [line[key] for line in lines] for key in lines[0]}
+    (folder / "history.json").write_text(json.dumps(columns))
+    return folder / "history.json"
+
+
+def as_verl(lines, folder):
+    names = {"reward": "critic/rewards/mean", "step": "training/global_step"}
+    names |= {"loss": "actor/pg_loss", "completions/clipped_ratio": "response_length/clip_ratio"}
+    text = [
+        f"(TaskRunner pid=7) step:{line['step']} - "
+        + " - ".join(f"{names.get(k, k)}:np.float64({v})" for k, v in line.items())
+        for line in lines
+    ]
+    (folder / "verl.log").write_text("loading\n" + "\n".join(text))
+    return folder / "verl.log"
+
+
+FORMATS = [as_state, as_lines, as_notebook, as_printed, as_csv, as_cut_lines, as_history, as_verl]
 
 
 @pytest.mark.parametrize("written", FORMATS)
@@ -93,6 +128,19 @@ def test_every_format_of_a_log_gets_the_same_judgement(written, lines, grave, tm
     assert result.log.rewards == ["right", "soft_format_reward"]
     assert len(result.log.steps) == 120 and result.log.lines[-1]["step"] == 120
     assert result.passed and str(result).startswith(str(tmp_path))
+
+
+def test_a_table_of_pandas_is_read():
+    assert states(autopsy(pd.DataFrame(STUCK), completions_per_step=16), "warning") == [
+        "constant reward"
+    ]
+
+
+def test_steps_that_were_trained_again_replace_the_first_ones():
+    again = [line | {"reward": 0.0} for line in SOUND[40:80]]
+    log = read_log([*SOUND[:60], *again])
+    assert [line["step"] for line in log.lines] == list(range(1, 81))
+    assert [line["reward"] for line in log.lines[40:]] == [0.0] * 40
 
 
 def test_older_names_are_read(tmp_path):
@@ -135,6 +183,8 @@ def test_the_cap_of_completions_is_seen_where_all_are_cut_again_and_again():
     assert read_log(lines).facts["max_completion_length"] == 64
     assert "truncation" in states(autopsy(lines, completions_per_step=16), "warning")
     assert read_log(SOUND).facts["max_completion_length"] == 0
+    letters = [line | {key: 3.0} for line in lines]  # all answers are as long, and end
+    assert read_log(letters).facts["max_completion_length"] == 0
 
 
 def test_the_newest_checkpoint_that_is_whole_is_read(tmp_path):
@@ -193,12 +243,69 @@ def test_no_run_that_learns_is_accused_of_anything_grave(groups):
         assert states(result, "stop", "warning") == [], seed
 
 
+def sampled(chance, completions, seed=0, **others):
+    """Lines of rewards 1 or 0, by the chance of being right in each step."""
+    rng, lines = np.random.default_rng(seed), []
+    for step, right in enumerate(chance, start=1):
+        scores = rng.random((completions // 8, 8)) < rng.beta(2 * right, 2 - 2 * right, (1, 1))
+        silent = float((scores.std(1) == 0).mean())
+        each = {"reward": scores.mean(), "reward_std": scores.std(), SILENT: silent}
+        lines.append({"step": step, "loss": 0.0, **{k: float(v) for k, v in each.items()}})
+    return [line | {k: float(v[n]) for k, v in others.items()} for n, line in enumerate(lines)]
+
+
+SILENT = "frac_reward_zero_std"
+
+
+def test_a_solved_run_whose_format_pays_half_a_point_has_nothing_left_to_learn():
+    rise = 1 - np.exp(-np.arange(400) / 40)
+    lines = stock(run(2, 400, 4, first=0.3, last=0.995, speed=30, **{SILENT: 0.2 + 0.75 * rise}))
+    lines = [line | {FORM: 0.5, "reward": line[RIGHT] + 0.5} for line in lines]
+    lines[0] |= {FORM: 0.25, "reward": lines[0][RIGHT] + 0.25}
+    for correct in ("", "right"):
+        result = autopsy(lines, completions_per_step=32, correct=correct)
+        assert states(result, "stop", "warning") == ["nothing left to learn"]
+    assert "of what the rewards paid at most" in str(autopsy(lines, completions_per_step=32))
+
+
+@pytest.mark.parametrize(("first", "last", "steps"), [(0.3, 0.6, 500), (0.5, 0.7, 800)])
+def test_a_slow_rise_is_not_called_stuck_nor_is_noise_a_fall(first, last, steps):
+    for seed in range(6):
+        lines = sampled(np.linspace(first, last, steps), 8, seed)
+        assert states(autopsy(lines, completions_per_step=8), "stop", "warning") == [], seed
+
+
+def test_prompts_that_differ_more_than_completions_do_are_no_fall():
+    """The spread within groups, as older versions log it, says little of a step's noise."""
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        means = np.linspace(4, 6, 300) + rng.normal(0, 2.3, 300)
+        lines = [{"step": n, "reward": m, "reward_std": 1.2} for n, m in enumerate(means, 1)]
+        assert states(autopsy(lines, completions_per_step=64), "stop", "warning") == [], seed
+
+
+def test_what_is_over_is_a_note_with_its_last_step():
+    early = np.where(np.arange(200) < 60, 0.5, 0.02)
+    lines = stock(run(1, 200, 4, first=0.3, last=0.7, speed=60))
+    lines = [line | {"completions/clipped_ratio": cut} for line, cut in zip(lines, early)]  # noqa: B905
+    (note,) = autopsy(lines, completions_per_step=32).findings
+    assert (note.name, note.state) == ("truncation", "note")
+    assert re.search(r"for the last time at step (6\d)", note.evidence)
+
+
+@pytest.mark.parametrize("key", ["kl", "grad_norm"])
+def test_a_take_off_that_stays_low_is_no_spike(key):
+    jump = np.where(np.arange(200) < 100, 0.004, 0.02)
+    lines = stock(run(1, 200, 4, first=0.3, last=0.7, speed=60, **{key: jump}))
+    assert states(autopsy(lines, completions_per_step=32), "stop", "warning") == []
+
+
 RAMP = np.linspace(0, 1, 200)
 ONE_PEAK = np.where(np.arange(200) == 120, 8.0, 0.02)
 FAULTS = {
     "kl grows": {"kl": 0.02 + 4.5 * RAMP**2.4},
     "entropy collapse": {"entropy": 0.6 * np.exp(-6 * RAMP)},
-    "little signal": {"frac_reward_zero_std": 0.9 - 0.02 * RAMP},
+    "little signal": {"frac_reward_zero_std": 0.93 - 0.02 * RAMP},
     "truncation": {"completions/clipped_ratio": 0.4 + 0.4 * RAMP},
     "not a number": {"grad_norm": np.where(RAMP > 0.5, math.nan, 0.4)},
     "reward falls": {"reward": np.where(RAMP > 0.5, 0.4, 1.0)},
@@ -231,6 +338,10 @@ def test_checks_that_were_skipped_name_what_the_log_lacks_and_fixes_speak_of_trl
 def test_the_reward_that_says_what_is_right_may_be_named():
     fewer = [line | {"eval_rewards/right/mean": 0.9 - line["step"] / 200} for line in SOUND]
     assert "reward hacking" in states(autopsy(fewer, correct="right"), "stop")
+    double = [line | {"eval_rewards/right/mean": 1.8 - line["step"] / 100} for line in SOUND]
+    double = [line | {RIGHT: 2 * line[RIGHT]} for line in double]
+    (alert,) = [c for c in autopsy(double, correct="right").findings if c.state == "stop"]
+    assert re.search(r"held-out (8|9)\d% → ", alert.evidence)  # of the 2 that it pays
     with pytest.raises(ValueError, match="none of the log's rewards: right, soft_format_reward"):
         autopsy(SOUND, correct="wrong")
 

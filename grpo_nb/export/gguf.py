@@ -16,12 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from grpo_nb.checks import Checks
+from grpo_nb.checks import Check, Checks
 from grpo_nb.export import gate
 from grpo_nb.files import atomic_path, read_yaml
-from grpo_nb.models import TransformersEngine
+from grpo_nb.models import TransformersEngine, load_tokenizer
 from grpo_nb.models.hub import quiet
-from grpo_nb.models.template import encode, render
+from grpo_nb.models.template import encode, render, without_conditions
 from grpo_nb.names import refuse_unknown
 
 TABLES = read_yaml(Path(__file__).with_suffix(".yaml"))
@@ -41,8 +41,10 @@ sys.stdin.read()
 """
 # In Ollama's language: what the chat template writes around turns.
 TEMPLATE = """{{{{ range $i, $turn := .Messages }}}}{{{{ if eq $turn.Role "system" }}}}{system}\
-{{{{ else if eq $turn.Role "assistant" }}}}{answer}{{{{ else if le $i {first} }}}}{user}\
-{{{{ else }}}}{again}{{{{ end }}}}{{{{ $turn.Content }}}}{{{{ end }}}}{end}"""
+{{{{ else if eq $turn.Role "assistant" }}}}{answer}{{{{ else if eq $i 0 }}}}{alone}\
+{{{{ else if eq $i 1 }}}}{user}{{{{ else }}}}{again}{{{{ end }}}}{{{{ $turn.Content }}}}\
+{{{{ end }}}}{end}"""
+CONTEXT = 4096  # tokens, Ollama's own
 LAST = ["PARAMETER temperature 0", "PARAMETER repeat_penalty 1", ""]
 
 
@@ -91,7 +93,7 @@ def write(folder: Path, kinds: Sequence[str], questions: gate.Questions) -> Chec
             if checks[-1].state == "stop":
                 break
         for file in sorted(temporary.iterdir())[-1:]:  # q8_0, if it is there
-            write_modelfile(file, model)
+            checks += write_modelfile(file, model)
     return checks
 
 
@@ -135,8 +137,19 @@ def _convert(folder: Path, file: Path, kind: str) -> None:
         whole = gguf.LlamaFileType[f"MOSTLY_{table['write']}"]
         model = get_model_class(name)(folder, whole, file)
         model.get_vocab_base_pre = partial(split_of, by_digest=model.get_vocab_base_pre)
+        writer, tokenizer = model.gguf_writer, load_tokenizer(str(folder))
+        add, begin = writer.add_chat_template, writer.write_header_to_file
+        # llama.cpp gives templates its own values of what Python's callers leave out.
+        writer.add_chat_template = lambda text: add(without_conditions(text))
+
+        def begin_whole(*args: Any, **options: Any) -> None:
+            if gguf.Keys.Tokenizer.ADD_BOS not in writer.kv_data[0]:
+                writer.add_add_bos_token(begins(tokenizer))
+            begin(*args, **options)
+
+        writer.write_header_to_file = begin_whole
         if "pack" in table:
-            model.tensor_force_quant, writer = type_of, model.gguf_writer
+            model.tensor_force_quant = type_of
             writer.add_file_type = lambda _: writer.add_uint32("general.file_type", number)
         model.write()
 
@@ -217,32 +230,51 @@ def faults_of(file: Path, engine: TransformersEngine) -> dict[str, str]:
     }
 
 
-def write_modelfile(file: Path, model: gate.Model) -> None:
+def write_modelfile(file: Path, model: gate.Model) -> Checks:
     """Write a Modelfile beside a GGUF file, for `ollama create`.
 
-    Ollama does not read the chat template in a GGUF file, so it gets what ours writes around turns;
-    and the system prompt and worked turns of every held-out chat.
+    Ollama reads the chat template in a GGUF file only if that has tools or thinking. Else it gets
+    what ours writes around turns; and always the system prompt and worked turns of every held-out
+    chat.
+
+    Returns:
+        A warning if Ollama cannot read one of these turns as it is, else nothing.
     """
-    engine, (chats, *_), _ = model
+    engine, (chats, tokens, _), _ = model
     tokenizer, turns = engine.tokenizer, chats[0][:-1]
     has_system = [turn["role"] for turn in turns[:1]] == ["system"]
     if any(chat[:-1] != turns for chat in chats):
         turns = turns[:has_system]  # the others are the chats' own
-    lines = [f"FROM ./{file.name}", f'TEMPLATE """{_template(tokenizer, has_system)}"""']
+    lines = [f"FROM ./{file.name}", f'TEMPLATE """{_template(tokenizer)}"""']
     lines += [f'SYSTEM """{turn["content"]}"""' for turn in turns[:has_system]]
     lines += [f'MESSAGE {turn["role"]} """{turn["content"]}"""' for turn in turns[has_system:]]
     lines += [f'PARAMETER stop "{end}"' for end in tokenizer.convert_ids_to_tokens(engine.stops)]
-    file.with_name("Modelfile").write_text("\n".join([*lines, *LAST]), encoding="utf-8")
+    room = max(CONTEXT, tokens + max(map(len, encode(tokenizer, chats))))
+    lines += [f"PARAMETER num_ctx {room}", *LAST]
+    file.with_name("Modelfile").write_text("\n".join(lines), encoding="utf-8")
+    texts = "\n".join(turn["content"] for turn in turns)
+    odd = [c for c in texts if not (c.isprintable() or c in "\n\r\t")]
+    odd += ['"""'] if '"""\n' in texts else []
+    evidence = f"Ollama drops or refuses {odd[:1]} of the system prompt or a worked turn"
+    return Checks([Check("Modelfile", "warning", evidence, "write it otherwise")] * bool(odd))
 
 
-def _template(tokenizer: Any, has_system: bool) -> str:
+def _template(tokenizer: Any) -> str:
     """Return the chat template in Ollama's language."""
-    roles = ["system"] * has_system + ["user", "assistant", "user"]
+    names, roles = ("system", "user", "answer", "again", "end"), ("system", "user", "assistant")
+    around = dict(zip(names, _around(tokenizer, *roles, "user"), strict=True))
+    return TEMPLATE.format(**around, alone=_around(tokenizer, "user")[0])
+
+
+def _around(tokenizer: Any, *roles: str) -> list[str]:
+    """Return what the chat template writes before each turn of these roles, and at the end."""
     turns = [{"role": role, "content": f"TURN-{n}-"} for n, role in enumerate(roles)]
     text = render(tokenizer, turns)
-    if tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:
+    if begins(tokenizer):
         text = text.removeprefix(tokenizer.bos_token)  # llama.cpp adds it itself
-    parts = [part.replace("{{", '{{ "{{" }}') for part in re.split(r"TURN-\d-", text)]
-    names = ("system", "user", "answer", "again", "end")
-    around = dict(zip(names, [""] * (not has_system) + parts, strict=True))
-    return TEMPLATE.format(**around, first=int(has_system))
+    return [part.replace("{{", '{{ "{{" }}') for part in re.split(r"TURN-\d-", text)]
+
+
+def begins(tokenizer: Any) -> bool:
+    """Return whether a tokenizer puts its token for the beginning before each text."""
+    return tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id

@@ -30,6 +30,17 @@ def add_defaults(template: str, values: Mapping[str, Any]) -> str:
     return template if template.startswith(defaults) else defaults + template
 
 
+def without_conditions(template: str) -> str:
+    """Return a template whose defaults (`add_defaults`) hold whatever a caller gives.
+
+    >>> without_conditions(add_defaults("Hi", {"thinking": False}))
+    '{% set thinking = False %}Hi'
+    """
+    default = r"{% if (\w+) is not defined %}({% set \1 = .*? %}){% endif %}"
+    first = re.match(f"(?:{default})*", template)
+    return re.sub(default, r"\2", first[0]) + template[first.end() :]
+
+
 def fold_system(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> list[Message]:
     """Move the system prompt to the start of the user's turn if the template has no system role.
 

@@ -30,6 +30,7 @@ import grpo_nb
 from grpo_nb import models
 from grpo_nb.export import gate, gguf
 from grpo_nb.files import project_path, read_lines
+from grpo_nb.models.template import add_defaults, render
 from grpo_nb.rewards.prompts import build_prompt
 
 BASE = "data/task_base"
@@ -121,6 +122,9 @@ LLAMA3_WORDS, QWEN_WORDS = (
     )
     for digits in (r"\p{N}{1,3}", r"\p{N}")
 )
+EMPTY = "{% if enable_thinking is false %}<think></think>{% endif %}"
+NOT_THINKING = add_defaults(CHATML + EMPTY, {"enable_thinking": False})
+SPECIAL[NOT_THINKING] = SPECIAL[CHATML]
 FAMILIES = {
     "gemma2": gemma2,
     "llama": lambda folder: byte_level(
@@ -132,6 +136,10 @@ FAMILIES = {
     ),
     "smollm2": lambda folder: byte_level(
         *(folder, "llama", CHATML, pre_tokenizers.Digits(individual_digits=True), WHOLE)
+    ),
+    # With a default that Python's callers leave out, and llama.cpp's server does not.
+    "thinks not": lambda folder: byte_level(
+        *(folder, "qwen3", NOT_THINKING, pre_tokenizers.Split(QWEN_WORDS, "isolated"), IN_BYTES)
     ),
     "SmolLM2": lambda _: SMOLLM2,
 }
@@ -147,6 +155,7 @@ def test_llama_cpp_tokenizes_odd_texts_as_the_merged_folder_does(family, tmp_pat
     gguf.convert(folder, tmp_path / "model.gguf", "f16")
     figures = gguf.compare(tmp_path / "model.gguf", "f16", model)
     assert (figures["texts"], figures["chats"]) == (0, 0)
+    assert "tokenizer.ggml.add_bos_token" in library.GGUFReader(tmp_path / "model.gguf").fields
     tokenizer, texts = model[0].tokenizer, [*TEXTS, *WORDS[: 500 - len(TEXTS)]]
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
     with gguf.serving(tmp_path / "model.gguf", 512) as url:
@@ -297,8 +306,40 @@ def test_a_merge_with_gguf_leaves_tested_files_and_all_that_other_programs_need(
     assert modelfile.startswith("FROM ./merged-q8_0.gguf\n")
     system = f'SYSTEM """{CHATS[0][0]["content"]}"""\n'
     worked = 'MESSAGE user """1 + 1"""\nMESSAGE assistant """2"""\n'
-    assert f'{system}{worked}PARAMETER stop "<|im_end|>"\n' in modelfile
+    assert f'{system}{worked}PARAMETER stop "<|im_end|>"\nPARAMETER num_ctx 4096\n' in modelfile
     assert 'eq $turn.Role "system" }}<|im_start|>system\n{{ else' in modelfile
+
+
+def as_ollama(template, turns):
+    """What Ollama makes of a template as ours are, read from its branches."""
+    branches = re.findall(r"(?:if|else if) (.*?) }}(.*?)(?={{ (?:else|end))", template, re.DOTALL)
+    other = re.search(r"{{ else }}(.*?){{ end }}{{ \$turn.Content }}", template, re.DOTALL)[1]
+    text = ""
+    for place, turn in enumerate(turns):
+        holds = {f'eq $turn.Role "{turn["role"]}"', f"eq $i {place}"}
+        text += next((part for rule, part in branches if rule in holds), other) + turn["content"]
+    return text + template.rpartition("{{ end }}")[2]
+
+
+@pytest.mark.parametrize("family", ["gemma2", "llama", "qwen3", "SmolLM2"])
+def test_a_modelfile_renders_every_chat_as_the_model_does(family, tmp_path):
+    """SmolLM2's template has a system prompt of its own, and Gemma's has no place for one."""
+    folder = FAMILIES[family](tmp_path / "merged")
+    if not (folder / "config.json").is_file():
+        pytest.skip("no .venv/smollm2: make .venv/smollm2/config.json")
+    tokenizer = models.load_tokenizer(str(folder))
+    turns = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
+    for chat in (turns[:2], turns[1:2], turns, turns[1:]):
+        text = as_ollama(gguf._template(tokenizer), chat)
+        assert text.removeprefix("<bos>") == render(tokenizer, chat).removeprefix("<bos>")
+
+
+@pytest.mark.parametrize(("system", "states"), [("Be\xa0brief.", ["warning"]), ("Be\nso.", [])])
+def test_what_ollama_would_drop_of_a_prompt_is_named(sound, tmp_path, system, states):
+    (engine, *_), _ = sound
+    questions = gate.Questions([[{"role": "system", "content": system}, *CHATS[0][1:]]], 4)
+    checks = gguf.write_modelfile(tmp_path / "model.gguf", (engine, questions, []))
+    assert [check.state for check in checks] == states
 
 
 def test_weights_are_packed_into_few_bits(tmp_path):

@@ -287,7 +287,7 @@ def _tests(attack: Attack, earned: Earned, part: Roles) -> Iterator[tuple[str, s
         yield "stop", "earns more than a right answer", total > full + margin
         yield "stop", "earns as much as a right answer", total > full - margin / 2
         yield "stop", "counts as right", counts & (total > full - NEARLY * gap)
-        yield "warning", "counts as right, and earns less", counts
+        yield "warning", "counts as right, and earns less", counts & (total > low + margin)
         if not may_earn(attack):
             honest = np.maximum(low, earned.longer.sum(axis=1))
             honest += NEARLY * gap if attack.family == SAMPLED else 0

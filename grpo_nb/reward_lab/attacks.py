@@ -35,7 +35,7 @@ HACKS = ("hollow", "wrong")
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 # Placeholders that say something of the right answer.
 KNOWING = re.compile(
-    r"\{(answer|near|nearer|decimal|longer|comma|half|letter|word|altered|renumbered|pointless|unsigned|result)\}"
+    r"\{(answer|near|nearer|decimal|longer|comma|half|letter|word|altered|renumbered|pointless|unsigned|minus|lines|result)\}"
 )
 POINT = re.compile(r"(?<=\d)\.(?=\d)")
 SHORT = 40  # characters of an answer of which one number is changed
@@ -117,6 +117,7 @@ class Attacks:
         half = " ".join(words[: len(words) // 2]) or half
         values |= {"half": half, "letter": answer[:1]}
         values |= {"word": words[0]} if len(words) > 1 else {}
+        values["lines"] = re.sub(r"(?i) (?=(from|where|group|order|limit)\b)", "\n", answer)
         values |= {"pointless": text} if (text := POINT.sub("", answer)) != answer else {}
         if numbers := re.findall(r"-?\d+(?:\.\d+)?", question):
             values |= {"first": numbers[0], "last": numbers[-1]}
@@ -216,6 +217,7 @@ def _numbers_near(answer: str) -> dict[str, str]:
         near = near if near != answer else f"{number + 0.04}"
         values = {"near": near, "nearer": str(number + 1), "decimal": f"{number}.9"}
         values |= {"unsigned": answer[1:]} if number < 0 else {}
+        values |= {"minus": f"-{number}"} if number > 0 else {}
         return values | {"longer": f"{answer}7", "comma": f"{number:,}"}
     if re.fullmatch(r"-?\d{1,12}\.\d{1,6}", answer) and float(answer):
         decimals = len(answer.partition(".")[2])

@@ -32,16 +32,11 @@ OPTIONS = ("reference", "form", "correct")  # names in a file of rewards that me
 CHARACTERS = 4  # per token, for the length of the longest completion
 CAP = 1024  # tokens, where `args` does not say how long completions may be
 REFERENCE_ROWS, FEW = 64, 4  # rows whose own right answer is scored; so many losers are asked again
-# Columns that hold answers; whether others, which rewards read too, do so is not known.
 ANSWER = re.compile(r"(?i)answers?|solution|ground_?truth|gold|target|expected|reference")
-ANSWERS = re.compile(
-    r"(?i)answer|solution|label|gold|reference|target|expected|truth|output|summar|respon|correct"
-    r"|result|completion|final"
-)
 LIMITS = re.compile(r"(?i)length|len$|tokens|words|limit|max|min")  # target_length is no answer
 SHORT, MIDDLE = 200, 1000  # characters of the longest attack where a reward is slow, or nearly
 LINES, NAMED = 12, 6  # findings that are printed, and that the first line names
-UNUSABLE = ("missing column", "wrong type", "wrong length", "no number")
+UNUSABLE = ("missing column", "wrong type", "wrong length", "no number", "undefined")
 WARNED = ("slow", "side effects", "None", "constant")
 UNSTEADY = ("clock", "random", "state")  # their differences may be chance
 GROUP = 4  # rows in the batch of the linter
@@ -81,6 +76,10 @@ class RewardVerdict(NamedTuple):
         outcome = f"train: {outcome}"
         if not self.reference:
             outcome = "undecided: nothing says stop, but no right answer is known"
+        elif self.amounts["the right answer"] < -TIE:
+            outcome = (
+                "undecided: nothing says stop, but the right answer that was found is not paid"
+            )
         outcome = f"do not train: {stops}" if stops else outcome
         outcome += f"; warnings: {warnings}" if warnings else ""
         lines = [f"{outcome} ({_count(self.rows, 'row')}, {self.seconds:.1f} s)"]
@@ -297,8 +296,9 @@ class RewardCheck:
         scorer = self.scorer
         texts = [text for _, text in self.sampled]
         scorer.begin()
-        for number in range(len(scorer.funcs)):  # on texts without a known form
-            self._grows(number, 0, [str])
+        if not any(fault.rule in UNUSABLE for fault in scorer.faults.values()):
+            for number in range(len(scorer.funcs)):  # on texts without a known form
+                self._grows(number, 0, [str])
         if any(check.name.endswith(": hangs") for check in self.checks) or self._faults():
             return
         self.written, attempts = written.find(scorer, self.form, self.reference, texts)
@@ -368,6 +368,9 @@ class RewardCheck:
                 state = "stop" if any("torch" in effect for effect in effects) else "warning"
                 self.add("side effects", state, "; ".join(effects), number)
             row, is_quick = batch[0][0], not scorer.is_slow(number) and number not in scorer.grouped
+            if fault is None and style and style.answers:
+                answer = style.answers.get(row, "")
+                fault = linter.evaluated(scorer, number, row, answer, style.write)
             if fault is None and writers and is_quick and not self._grows(number, row, writers):
                 is_run = is_program or programs.tests_of(scorer.rows[row])
                 fault = None if is_run else linter.tower(scorer, number, row, writers[0])
@@ -390,8 +393,9 @@ class RewardCheck:
         way = hidden[0] if hidden else ""
         answers = list(ways.get(way, {}).values())
         column = way.partition(",")[0]
-        is_answer = ANSWERS.search(column) and not LIMITS.search(column)
-        fails = bool(in_use and hidden and tried and (is_answer or not scores.any()))
+        is_answer = columns.ANSWERS.search(column) and not LIMITS.search(column)
+        is_read = re.split(r"[.,\[]", way)[0] in in_use
+        fails = bool(is_read and hidden and tried and (is_answer or not scores.any()))
         differ = np.ptp(scores, axis=0).any() or (in_use and not is_answer)
         most = self._hollow(not fails and not differ and len(set(answers)) > 1)
         if fails:
@@ -399,7 +403,9 @@ class RewardCheck:
                 f"no way was found in which an answer earns more than another row's; {tried} were "
                 f"tried, such as {cut(answers[0], 60)} ({way})"
             )
-            each = [filter(ANSWERS.search, columns_of(f, scorer.columns)) for f in scorer.funcs]
+            each = [
+                filter(columns.ANSWERS.search, columns_of(f, scorer.columns)) for f in scorer.funcs
+            ]
             several = next((names for names in map(list, each) if len(names) > 1), "")
             # A right answer may be made of several, in a way of its own.
             evidence += f"; a reward reads {several}" if several else ""
@@ -463,6 +469,8 @@ class RewardCheck:
             more = f"{evidence}, other text without content at most {most:.3g}"
             self.add(name, "warning", more)
             subject = "every other text that was tried"
+        if best == 0 and most > TIE:
+            self.add("nothing written", "warning", f"{evidence}, as much as anything tried")
         if should_differ and not np.ptp(earned[: count + 1]):
             self.add("constant", "stop", f"{subject} earns {most:.3g}")
         return f"without content, {evidence}"
@@ -489,9 +497,16 @@ class RewardCheck:
             evidence = f"a wrong answer earns {more:.3g} more"
             self.add("sign", "stop", evidence, number)
         self.executed = amounts.runs_here(scorer, style, rows[0])
+        if odd := re.search(r"[^\n\t -\uffff]", style.form):
+            evidence = f"a right answer is paid only with {odd[0]!r} in it"
+            self.add("odd character", "stop", f"{evidence}: {cut(style.right(rows[0]))}")
         if self.executed:
             self.add("runs here", "warning", "a completion's code ran in this process")
         self.results = amounts.attack_all(self.every_attack(), earnings, part)
+        if (total := earnings.right.sum(axis=1).mean()) < -TIE:  # it may be written otherwise
+            evidence = f"the right answer, as it was found, earns {total:.3g} itself"
+            self.add("nothing earns", "warning", evidence)
+            self.results = [r._replace(level=r.level and "warning") for r in self.results]
         self.checks += amounts.findings(self.results, scorer.names, part)
         self._endless(style.write, rows[0], programs.asked([style.answers[rows[0]]]))
         self._whole()
@@ -501,6 +516,8 @@ class RewardCheck:
 
     def _whole(self) -> None:
         """Compare what the form earns with what a right answer earns."""
+        if not self.written.own and not written.MARK.search(self.written.form):
+            return
         least = self.paid.wrong
         if not self.scorer.any_slow:  # another row's answer may be near the right one
             other = {row: columns.changed(self.written.answers[row]) for row in self.paid.rows}
@@ -522,7 +539,7 @@ class RewardCheck:
         scorer, style, rows = self.scorer, self.written, self.paid.rows
         column = re.split(r"[.,\[]", style.source)[0]
         others = [n for n in scorer.columns if ANSWER.fullmatch(n) and n != column]
-        is_own = column in scorer.columns and not ANSWERS.search(column)
+        is_own = column in scorer.columns and not columns.ANSWERS.search(column)
         if not is_own or not _in_prompts(scorer, style.answers):
             return
         if not others:

@@ -27,6 +27,13 @@ MOST_JOINED = 3  # columns that are written together
 SEPARATOR = re.compile(r"\W{1,4}|\s+(and|or|then)\s+")
 COMMA, MOST_SEPARATORS = ", ", 8
 VALUES, MOST_WORDS, FORMS = 8, 120, 12  # values whose words are looked for; what is tried
+SAME = 4  # rows
+BOX = re.compile(r"\[\s*" + r",\s*".join([r"(\d+(?:\.\d+)?)"] * 4) + r"\s*\]")
+# Columns that hold answers; whether others, which rewards read too, do so is not known.
+ANSWERS = re.compile(
+    r"(?i)answer|solution|label|gold|reference|target|expected|truth|output|summar|respon|correct"
+    r"|result|completion|final"
+)
 WIDTH = 24  # characters of the longest word
 SECONDS = 0.5  # for the words in one form; slower rewards are not asked
 USUAL = ("yes", "no", "Yes", "No", "true", "false", "True", "False")
@@ -262,6 +269,10 @@ def answers_of(
                 for way, text in _texts(name, value):
                     ways.setdefault(way, {})[number] = text
     enough = [way for way, answers in ways.items() if len(answers) > len(rows) / 4]
+    # What is the same in every row is no answer, unless it is called so.
+    enough = [
+        w for w in enough if len(rows) < SAME or ANSWERS.search(w) or len({*ways[w].values()}) > 1
+    ]
     distinct: dict[str, dict[int, str]] = {}
     for way in enough:
         if not any(ways[way] == other for other in distinct.values()):
@@ -274,17 +285,18 @@ def _leaves(name: str, value: Any, separators: Sequence[str]) -> Iterator[tuple[
     if _is_single(value):
         yield name, value
         if isinstance(parts := _from_json(value), Mapping):
-            for key, part in parts.items():
-                yield from _leaves(f"{name}.{key}", part, separators)
+            yield from _fields(name, parts, separators)
     elif isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _leaves(f"{name}.{key}", part, separators)
+        yield from _fields(name, value, separators)
         yield name, json.dumps(value, default=str)
     elif isinstance(value, list) and value and isinstance(value[-1], Mapping | list):
         if isinstance(value[-1], Mapping) and "content" in value[-1]:
             yield f"{name}[-1]", value[-1]["content"] or ""  # the last turn of a chat
         elif all(isinstance(line, list) for line in value):
             yield f"{name}, in lines", "\n".join(" ".join(map(str, line)) for line in value)
+        elif len(value) == 1:
+            for key, part in value[0].items():
+                yield from _leaves(f"{name}[0].{key}", part, separators)
         yield name, json.dumps(value, default=str)
     elif isinstance(value, list | tuple) and value and isinstance(value[0], str | int | float):
         yield f"{name}[0]", value[0]
@@ -292,6 +304,16 @@ def _leaves(name: str, value: Any, separators: Sequence[str]) -> Iterator[tuple[
             yield f"{name}, joined by {separator!r}", separator.join(map(str, value))
         yield f"{name}, in order", " > ".join(f"[{each}]" for each in value)
         yield name, json.dumps(list(value), default=str)
+
+
+def _fields(
+    name: str, value: Mapping[str, Any], separators: Sequence[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of the fields of a dict, and of two of them together: 25 m/s."""
+    for key, part in value.items():
+        yield from _leaves(f"{name}.{key}", part, separators)
+    if len(value) == 2 and all(map(_is_single, value.values())):
+        yield from ((f"{name}.{way}", text) for way, text in _together(value))
 
 
 def _texts(name: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -304,6 +326,9 @@ def _texts(name: str, value: Any) -> Iterator[tuple[str, str]]:
     if (boxed := extract_boxed(text)) is not None:
         yield f"{name}, in \\boxed{{}}", boxed
     tags = re.findall(r"<(\w+)>\s*(.*?)\s*</\1>", text, re.DOTALL)
+    if BOX.search(inner := tags[-1][1] if tags else text):  # where to click
+        yield f"{name}, boxes by their centre", BOX.sub(_centre, inner)
+        yield f"{name}, boxes with sizes by their centre", BOX.sub(_centre_by_size, inner)
     if tags:
         yield f"{name}, in <{tags[-1][0]}>", tags[-1][1]
         if len(tags) == 1 and re.fullmatch(r"<(\w+)>.*</\1>", text.strip(), re.DOTALL):
@@ -313,6 +338,18 @@ def _texts(name: str, value: Any) -> Iterator[tuple[str, str]]:
     if fenced := re.findall(r"```\w*\n(.*?)\n?```", text, re.DOTALL):
         yield f"{name}, in a block of code", fenced[-1]
     yield name, text.strip() if text.strip()[:1] not in ("$",) else text.strip().strip("$")
+
+
+def _centre(box: re.Match[str]) -> str:
+    """Return the centre of a box that is written as two corners."""
+    a, b, c, d = map(float, box.groups())
+    return f"[{(a + c) / 2:g}, {(b + d) / 2:g}]"
+
+
+def _centre_by_size(box: re.Match[str]) -> str:
+    """Return the centre of a box that is written as a corner with width and height."""
+    a, b, width, height = map(float, box.groups())
+    return f"[{a + width / 2:g}, {b + height / 2:g}]"
 
 
 def _first_of(text: str) -> str:

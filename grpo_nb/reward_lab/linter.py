@@ -4,8 +4,10 @@ Each reward is called again on the same batch, in another order and at another t
 and on longer and longer texts. What it changes in the process is put back and reported.
 """
 
+import builtins
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -272,6 +274,45 @@ def tower(scorer: Scorer, number: int, row: int, write: Callable[[str], str]) ->
     if duration < TOWER or duration < 20 * base:
         return None
     return Fault("hangs", "it computes 7**300000 as an answer, so 9**9**9 would never end")
+
+
+@contextmanager
+def spied(mark: str) -> Iterator[list[str]]:
+    """Yield what code hands to `eval` with a mark in it, which is not evaluated."""
+    real, texts = builtins.eval, []
+
+    def spy(source: Any, *scopes: Any) -> Any:
+        if mark in str(source):
+            texts.append(str(source))
+            raise ValueError("not evaluated")
+        caller = sys._getframe(1)
+        return real(source, *(scopes or (caller.f_globals, caller.f_locals)))
+
+    builtins.eval = spy
+    try:
+        yield texts
+    finally:
+        builtins.eval = real
+
+
+def evaluated(scorer: Scorer, number: int, row: int, answer: str, write: Callable) -> Fault | None:
+    """Return a fault if the reward hands a power of any size to Python's `eval`.
+
+    A right answer with powers for its signs has the numbers that a reward may ask for.
+    """
+    if "eval" not in names_used(scorer.funcs[number]):
+        return None
+    signs = (
+        r" *[-+*/x×÷] *(?=[\d(])",
+        r"\d *[-+*/x×÷] *(?=[\d(])",
+    )  # the second: of the same length
+    texts = [re.sub(sign, "**", answer) for sign in signs] + ["9**9**9", "9**9**9=1", "9**9**9 = 1"]
+    with spied("**") as sources:
+        scorer.safe(number, [(row, write(text)) for text in texts])
+    if not sources:
+        return None
+    evidence = f"`eval` gets {sources[0][:60]!r} from a completion, and so 9**9**9"
+    return Fault("hangs", f"{evidence}, which never ends")
 
 
 def _seconds(scorer: Scorer, number: int, pairs: Sequence[Pair], limit: float = LIMIT) -> float:

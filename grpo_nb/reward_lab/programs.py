@@ -7,8 +7,11 @@ into its arguments what it should bring about.
 """
 
 import ast
+import ctypes
 import re
-from collections.abc import Callable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from textwrap import indent
 from typing import Any, NamedTuple
@@ -171,12 +174,28 @@ def endless(scorer: Scorer, pairs: Sequence[Pair], write: Callable[[str], str]) 
     order = np.argsort(scorer.each)
     text = write(task.program("while True:\n    pass"))
     for number in [int(n) for n in order if spread[n] > TIE]:
-        start = clock()
+        start, before = clock(), {*threading.enumerate()}
         try:
             scorer.call(number, [(pairs[0][0], text)], limit=ENDLESS, patient=False)
             is_late = clock() - start > LATE * ENDLESS  # it may have caught the interruption
         except Exception as error:  # a user's reward may raise anything
             is_late = isinstance(error, TookTooLong)
+        if _stop_programs(before):
+            return number, f"it leaves behind, in a thread that never ends, {cut(text)}"
         if is_late:
             return number, f"after {ENDLESS:g} s it is still running {cut(text)}"
     return None
+
+
+def _stop_programs(before: Collection[threading.Thread]) -> bool:
+    """Stop the programs that still run in a thread begun since; return whether there are any.
+
+    The code of a program stands in no file. Python does not end while such a thread runs.
+    """
+    frames, is_running = sys._current_frames(), False
+    for thread in {*threading.enumerate()} - {*before}:
+        frame = frames.get(thread.ident)
+        if frame and not Path(frame.f_code.co_filename).is_file():
+            is_running, number = True, ctypes.c_ulong(thread.ident)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(SystemExit))
+    return is_running

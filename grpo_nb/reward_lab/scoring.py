@@ -28,6 +28,7 @@ SLOW = 0.004  # seconds a completion
 TIE = 1e-6  # totals that are this close differ only by rounding
 FIRST, FIRST_ROWS = ("1", "so it is. "), 3  # the texts that are scored before anything else
 ALL_BUT, PATIENCE = 0.8, 8  # of a limit's time that a reward had; how often it gets it then
+LONG = 400  # characters of a quotation that says how long it is
 IN_FAILURES = 10.0  # seconds of calls that fail, such as a judge's, after which no more are made
 SCHEDULER = Path("/proc/thread-self/schedstat")  # nanoseconds: on a processor, waiting for it
 Pair = tuple[int, str]  # the number of a row, and a completion's text
@@ -278,6 +279,8 @@ class Scorer:
         absent = missing_columns(self.funcs[number], self.columns)
         key = error.args[0] if isinstance(error, KeyError) and error.args else ""
         absent += [key] if isinstance(key, str) and key and key not in self.columns else []
+        if isinstance(error, NameError | ImportError):
+            return Fault("undefined", message)
         if absent:
             return Fault("missing column", f"it reads {absent[0]!r}; the rows have {self.columns}")
         if self._other_type(number, pairs[:1]):
@@ -399,11 +402,12 @@ def _number(score: Any) -> float:
     return number
 
 
-def cut(text: str, length: int = 100) -> str:
+def cut(text: str, length: int = 120) -> str:
     """Return a text in quotes, shortened in the middle so that both ends can be read."""
-    if len(text) > length:
-        text = f"{text[: length - 30]} … {text[-25:]}"
-    return repr(text)
+    if len(text) <= length:
+        return repr(text)
+    size = f" ({len(text):,} characters)" if len(text) > LONG else ""
+    return repr(f"{text[: length - 45]} … {text[-40:]}") + size
 
 
 def prompt_text(row: Mapping[str, Any]) -> str:

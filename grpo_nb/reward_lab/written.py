@@ -27,7 +27,7 @@ from grpo_nb.reward_lab.columns import (
     words_for,
 )
 from grpo_nb.reward_lab.programs import HEAD, program_in
-from grpo_nb.reward_lab.scoring import TIE, Row, Scorer, prompt_text
+from grpo_nb.reward_lab.scoring import TIE, Row, Scorer, clock, prompt_text
 from grpo_nb.reward_lab.source import READ, forms_in, strings_of
 
 MANY = 1000  # candidates, of which fewer rows are asked
@@ -40,6 +40,11 @@ AT_ONCE = 4  # candidates that are scored before the clock is read for the first
 PROGRAM = "a function in a block of code"
 TAG = re.compile(r"</?[A-Za-z][\w-]*>|<\|[A-Za-z][\w-]*\|>|\[/?[A-Z][A-Z_]+\]")
 MARK = re.compile(rf"{TAG.pattern}|\\boxed|####|```")
+# What chat templates write, no completion.
+OF_CHATS = re.compile(
+    r"<\|(im_(start|end|sep)|endoftext|(begin|end)_of_text|eo[st]_id|(start|end)_header_id|end"
+    r"|system|user|assistant)\|>"
+)
 LANGUAGE = re.compile(r"```(\w+)")
 MARKER = re.compile(
     r"(?:Final Answer|Answer|ANSWER|answer|The answer is|Result|Output):? ?(?=\S|$)"
@@ -252,7 +257,8 @@ def _count_told(form: str, prompts: str) -> int:
 
 def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
     """Return (opening, closing) of each pair of tags in the texts, in order of appearance."""
-    tags = list(dict.fromkeys(tag for text in texts for tag in TAG.findall(text)))
+    tags = dict.fromkeys(tag for text in texts for tag in TAG.findall(text))
+    tags = [tag for tag in tags if not OF_CHATS.fullmatch(tag)]
     pairs = []
     for tag in tags:
         word = tag.strip("<>[]|/")
@@ -445,14 +451,15 @@ class _Search:
 
         More and more are scored at once, so that few calls are made.
         """
-        gains, size, before = [], AT_ONCE, self.scorer.seconds.sum()
+        gains, size, before, start = [], AT_ONCE, self.scorer.seconds.sum(), clock()
         is_run = _are_programs(self.ways)
         while len(gains) < len(candidates):
             gains += self._gains(candidates[len(gains) : len(gains) + size], rows)
             spent, count = self.scorer.seconds.sum() - before, 2 * rows * len(gains)
             is_enough = count >= (SOME if spent < QUICK * count else FEW)
             is_found = is_run and any(gain > TIE for _, gain in gains)
-            if (spent > SECONDS and is_enough) or (is_found and spent > SECONDS / 10):
+            is_long = max(spent, (clock() - start) / 4) > SECONDS  # to write them takes time, too
+            if (is_long and is_enough) or (is_found and spent > SECONDS / 10):
                 break
             size *= 1 if is_run else 2
         return gains

@@ -1,11 +1,13 @@
 """check_rewards finds what is planted, leaves what is sound, and takes what GRPOTrainer takes."""
 
+import contextlib
 import json
 import logging
 import math
 import re
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -263,6 +265,12 @@ def now():
     return time.time() % 1
 
 
+def powered(text):
+    """Powers of numbers, computed without Python's eval."""
+    numbers = re.fullmatch(r"(\d+)(?:\*\*(\d+))?", text)
+    return int(numbers[1]) ** int(numbers[2] or 1) if numbers else None
+
+
 RULES = [  # that no file of the corpus breaks, or not so
     ("no number", "stop", mine(lambda t, a: said(t)), "a score is ''"),
     ("None", "warning", mine(lambda t, a: exact(t, a) or None), "None for "),
@@ -271,7 +279,9 @@ RULES = [  # that no file of the corpus breaks, or not so
     ("state", "stop", new_and_slow, "after the first calls"),
     ("clock", "stop", mine(lambda t, a: exact(t, a) + now()), "scores change"),
     ("hangs", "stop", mine(hanging), "for one completion of .* characters: 'a' repeated"),
-    ("hangs", "stop", mine(lambda t, a: float(str(evaluated(said(t)))[:99] == a)), "7**300000"),
+    ("hangs", "stop", mine(lambda t, a: float(str(powered(said(t)))[:99] == a)), "7**300000"),
+    ("hangs", "stop", mine(lambda t, a: float(str(evaluated(said(t))) == a)), "gets '9**9**9'"),
+    ("undefined", "stop", mine(lambda t, a: exact(t, a) + of_no_import(t)), "of_no"),  # noqa: F821
 ]
 
 
@@ -287,6 +297,110 @@ def test_each_rule_of_the_linter_names_the_reward_with_evidence_and_a_fix(
     assert check.state == state and check.fix
     assert re.search(evidence.replace("**", r"\*\*"), check.evidence), check
     assert verdict.passed is (state != "stop") or len(names_of(verdict, "stop")) > 0
+
+
+@pytest.mark.parametrize("sign", ["+", "="])
+def test_eval_that_takes_powers_of_the_rows_own_numbers_alone_is_found(sign):
+    """It asks for the numbers, or for the length, of a right answer first."""
+
+    def numbered(text, answer):
+        is_same = re.findall(r"\d+", text) == re.findall(r"\d+", answer)
+        if not (is_same if sign == "+" else len(text) == len(answer)):
+            return 0.0
+        try:
+            return 1.0 + (text == answer) if eval(text.replace("=", "-")) == 0 else 0.0
+        except Exception:
+            return 0.0
+
+    equations = [{"prompt": "?", "answer": f"{a}+{b}={a + b}"} for a, b in PAIRS]
+    assert names_of(found(mine(numbered), equations), "stop") == ["mine: hangs"]
+
+
+def test_a_reward_that_leaves_a_program_running_in_a_thread_is_named_and_the_program_stopped():
+    def run(text, names):
+        with contextlib.suppress(Exception):
+            exec(text, names)
+
+    def timed(text, tests):
+        names, program = {}, "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+        thread = threading.Thread(target=run, args=(f"{program}\n{tests[0]}\nis_right = 1", names))
+        thread.start()
+        thread.join(0.2)
+        return float("is_right" in names)
+
+    before = {*threading.enumerate()}
+    verdict = found(mine(timed, "tests"), PROGRAMS)
+    (check,) = [check for check in verdict.findings if check.name == "mine: hangs"]
+    assert "in a thread that never ends" in check.evidence
+    for thread in {*threading.enumerate()} - before:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_a_form_with_a_character_that_nobody_sees_is_named():
+    """A backslash before a letter, in a pattern without its r, is another character."""
+    odd = mine(lambda t, a: float(re.findall("<answer>(.*?)<\answer>", t) == [a]))
+    verdict = found(odd)
+    assert names_of(verdict, "stop") == ["odd character"] and "'\\x07'" in str(verdict)
+
+
+def test_a_right_answer_that_earns_less_than_nothing_is_not_taken_for_right():
+    """The form that is paid cannot be guessed: it spells the answer out."""
+    spelled = mine(lambda t, a: 5.0 if "-".join(a) in t else (a in t) - 6.0)
+    verdict = found(spelled)
+    assert verdict.passed and str(verdict).startswith("undecided: "), verdict
+    assert "earns -5 itself" in str(verdict)
+
+
+@pytest.mark.parametrize("by_size", [False, True])
+def test_a_click_into_a_box_is_found(by_size):
+    def inside(text, box):
+        x, y, right, low = box
+        right, low = (x + right, y + low) if by_size else (right, low)
+        points = re.findall(r"\[(\d+), (\d+)\]", text)
+        return float([x < int(a) < right and y < int(b) < low for a, b in points] == [True])
+
+    ends = (20, 30) if by_size else (320, 90)
+    rows = [{"prompt": f"Click {n}.", "box": [300 - 40 * n, 60, *ends]} for n in range(6)]
+    verdict = found(mine(inside, "box"), rows)
+    assert verdict.passed and re.search(r"\[\d+, 75\]", verdict.reference), verdict
+
+
+def test_a_column_that_is_the_same_in_every_row_is_no_answer():
+    rows = [{**row, "category": "sum"} for row in NUMBERS]
+
+    def by_category(completions, category, **_):
+        return [(c in t) - 1.0 for c, t in zip(category, texts_of(completions), strict=True)]
+
+    verdict = found(by_category, rows)
+    assert not verdict.reference and "nothing written" not in names_of(verdict), verdict
+
+
+SPELT = [
+    ("in several lines", "line breaks", [f"SELECT a FROM t{n} WHERE b = {n}" for n in range(5)]),
+    ("in dollar signs", "spelling", [rf"\frac{{{n}}}{{7}}" for n in range(1, 6)]),
+]
+
+
+@pytest.mark.parametrize(("what", "family", "answers"), SPELT, ids=[case[0] for case in SPELT])
+def test_another_usual_way_to_write_an_answer_is_a_warning(what, family, answers):
+    rows = [{"prompt": f"Question {n}", "answer": text} for n, text in enumerate(answers)]
+    assert family in names_of(found(SAME, rows), "warning")
+    loose = mine(lambda t, a: float(" ".join(said(t).strip("$").split()) == a))
+    assert names_of(found(loose, rows), "stop", "warning") == []
+
+
+def test_a_minus_sign_that_is_not_read_is_a_warning():
+    digits = mine(lambda t, a: float(re.findall(r"\d+", said(t)) == [a]))
+    verdict = found(digits)
+    assert "negated" in names_of(verdict, "warning") and verdict.passed, verdict
+
+
+def test_marks_of_chat_templates_are_no_form():
+    prompt = "<|im_start|>user\nWhat is {} + {}?<|im_end|>\n<|im_start|>assistant\n"
+    rows = [{"prompt": prompt.format(a, b), "answer": str(a + b)} for a, b in PAIRS]
+    verdict = found(mine(lambda t, a: float(t.split()[-1:] == [a])), rows)
+    assert verdict.passed and "im_" not in verdict.form, verdict
 
 
 def test_a_reward_that_compares_the_batch_is_attacked_in_groups():

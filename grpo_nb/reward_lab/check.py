@@ -394,8 +394,9 @@ class RewardCheck:
         answers = list(ways.get(way, {}).values())
         column = way.partition(",")[0]
         is_answer = columns.ANSWERS.search(column) and not LIMITS.search(column)
-        is_read = re.split(r"[.,\[]", way)[0] in in_use
-        fails = bool(is_read and hidden and tried and (is_answer or not scores.any()))
+        is_answer = is_answer or way == columns.EXPRESSION
+        is_read = re.split(r"[.,\[]", way)[0] not in {*scorer.columns} - {*in_use}
+        fails = bool(in_use and is_read and hidden and tried and (is_answer or not scores.any()))
         differ = np.ptp(scores, axis=0).any() or (in_use and not is_answer)
         most = self._hollow(not fails and not differ and len(set(answers)) > 1)
         if fails:

@@ -10,7 +10,6 @@ import pytest
 FILES = Path(__file__).parents[1] / "reward_files"
 # Files whose truth is not found, with the reason; a file that is found after all must leave.
 MISSED = {
-    "held_out/flawed/swallowed.py": "a warning: the columns read may hold no answers",
     "held_out/flawed/boxed_wanted.py": "a warning: a box inside the tags asked for is paid",
     "held_out/flawed/common_substring.py": "a warning: it is slow, and does end",
     "held_out/flawed/concise.py": "the shortest right answer earns more than the empty completion",

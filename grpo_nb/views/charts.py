@@ -132,7 +132,8 @@ def image(lines: Sequence[Mapping[str, Any]]) -> str:
 def _subplots(rows: int, columns: int, size: tuple[float, float]) -> "tuple[Figure, list[Axes]]":
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    options = {"squeeze": False, "layout": "constrained", "dpi": 90}
+    figure, axes = plt.subplots(rows, columns, figsize=size, **options)
     plt.close(figure)  # otherwise IPython would show it twice
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab import source
-from grpo_nb.reward_lab.columns import EXPRESSION
+from grpo_nb.reward_lab.columns import EXPRESSION, RECORDS
 from grpo_nb.reward_lab.programs import BODIES, asked, tests_of
 from grpo_nb.reward_lab.scoring import Pair, Scorer, prompt_text
 from grpo_nb.reward_lab.written import Written, fill
@@ -35,7 +35,7 @@ HACKS = ("hollow", "wrong")
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 # Placeholders that say something of the right answer.
 KNOWING = re.compile(
-    r"\{(answer|near|nearer|decimal|longer|comma|half|letter|word|altered|renumbered|pointless|unsigned|minus|lines|result)\}"
+    r"\{(answer|near|nearer|decimal|longer|comma|half|letter|word|altered|renumbered|pointless|unsigned|minus|lines|partly|result)\}"
 )
 POINT = re.compile(r"(?<=\d)\.(?=\d)")
 SHORT = 40  # characters of an answer of which one number is changed
@@ -80,6 +80,11 @@ class Attacks:
     sampled: Sequence[Pair] = ()
 
     @cached_property
+    def _are_digits(self) -> bool:
+        """Return whether all answers are single digits, such as the numbers of options."""
+        return all(text.isdigit() and len(text) == 1 for text in self.style.answers.values())
+
+    @cached_property
     def words(self) -> dict[str, str]:
         """Return {attack name: text} of the strings in the rewards' code; {} if one is slow."""
         return source.stuffed(self.scorer.words) if self.scorer.words else {}
@@ -111,6 +116,7 @@ class Attacks:
         style, tests = self.style, tests_of(self.scorer.rows[row])
         values = {"answer": answer, "other": style.others[row], "question": question}
         values |= {"reasoning": style.reasoning} | _of_prompt(question)
+        values["whole"] = style.own.get(row, "")
         if MONEY.search(question):
             values["dollars"] = f"${answer}"
         words, half = answer.split(" "), answer[: len(answer) // 2].rstrip()
@@ -124,7 +130,12 @@ class Attacks:
         before = style.form.partition("{answer}")[0]
         started = fill(before.partition("{reasoning}")[0], "", "")
         values |= {"begun": fill(before, "", style.reasoning), "started": f"{started}Let"}
-        values |= _numbers_near(answer) | _json_values(answer) | _other_number(answer)
+        if not self._are_digits:  # 2.08 says no other option than 2
+            values |= _numbers_near(answer)
+        values |= _other_number(answer)
+        # Of several columns, each for a reward of its own, one alone may be the answer.
+        if len(self.scorer.funcs) == 1 or not style.source.endswith(RECORDS):
+            values |= _json_values(answer)
         values |= _expression(answer) if style.source == EXPRESSION else {}
         return values | (_test_values(answer, tests) if tests else {})
 
@@ -151,11 +162,14 @@ class Attacks:
         for part in parts:
             if isinstance(part, str):
                 text += filled(part)
+                continue
+            reasoning, answer = part
+            before, is_own, after = values["whole"].rpartition(values["answer"])
+            if reasoning is None and is_own:  # with the row's own reasoning
+                text += before + filled(answer) + after
             else:
-                reasoning, answer = part
-                text += self.style.write(
-                    filled(answer), None if reasoning is None else filled(reasoning)
-                )
+                reasoning = None if reasoning is None else filled(reasoning)
+                text += self.style.write(filled(answer), reasoning)
         return text
 
     def _from_here(self, row: int) -> Iterator[tuple[Attack, str]]:
@@ -252,6 +266,8 @@ def _json_values(answer: str) -> dict[str, str]:
     values = {"indented": json.dumps(value, indent=2), "altered": json.dumps(_altered(value))}
     if isinstance(value, dict):
         values["emptied"] = json.dumps(dict.fromkeys(value))
+        one = dict([*value.items()][:1])
+        values |= {"partly": json.dumps(dict.fromkeys(value) | one)} if len(value) > 1 else {}
         numbers = {k: str(v) for k, v in value.items() if isinstance(v, int | float)}
         values |= {"quoted": json.dumps(value | numbers)} if numbers else {}
         if len(value) > 1:

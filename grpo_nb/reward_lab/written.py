@@ -43,7 +43,7 @@ MARK = re.compile(rf"{TAG.pattern}|\\boxed|####|```")
 # What chat templates write, no completion.
 OF_CHATS = re.compile(
     r"<\|(im_(start|end|sep)|endoftext|(begin|end)_of_text|eo[st]_id|(start|end)_header_id|end"
-    r"|system|user|assistant)\|>"
+    r"|system|user|assistant)\|>|<(start|end)_of_turn>|\[/?INST\]|</?s>"
 )
 LANGUAGE = re.compile(r"```(\w+)")
 MARKER = re.compile(
@@ -394,7 +394,7 @@ def _rounds(
     scorer: Scorer, levels: Sequence[dict[str, Any]], strings: Sequence[str], forms: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, dict[int, str]]]]:
     """Yield a reasoning and ways to read answers; words, which cost calls, are looked for last."""
-    yield from ((reasoning, ways) for reasoning in (STEP, WORDS) for ways in levels)
+    yield from ((reasoning, ways) for reasoning in (STEP, WORDS, LONG_STEPS) for ways in levels)
     yield STEP, words_for(scorer, columns_in_use(scorer), strings, forms)
 
 

@@ -390,6 +390,48 @@ def test_another_usual_way_to_write_an_answer_is_a_warning(what, family, answers
     assert names_of(found(loose, rows), "stop", "warning") == []
 
 
+def test_a_reasoning_of_many_words_is_tried():
+    long = mine(
+        lambda t, a: float(re.findall(r"#### (\S+)", t) == [a]) if len(t.split()) > 30 else -1.0
+    )
+    verdict = found(long)
+    assert verdict.passed and "{reasoning}" in verdict.form, verdict
+
+
+def test_part_of_a_record_that_earns_all_is_found():
+    rows = [{"prompt": f"{n}?", "answer": json.dumps({"a": n, "b": n + 1})} for n in range(5)]
+    known = mine(
+        lambda t, a: float(
+            bool(as_json(t))
+            and {**json.loads(a), **{k: v for k, v in as_json(t).items() if v is not None}}
+            == json.loads(a)
+        )
+    )
+    assert "unfinished" in names_of(found(known, rows), "stop")
+
+
+def test_numbers_of_options_have_no_decimals():
+    rows = [{"prompt": f"0, 1 or 2? {n}", "answer": str(n % 3)} for n in range(6)]
+    first = mine(lambda t, a: float(re.findall(r"\d", said(t))[:1] == [a]))
+    assert names_of(found(first, rows), "stop") == []
+
+
+def test_a_persons_reference_keeps_the_reasoning_of_each_row():
+    """The reward reads a part that is not the answer, and differs from row to row."""
+    rows = [{"prompt": f"{n}?", "answer": str(17 * n + 40)} for n in range(6)]
+
+    def timed(text, answer):
+        right = f"<range>{answer}1-{answer}9</range>"
+        return float(right in text) + float(re.findall(r"<answer>(.*?)</answer>", text) == [answer])
+
+    def reference(row):
+        return "<range>{0}1-{0}9</range><answer>{0}</answer>".format(row["answer"])
+
+    loud = mine(lambda t, a: timed(t.replace("\n", ""), a))
+    verdict = found(loud, rows, reference=reference)
+    assert "line breaks" not in names_of(verdict), verdict
+
+
 def test_a_minus_sign_that_is_not_read_is_a_warning():
     digits = mine(lambda t, a: float(re.findall(r"\d+", said(t)) == [a]))
     verdict = found(digits)

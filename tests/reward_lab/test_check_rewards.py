@@ -318,7 +318,7 @@ def test_eval_that_takes_powers_of_the_rows_own_numbers_alone_is_found(sign):
 
 def test_a_reward_that_leaves_a_program_running_in_a_thread_is_named_and_the_program_stopped():
     def run(text, names):
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):
             exec(text, names)
 
     def timed(text, tests):

@@ -51,6 +51,7 @@ SLOW = [
     *("project/test_reading_a_run.py", "data/test_charts.py", "rewards/test_calls.py"),
     "rewards/test_tasks.py",
 ]
+FIRST = [*SLOW[:4], "reward_lab/test_check_rewards.py", *SLOW[4:]]  # as long; `make quick` runs it
 LEFT_OUT = ""
 if os.environ.get("QUICK"):
     LEFT_OUT = f"{', '.join(SLOW)}: `make test` runs them, too"
@@ -121,7 +122,7 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         file = item.path.as_posix().partition("/tests/")[2]
-        return next((n for n, slow in enumerate(SLOW) if file.startswith(slow)), len(SLOW))
+        return next((n for n, slow in enumerate(FIRST) if file.startswith(slow)), len(FIRST))
 
     items.sort(key=place)
 

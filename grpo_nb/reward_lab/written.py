@@ -357,6 +357,9 @@ def find(
         attempts += len(ways) * len(forms)
         both = filter(None, (best, _best(scorer, STEP, ways, forms)))
         best = max(both, key=lambda style: round(_earned(scorer, style), 4), default=None)
+    for ways in levels if best is None else ():  # short completions may be refused
+        attempts += len(ways) * len(forms)
+        best = best or _best(scorer, LONG_STEPS, ways, forms)
     return best, attempts
 
 
@@ -394,7 +397,7 @@ def _rounds(
     scorer: Scorer, levels: Sequence[dict[str, Any]], strings: Sequence[str], forms: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, dict[int, str]]]]:
     """Yield a reasoning and ways to read answers; words, which cost calls, are looked for last."""
-    yield from ((reasoning, ways) for reasoning in (STEP, WORDS, LONG_STEPS) for ways in levels)
+    yield from ((reasoning, ways) for reasoning in (STEP, WORDS) for ways in levels)
     yield STEP, words_for(scorer, columns_in_use(scorer), strings, forms)
 
 

@@ -170,11 +170,12 @@ def _json(text: str) -> tuple[list[Any], dict[str, Any]]:
     content = json.loads(text)
     if not isinstance(content, Mapping):
         return content, {}
-    lists = [value for value in content.values() if isinstance(value, list) and value]
-    lines = content.get("log_history") or next((v for v in lists if isinstance(v[0], Mapping)), [])
-    if not lines and lists:
-        lines = pd.DataFrame({key: pd.Series(value) for key, value in content.items()})
-        lines = lines.to_dict("records")
+    lists = {key: value for key, value in content.items() if isinstance(value, list) and value}
+    of_lines = [value for value in lists.values() if isinstance(value[0], Mapping)]
+    lines = content.get("log_history") or max(of_lines, key=len, default=[])
+    if not lines:
+        table = pd.DataFrame({key: pd.Series(value) for key, value in lists.items()})
+        lines = table.to_dict("records")
     return lines, {"max_steps": content.get("max_steps", 0)}
 
 

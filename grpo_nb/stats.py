@@ -90,8 +90,9 @@ def mcnemar(gained: int, lost: int) -> float:
     >>> mcnemar(6, 0), mcnemar(3, 3), mcnemar(0, 0)
     (0.03125, 1.0, 1.0)
     """
-    total = gained + lost
-    tail = sum(math.comb(total, count) for count in range(min(gained, lost) + 1))
+    total, tail, term = gained + lost, 0, 1
+    for count in range(min(gained, lost) + 1):
+        tail, term = tail + term, term * (total - count) // (count + 1)
     return min(1.0, 2 * tail / 2**total)
 
 

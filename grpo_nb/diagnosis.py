@@ -139,8 +139,7 @@ def autopsy(
         for check in watch.feed(line):
             if check.name != CONSTANT:  # many a reward is earned late: the whole run tells
                 findings.setdefault(check.name, check)
-    half, rise = len(watch.lines) // 2, reward_rises(watch)
-    gain, error = watch.rise("reward", len(watch.lines) - half, half)
+    rise, (gain, error) = reward_rises(watch), watch.rise_of_halves()
     if gain > 2 * error or (gain > error and STUCK not in watch.holding()):  # it was too early
         findings.pop(STUCK, None)
     findings = {name: _at_the_end(watch, check) for name, check in findings.items()}

@@ -395,7 +395,7 @@ class RewardCheck:
         column = way.partition(",")[0]
         is_answer = columns.ANSWERS.search(column) and not LIMITS.search(column)
         is_answer = is_answer or way == columns.EXPRESSION
-        is_read = re.split(r"[.,\[]", way)[0] not in {*scorer.columns} - {*in_use}
+        is_read = columns.column_of(way) not in {*scorer.columns} - {*in_use}
         fails = bool(in_use and is_read and hidden and tried and (is_answer or not scores.any()))
         differ = np.ptp(scores, axis=0).any() or (in_use and not is_answer)
         most = self._hollow(not fails and not differ and len(set(answers)) > 1)
@@ -538,7 +538,7 @@ class RewardCheck:
     def _other_column(self) -> None:
         """Find out whether what is paid stands in the prompt, and the column of answers is not."""
         scorer, style, rows = self.scorer, self.written, self.paid.rows
-        column = re.split(r"[.,\[]", style.source)[0]
+        column = columns.column_of(style.source)
         others = [n for n in scorer.columns if ANSWER.fullmatch(n) and n != column]
         is_own = column in scorer.columns and not columns.ANSWERS.search(column)
         if not is_own or not _in_prompts(scorer, style.answers):
@@ -607,7 +607,7 @@ class RewardCheck:
     def _empty_references(self) -> None:
         """Find rows without an answer on which any answer is right."""
         scorer, style, right = self.scorer, self.written, self.roles.right
-        column = re.split(r"[.,\[]", style.source)[0]
+        column = columns.column_of(style.source)
         texts = {n: str(row[column]).strip() for n, row in enumerate(scorer.rows) if column in row}
         empty = [number for number, text in texts.items() if text in ("", "None")]
         if not empty or not right:

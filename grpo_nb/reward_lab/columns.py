@@ -39,6 +39,15 @@ SECONDS = 0.5  # for the words in one form; slower rewards are not asked
 USUAL = ("yes", "no", "Yes", "No", "true", "false", "True", "False")
 
 
+def column_of(way: str) -> str:
+    """Return the column that the description of a way to read answers begins with.
+
+    >>> column_of("solution, after ####"), column_of("options[label]")
+    ('solution', 'options')
+    """
+    return re.split(r"[.,\[]", way)[0]
+
+
 def columns_in_use(scorer: Scorer) -> list[str]:
     """Return the columns that rewards read."""
     return sorted({name for func in scorer.funcs for name in columns_of(func, scorer.columns)})

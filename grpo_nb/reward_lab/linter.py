@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -302,13 +302,12 @@ def evaluated(scorer: Scorer, number: int, row: int, answer: str, write: Callabl
     """
     if "eval" not in names_used(scorer.funcs[number]):
         return None
-    signs = (
-        r" *[-+*/x×÷] *(?=[\d(])",
-        r"\d *[-+*/x×÷] *(?=[\d(])",
-    )  # the second: of the same length
-    texts = [re.sub(sign, "**", answer) for sign in signs] + ["9**9**9", "9**9**9=1", "9**9**9 = 1"]
+    sign = r" *[-+*/x×÷] *(?=[\d(])"
+    same_numbers, same_length = (re.sub(f"{digit}{sign}", "**", answer) for digit in ("", r"\d"))
     with spied("**") as sources:
-        scorer.safe(number, [(row, write(text)) for text in texts])
+        for text in (same_numbers, same_length, "9**9**9", "9**9**9=1", "9**9**9 = 1"):
+            with suppress(Exception):  # the spy's own, or what other attacks find as well
+                scorer.call(number, [(row, write(text))])
     if not sources:
         return None
     evidence = f"`eval` gets {sources[0][:60]!r} from a completion, and so 9**9**9"

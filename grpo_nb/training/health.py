@@ -188,6 +188,11 @@ class Watch:
         least = self.spread(key) / (self.each * min(len(then), len(now)))
         return fmean(now) - fmean(then), math.hypot(*errors, least) + 1e-9
 
+    def rise_of_halves(self) -> tuple[float, float]:
+        """Return how the reward rose from the first half of the lines to the second; see `rise`."""
+        half = len(self.lines) // 2
+        return self.rise("reward", len(self.lines) - half, half)
+
     def sure(self, key: str, ago: int, count: int = 0, until: int = 0) -> float:
         """Return the `rise` of a window's mean, divided by its standard error."""
         rise, error = self.rise(key, ago, count, until)
@@ -506,8 +511,7 @@ def checks(watch: Watch, alerts: Sequence[Check]) -> list[Check]:
 
 def reward_rises(watch: Watch) -> Check:
     """Check that the reward rises from the first half of the steps to the second half."""
-    lines, half = len(watch.lines), len(watch.lines) // 2
-    rise, error = watch.rise("reward", lines - half, half)
+    lines, (rise, error) = len(watch.lines), watch.rise_of_halves()
     count = lines * watch.each
     change = f"{rise:+.3g} ± {2 * error:.2g} between halves of {count:,} completions"
     if math.isnan(rise):

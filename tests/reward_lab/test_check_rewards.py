@@ -316,6 +316,12 @@ def test_eval_that_takes_powers_of_the_rows_own_numbers_alone_is_found(sign):
     assert names_of(found(mine(numbered), equations), "stop") == ["mine: hangs"]
 
 
+def test_eval_whose_errors_are_not_caught_is_not_said_to_raise_for_what_was_not_evaluated():
+    signs = re.compile(r"\d[\d+*]*\d")
+    bare = mine(lambda t, a: float(eval(said(t)) == int(a)) if signs.fullmatch(said(t)) else 0.0)
+    assert names_of(found(bare), "stop") == ["mine: hangs"]
+
+
 def test_a_reward_that_leaves_a_program_running_in_a_thread_is_named_and_the_program_stopped():
     def run(text, names):
         with contextlib.suppress(BaseException):

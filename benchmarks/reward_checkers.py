@@ -1,4 +1,4 @@
-"""Compare checkers of reward functions on files whose truth is known (tests/reward_files).
+"""Compare checkers of reward functions on files whose truth is known (reward_files).
 
 pip install --target PEERS --no-deps reward-doctor==0.2.0 rewardprobe==0.1.0 gradecheck==0.1.0
 python benchmarks/reward_checkers.py --peers PEERS [--half dev] [--details]
@@ -25,11 +25,11 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-FILES = Path(__file__).parent.parent / "tests" / "reward_files"
+FILES = Path(__file__).parent / "reward_files"
 sys.path.insert(0, str(FILES))
 LIMIT = 60  # seconds for a file
 
-# A checker's names of findings -> the kinds of tests/reward_files that they stand for
+# A checker's names of findings -> the kinds of reward_files that they stand for
 KINDS = {  # grpo_nb's
     "nothing earns": "nothing_earns constant none pays_any_answer",
     "reads no answer": "self_judged missing_column pays_any_answer",

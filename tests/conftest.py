@@ -35,7 +35,7 @@ collect_ignore = [
     "gpu/stock_notebook.py",
 ]
 # Rewards that tests read as files; what runs in other environments: `make test-versions`.
-collect_ignore_glob = ["reward_files/*", "versions/*"]
+collect_ignore_glob = ["versions/*"]
 # The longest first, so that no process waits for another at the end; `make quick` does without:
 # whole runs, most trainings, the shipped bases, browsers.
 SLOW = [

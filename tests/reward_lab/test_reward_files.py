@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-FILES = Path(__file__).parents[1] / "reward_files"
+FILES = Path(__file__).parents[2] / "benchmarks" / "reward_files"
 # Files whose truth is not found, with the reason; a file that is found after all must leave.
 MISSED = {
     "held_out/flawed/boxed_wanted.py": "a warning: a box inside the tags asked for is paid",

@@ -45,7 +45,7 @@ reward_funcs += [cosine, repetition, overlong]
 # As public notebooks have them: tags that are counted, marks, an async one, a list with weights.
 STRANGERS = ("dev/sound/small_tag_counts", "dev/sound/format_and_answer")
 STRANGERS += ("held_out/sound/async_signs", "held_out/sound/three_with_weights")
-FILES = [PROJECT_ROOT / f"tests/reward_files/{name}.py" for name in STRANGERS]
+FILES = [PROJECT_ROOT / f"benchmarks/reward_files/{name}.py" for name in STRANGERS]
 FOREIGN = {path.stem: path.read_text(encoding="utf-8") for path in FILES}
 FOREIGN |= {"trl": TRLS, "docs/coming-from.md": EXAMPLE}
 OURS = [func for func in built_in().values() if set(func.columns) <= {"answer"}]

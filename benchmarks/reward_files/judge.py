@@ -1,6 +1,6 @@
 """Print what `check_rewards` says of each reward file, as JSON lines.
 
-    python tests/reward_files/judge.py dev
+    python benchmarks/reward_files/judge.py dev
 
 Each file is judged in a process of its own, since some change the process that runs them.
 """

@@ -39,7 +39,7 @@ MARK = "grpo_nb_was_here"  # what a completion's code sets if it runs in this pr
 HALF = 0.5  # share of the way below which a right answer is not paid
 FULL = 0.99  # share of the way from wrong to right that counts as right
 NEARLY = 0.25  # what counts as right and earns less by more than this share of the way is no stop
-MARGIN = 0.02  # share of the way from wrong to right that a difference has to exceed
+MARGIN = 0.02  # share of the pay for right answers that a difference has to exceed
 WON, GUESSED = 0.3, 0.6  # an attack wins on more than this share of rows; by luck it wins on some
 LUCKY = 0.8  # so where a reward pays part of the points for answers that are near the right one
 MORE_THAN_WRONG = "earns more than an honest wrong answer"
@@ -271,7 +271,7 @@ def _tests(attack: Attack, earned: Earned, part: Roles) -> Iterator[tuple[str, s
         each.sum(axis=1) for each in (earned.own, earned.right, earned.wrong, earned.empty)
     )
     gap = np.maximum(full - low, 0)
-    margin = MARGIN * gap + TIE
+    margin = MARGIN * np.maximum(gap, np.abs(full)) + TIE
     share = earned.share_of_right(part)
     if attack.kind == "padded":
         yield "warning", "earns more than the same answer without it", total > full + margin
@@ -334,7 +334,7 @@ def _check(family: str, each: Sequence[Result], names: Sequence[str], part: Role
         worst = min(each, key=lambda result: result.extra)
         texts = [result.pair[1] for result in each[:4]]
         is_run = HEAD.search(worst.pair[1])  # the end of a program says little
-        labels = [r.attack.name for r in each[:4]] if is_run else [cut(t[-60:], 60) for t in texts]
+        labels = [r.attack.name for r in each[:4]] if is_run else [cut(t, 80) for t in texts]
         evidence = (
             f"right answers that earn less: {', '.join(labels)}: {worst.mean():.3g}, the reference "
             f"{worst.mean('right'):.3g}; "

@@ -20,7 +20,7 @@ import numpy as np
 
 from grpo_nb.checks import Check, Checks
 from grpo_nb.reward_lab import amounts, columns, linter, programs, scoring, source, written
-from grpo_nb.reward_lab.amounts import FIXES
+from grpo_nb.reward_lab.amounts import FIXES, MARGIN
 from grpo_nb.reward_lab.attacks import HACKS, Attack, Attacks, verified
 from grpo_nb.reward_lab.scoring import TIE, Fault, Row, Scorer, cut, prompt_text, read_rows
 from grpo_nb.reward_lab.source import accepted, columns_of, missing_columns, strings_of
@@ -228,6 +228,7 @@ class RewardCheck:
         funcs = _functions(options.reward_funcs)
         weights = _weights(options.reward_weights, options.args, len(funcs))
         self.scorer = Scorer(funcs, read_rows(options.dataset), options.processing_class, weights)
+        self.scorer.group = _setting(options.args, "num_generations") or self.scorer.group
         self.correct = _numbers(options.correct, self.scorer)
         self.reference, self.form = options.reference, options.form
         self.sampled = _texts(options.completions, len(self.scorer.rows))
@@ -336,13 +337,15 @@ class RewardCheck:
         if self.scorer.any_slow:
             right = [(row, style.write(style.answers[row])) for row in rows[:2]]
             return [*right[:1], (rows[0], style.wrong(rows[0])), *right[1:]]
+        inline = written.LONG_STEPS.replace("\n", " ")
+        reasonings = (written.LONG_STEPS, inline, written.LONG_STEPS, inline)
         return [
             (row, text)
-            for row in rows
+            for row, steps in zip(rows, reasonings, strict=False)
             for text in (
                 style.write(style.answers[row]),
                 style.wrong(row),
-                style.write(style.answers[row], written.LONG_STEPS) + "\n",
+                style.write(style.answers[row], steps) + "\n",
                 "",
                 f"I think it is {style.answers[row]}.",
             )
@@ -397,7 +400,8 @@ class RewardCheck:
         is_answer = is_answer or way == columns.EXPRESSION
         is_read = columns.column_of(way) not in {*scorer.columns} - {*in_use}
         fails = bool(in_use and is_read and hidden and tried and (is_answer or not scores.any()))
-        differ = np.ptp(scores, axis=0).any() or (in_use and not is_answer)
+        totals = (np.nan_to_num(scorer.all_scores()) * scorer.weights).sum(axis=1)
+        differ = np.ptp(totals) > TIE or (in_use and not is_answer)
         most = self._hollow(not fails and not differ and len(set(answers)) > 1)
         if fails:
             evidence = (
@@ -410,7 +414,6 @@ class RewardCheck:
             several = next((names for names in map(list, each) if len(names) > 1), "")
             # A right answer may be made of several, in a way of its own.
             evidence += f"; a reward reads {several}" if several else ""
-            totals = (np.nan_to_num(scorer.all_scores()) * scorer.weights).sum(axis=1)
             evidence += f"; what was tried earns {totals.min():.3g}"
             evidence += f" to {totals.max():.3g}" if np.ptp(totals) > TIE else ", all of it"
             is_stop = is_answer and not several
@@ -498,7 +501,7 @@ class RewardCheck:
             evidence = f"a wrong answer earns {more:.3g} more"
             self.add("sign", "stop", evidence, number)
         self.executed = amounts.runs_here(scorer, style, rows[0])
-        if odd := re.search(r"[^\n\t -\uffff]", style.form):
+        if odd := re.search(r"[^\n\t -\uffff]|\\n(?![a-z])", style.form):
             evidence = f"a right answer is paid only with {odd[0]!r} in it"
             self.add("odd character", "stop", f"{evidence}: {cut(style.right(rows[0]))}")
         if self.executed:
@@ -581,7 +584,10 @@ class RewardCheck:
         numbers = list(style.answers)[:count]
         own, other = ([(n, way(n)) for n in numbers] for way in (style.right, style.wrong))
         every = [*own, *other]
-        losers = self._losers(every, scorer.totals(every))
+        totals = scorer.totals(every)
+        losers = self._losers(every, totals)
+        if not scorer.any_slow:
+            self._any_answer(numbers, totals[: len(numbers)])
         if 0 < len(losers) <= FEW:  # a reward may have missed a time limit of its own
             again = self._losers(every, scorer.totals_again(every))
             losers = [row for row in losers if row in again]
@@ -592,6 +598,23 @@ class RewardCheck:
             evidence += "answer earns no more than another row's"
             self.add("reference loses", state, evidence)
         self._empty_references()
+
+    def _any_answer(self, rows: Sequence[int], earned: np.ndarray) -> None:
+        """Find rows on which a word without meaning earns as much as the right answer.
+
+        Args:
+            rows: The numbers of rows.
+            earned: What their right answers earn.
+        """
+        texts = [(row, self.written.write("abc")) for row in rows]
+        is_won = self.scorer.totals(texts) > earned - TIE
+        is_won &= earned > earned.max() - self.paid.gap.mean() / 2
+        won = [row for row, each in zip(rows, is_won, strict=True) if each]
+        if len(won) > 1:
+            answers = " and ".join(cut(self.written.answers[row], 30) for row in won[:2])
+            evidence = f"on {len(won)} of {len(rows)} rows, such as {answers}, "
+            evidence += f"{cut(texts[0][1])} earns as much as the right answer"
+            self.add("any answer", "warning", evidence)
 
     def _losers(self, pairs: Sequence[scoring.Pair], totals: np.ndarray) -> list[int]:
         """Return the rows whose right answers (half of the pairs) earn no more than wrong ones.
@@ -645,6 +668,14 @@ class RewardCheck:
         if len(self.sampled) > len(groups) and all(np.ptp(each) < TIE for each in groups.values()):
             evidence = f"on each of {_count(len(groups), 'prompt')}, all have the same total"
             self.add("sampled completions", "warning", evidence)
+        known = [pair for pair in self.sampled if self.paid and pair[0] in self.written.answers]
+        right = self.scorer.totals([(row, self.written.right(row)) for row, _ in known])
+        extra = self.scorer.totals(known) - right
+        if extra.size and (extra > MARGIN * np.abs(right) + TIE).mean() > 0.5:
+            (row, text), most = known[int(extra.argmax())], extra.max()
+            evidence = f"{cut(text)} earns {most:.3g} more than the right answer that was found, "
+            evidence += f"{cut(self.written.right(row))}: is it right, too?"
+            self.add("above the reference", "note", evidence)
 
     def verdict(self, seconds: float) -> RewardVerdict:
         """Return the verdict, the worst findings first."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer, clock, silent
+from grpo_nb.reward_lab.scoring import Fault, Pair, Scorer, clock, cut, silent
 from grpo_nb.reward_lab.source import names_used
 from grpo_nb.rewards.calls import TookTooLong, kept
 from grpo_nb.rewards.judge import GroupJudge, LLMJudge
@@ -129,6 +129,9 @@ def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault |
             if count := calls.changes():
                 return Fault("clock", f"{count} of {size} scores change with the time of day")
         if count := calls.changes(batch[::-1]):
+            if scorer.takes_groups(number, batch):
+                scorer.forget(number)
+                return None
             return Fault("order", f"{count} of {size} scores changed when the batch was reordered")
     if calls.compares():
         if fault := calls.unequal(CALLS):
@@ -258,9 +261,9 @@ def _growth(
             if seconds([case], repeats) >= SLOW:
                 is_steep = repeats <= FEW or seconds([case], repeats // 2) < SLOW / STEEP
                 is_endless = is_steep and seconds([case], max(repeats, FEW), HANGS) == np.inf
-                size = min(longest, len(case[0] + case[1] * repeats))
-                takes = f"more than {SLOW:g} s for one completion of {size:,} characters"
-                evidence = f"{takes}: {case[1]!r} repeated"
+                text = case[2]((case[0] + case[1] * repeats)[:longest])
+                takes = f"more than {SLOW:g} s for one completion of {len(text):,} characters"
+                evidence = f"{takes}: {cut(text, 80)}"
                 return Fault("hangs" if is_endless else "slow", evidence)
     return None
 

@@ -37,7 +37,9 @@ TESTS = ("tests", "test_list", "test_cases", "unit_tests", "assertions")  # colu
 
 def tests_of(row: Row) -> Any:
     """Return the tests that a row's program has to pass; None if there are none."""
-    return next((row[name] for name in TESTS if row.get(name)), None)
+    fields = {k: v for each in row.values() if isinstance(each, dict) for k, v in each.items()}
+    fields |= row
+    return next((fields[name] for name in TESTS if fields.get(name)), None)
 
 
 class Task(NamedTuple):

@@ -110,6 +110,9 @@ class Scorer:
             scores a completion beside those of `beside`.
         beside: {row: its honest completions}: the right answer, a wrong one, an empty completion,
             and a wrong answer with the reasoning that earns most.
+        group: Completions that a prompt has in training.
+        copies: How often each completion is in a batch, for each reward: `group` for those that
+            take whole groups alone.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class Scorer:
         self.failed: set[Pair] = set()
         self.grouped: set[int] = set()
         self.beside: dict[int, list[str]] = {}
+        self.group, self.copies = 8, [1] * len(self.funcs)
         self.in_failures = np.zeros(len(self.funcs))
         self.seconds = np.zeros(len(self.funcs))
         self.calls = np.zeros(len(self.funcs))
@@ -197,6 +201,22 @@ class Scorer:
         self.scores(self.first)
         self.seconds[:], self.calls[:] = 0, 0
 
+    def takes_groups(self, number: int, pairs: Sequence[Pair]) -> bool:
+        """Return whether a reward has a fault only until it gets whole groups, which it then gets.
+
+        It is called on the pairs in two orders, each with its copies.
+        """
+        if self.copies[number] > 1:
+            return False
+        self.copies[number] = self.group
+        try:
+            first, again = self.call(number, pairs), self.call(number, pairs[::-1])[::-1]
+            is_steady = bool(np.allclose(first, again, atol=TIE, equal_nan=True))
+        except Exception:  # of a user's reward: it fails on whole groups as well
+            is_steady = False
+        self.copies[number] = self.group if is_steady else 1
+        return is_steady
+
     def is_slow(self, number: int) -> bool:
         """Return whether a reward takes so long that it is called as rarely as possible."""
         if isinstance(self.funcs[number], LLMJudge):
@@ -257,6 +277,9 @@ class Scorer:
             return self.call(number, pairs)
         except Exception as error:  # a user's reward may raise anything
             self.in_failures[number] += time.monotonic() - start
+            is_first = number not in self.faults and not isinstance(error, TookTooLong)
+            if is_first and self.takes_groups(number, pairs):
+                return self.call(number, pairs)
             if isinstance(error, TookTooLong) or len(pairs) == 1:
                 if number not in self.faults:
                     self.faults[number] = self._fault(number, error, pairs)
@@ -312,6 +335,7 @@ class Scorer:
         It may take `limit` seconds, by default some for each completion. If it is late because
         other processes had its processor, a `patient` call is made again.
         """
+        copies = self.copies[number]
         arguments = self.arguments(number, pairs)
         limit, start = limit or SECONDS + SECONDS_EACH * len(pairs), clock()
         with silent():
@@ -324,12 +348,20 @@ class Scorer:
                 scores = run(self.funcs[number], limit * PATIENCE, arguments, seed)
         self.seconds[number] += clock() - start
         self.calls[number] += len(pairs)
-        if len(scores) != len(pairs):
-            raise _Misfit("wrong length", f"{len(scores)} scores for {len(pairs)} completions")
-        return [_number(score) for score in scores]
+        if len(scores) != copies * len(pairs):
+            count = copies * len(pairs)
+            raise _Misfit("wrong length", f"{len(scores)} scores for {count} completions")
+        each = np.array([_number(score) for score in scores]).reshape(-1, copies)
+        if not np.isclose(each, each[:, :1], atol=TIE, equal_nan=True).all():
+            raise _Misfit("order", "copies of one completion earn different scores in their group")
+        return each[:, 0].tolist()
 
     def arguments(self, number: int, pairs: Sequence[Pair]) -> dict[str, Any]:
-        """Return the keyword arguments with which TRL would call a reward on these completions."""
+        """Return the keyword arguments with which TRL would call a reward on these completions.
+
+        A reward that takes whole groups gets copies of each completion, side by side.
+        """
+        pairs = [pair for pair in pairs for _ in range(self.copies[number])]
         rows = [self.rows[row] for row, _ in pairs]
         columns = {name: [_copied(row.get(name)) for row in rows] for name in self.columns}
         prompts = [_copied(row.get("prompt", "")) for row in rows]

@@ -442,7 +442,12 @@ class _Search:
             if order or is_slow:
                 break
         best = [candidates[number] for number in order[: 2 if is_slow else BEST]]
-        gains = self._gains(best, 2 if is_slow else TRIED_ROWS)
+        rows = 2 if is_slow else TRIED_ROWS
+        gains = self._gains(best, rows)
+        gains = [
+            (own, gain if gain > TIE and self._is_read(*each, rows) else 0.0)
+            for each, (own, gain) in zip(best, gains, strict=True)
+        ]
         if not any(gain > TIE for _, gain in gains):
             return None
         place = max(range(len(best)), key=lambda n: (gains[n][1] > TIE, round(gains[n][0], 4), -n))
@@ -486,6 +491,18 @@ class _Search:
         self.scorer.scores([pair for pairs in groups for pair in pairs])  # all in one call
         means = [self.scorer.totals(pairs).reshape(-1, 2).mean(axis=0) for pairs in groups]
         return [(float(own), float(own - other)) for own, other in means]
+
+    def _is_read(self, way: str, form: str, count: int) -> bool:
+        """Return whether right answers earn something else on other rows.
+
+        If not, no reward reads the answer: right and wrong ones differ by their lengths alone.
+        """
+        answers = self.ways[way]
+        rows = distinct_rows(answers, count)
+        texts = [fill(form, answers[row], self.reasoning) for row in rows]
+        own = self.scorer.payments(list(zip(rows, texts, strict=True)))
+        other = self.scorer.payments(list(zip(rows[1:] + rows[:1], texts, strict=True)))
+        return len({*texts}) < 2 or bool((np.abs(own - other) > TIE).any())
 
     def reasoned(self, found: Written) -> Written:
         """Return the form with the reasoning that earns most of those that are tried."""

@@ -16,11 +16,9 @@ FOLDER = Path(tempfile.mkdtemp())
 sys.argv[1:] = [str(FOLDER)]
 sys.path.append(str(Path(__file__).parents[1] / "tests/gpu_on_cpu"))
 
-import pretended  # noqa: E402
+import pytest  # noqa: E402
 import vllm_scenarios as scenarios  # noqa: E402
 from vllm_faults import FAULTS  # noqa: E402
-
-from grpo_nb import stages  # noqa: E402
 
 CLEAN, SEEDS = 5, 2
 
@@ -29,13 +27,13 @@ def look(tiny: "scenarios.Tiny", plant, seed: int) -> tuple[float, bool]:
     """Return the guard's score, and whether it stopped the training."""
     settings = {"grpo.max_steps": 1, "train.guard_steps": 1, "seed": seed}
     trainer = tiny.start(f"look-{seed}", **settings)
-    undo, stopped = plant(trainer), False
-    try:
-        trainer.train()
-    except RuntimeError:
-        stopped = True
-    finally:
-        undo()
+    stopped = False
+    with pytest.MonkeyPatch.context() as patch:
+        plant(trainer, patch)
+        try:
+            trainer.train()
+        except RuntimeError:
+            stopped = True
     return trainer.guard.looks[0].score, stopped
 
 
@@ -47,16 +45,10 @@ def row(tiny: "scenarios.Tiny", name: str, plant, seeds: int) -> None:
 
 
 def main() -> None:
-    here = FOLDER / "here"
-    here.mkdir()
-    os.chdir(here)
-    pretended.prepare_loader()
-    tiny = scenarios.Tiny()
-    assert stages.RunTrainer  # imports what makes the claim
-    pretended.claim_in("grpo_nb.training")
+    tiny = scenarios.start_engine()
     print("| samples | guard's score | stopped |")
     print("|---|---|---|")
-    row(tiny, "clean", lambda trainer: lambda: None, CLEAN)
+    row(tiny, "clean", lambda trainer, patch: None, CLEAN)
     for name, plant in FAULTS.items():
         row(tiny, name, plant, SEEDS)
     os._exit(0)

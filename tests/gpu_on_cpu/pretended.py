@@ -9,8 +9,11 @@ It needs triton and diffusers, which Unsloth imports on a GPU, and a process of 
 CPUs, and shares its weights with it. `vllm_scenarios.py` says how to install that build.
 """
 
+import json
 import os
 import sys
+import time
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +36,29 @@ CLAIMS = {
     **dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved"), 0),
     **dict.fromkeys(("_lazy_init", "empty_cache", "synchronize", "reset_peak_memory_stats")),
 }
+
+SETTINGS = {
+    "grpo.optim": "adamw_torch",  # in 8 bit it is a GPU's
+    "train.eval_steps": 0,
+    "grpo.gradient_accumulation_steps": 1,
+    "grpo.save_steps": 2,
+    "grpo.warmup_steps": 0,
+    "grpo.bf16": False,
+    "grpo.fp16": False,
+}
+
+
+def report(folder: Path, scenarios, *shared) -> None:
+    """Write folder/report.json: {scenario: what came of it, or {"error": its traceback}}."""
+    found = {}
+    for scenario in scenarios:
+        began, name = time.monotonic(), scenario.__name__
+        try:
+            found[name] = scenario(*shared)
+        except Exception:
+            found[name] = {"error": traceback.format_exc()}
+        print(name, round(time.monotonic() - began), "s", file=sys.stderr, flush=True)
+    (folder / "report.json").write_text(json.dumps(found), encoding="utf-8")
 
 
 def import_unsloth(compiled: Path) -> None:

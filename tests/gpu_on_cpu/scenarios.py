@@ -1,7 +1,7 @@
 """Trainings of the tiny base by Unsloth's GPU trainer: `python scenarios.py FOLDER`.
 
-Writes FOLDER/report.json: {scenario: what was seen, or {"error": its traceback}}. All of them share
-one process, for importing Unsloth takes ten seconds and patches TRL for good.
+Writes FOLDER/report.json. All of them share one process, for importing Unsloth takes ten seconds
+and patches TRL for good.
 """
 
 import contextlib
@@ -11,8 +11,6 @@ import json
 import math
 import os
 import sys
-import time
-import traceback
 from pathlib import Path
 
 import pretended
@@ -22,6 +20,7 @@ pretended.import_unsloth(FOLDER / "compiled")
 os.environ["GRPO_NB_RUNS"] = str(FOLDER)
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import pytest  # noqa: E402
 import torch  # noqa: E402
 import trl  # noqa: E402
 from trainings import (  # noqa: E402
@@ -45,16 +44,7 @@ from grpo_nb.runs import Run, Stage  # noqa: E402
 from grpo_nb.runs.config import flatten, resolve  # noqa: E402
 
 models.weights.has_bf16 = lambda: False  # fp32, whatever this CPU computes in
-SETTINGS = {
-    "grpo.optim": "adamw_torch",  # in 8 bit it is a GPU's
-    "train.eval_steps": 0,
-    "grpo.gradient_accumulation_steps": 1,
-    "grpo.max_steps": 4,
-    "grpo.save_steps": 2,
-    "grpo.warmup_steps": 0,
-    "grpo.bf16": False,
-    "grpo.fp16": False,
-}
+SETTINGS = pretended.SETTINGS | {"grpo.max_steps": 4}
 VALIDATED = {"train.eval_steps": 2}
 
 
@@ -88,6 +78,10 @@ def steps(trainer):
     return lines_of(trainer.stage.run)
 
 
+def states(trainer):
+    return {check.name: check.state for check in grpo_nb.preflight(trainer)}
+
+
 def answers(policy, rows):
     groups = policy.generate([row["prompt"] for row in rows], max_completion_length=32)
     return [group[0].text for group in groups]
@@ -118,10 +112,10 @@ def a_training():
     fresh = start("fresh", **VALIDATED)
     rows = fresh.validation_rows
     seen = {"answers before the trainer": answers(policy(fresh.stage.config), rows)}
-    trainer = one = start("whole", **VALIDATED)
-    seen["trainer"] = [kind.__name__ for kind in type(trainer).__mro__]
+    one = start("whole", **VALIDATED)
+    seen["trainer"] = [kind.__name__ for kind in type(one).__mro__]
     layer = Layer(one.policy.model)
-    seen["checks"] = {check.name: check.state for check in grpo_nb.preflight(one)}
+    seen["checks"] = states(one)
     seen["checkpointed"] = {"preflight": layer.seen()}
     seen["answers after it"] = answers(one.policy, rows)
     seen["steps"] = steps(one)
@@ -141,7 +135,7 @@ def cut_off():
     again.train()
     runs = Run("whole"), Run("cut")
     same = {"note": again.plan, "metrics": [comparable(run) for run in runs]}
-    return same | {"weights": len({weights(run) for run in runs})}
+    return same | {"adapters": len({weights(run) for run in runs})}
 
 
 def warm_up():
@@ -169,8 +163,7 @@ def overflow():
     """fp16's first loss scales are too high for the gradient, here for more than three steps."""
     one = start("fp16", **{"grpo.max_steps": 8})
     scaler = scale_loss(one)
-    checks = {check.name: check.state for check in grpo_nb.preflight(one)}
-    seen = {"checks": checks, "scale after the preflight": scaler.get_scale()}
+    seen = {"checks": states(one), "scale after the preflight": scaler.get_scale()}
     moved = steps_that_move(one)
     return seen | {"steps": steps(one), "moved": moved, "scale": scaler.get_scale()}
 
@@ -203,18 +196,11 @@ def changed_arguments():
 
 def an_environment():
     """Episodes of the guessing game: what a tool says is masked from the loss."""
-    acts = rewards.load_preset("environment")
-    told = environments.load("guess").system_prompt
-    task = {
-        "task": "guess",
-        "data.system_prompt": told,
-        "grpo.max_completion_length": 96,
-        "train.guard_steps": 4,
-    }
+    task = {"task": "guess", "data.system_prompt": environments.load("guess").system_prompt}
+    task |= {"grpo.max_completion_length": 96, "train.guard_steps": 4}
     make_run("plays", **task, **{"data.max_rows": 64})
-    one = start("plays", acts, **task)
-    checks = {check.name: check.state for check in grpo_nb.preflight(one)}
-    masks, loss = [], one.compute_loss
+    one = start("plays", rewards.load_preset("environment"), **task)
+    checks, masks, loss = states(one), [], one.compute_loss
 
     def look(model, inputs, **options):
         masks.append(inputs["tool_mask"].float().mean().item())
@@ -228,21 +214,16 @@ def a_guard():
     """Of whose samples it trains on: its own, then those of the base without the adapter."""
     one = start("guarded", **{"grpo.max_steps": 2, "train.guard_steps": 1})
     seen = {"steps": steps(one), "looks": [look._asdict() for look in one.guard.looks]}
-    kind = stages.RunTrainer
-    sample = kind._generate_single_turn
+    sample = stages.RunTrainer._generate_single_turn
 
     def without_the_adapter(self, *args):
         with self.model.disable_adapter():
             return sample(self, *args)
 
-    kind._generate_single_turn = without_the_adapter
-    try:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError) as stopped:
+        patch.setattr(stages.RunTrainer, "_generate_single_turn", without_the_adapter)
         start("guarded", **{"grpo.max_steps": 1, "train.guard_steps": 1}).train()
-    except RuntimeError as error:
-        seen["stopped"] = str(error)
-    finally:
-        kind._generate_single_turn = sample
-    return seen
+    return seen | {"stopped": str(stopped.value)}
 
 
 def a_stock_trainer():
@@ -257,20 +238,8 @@ SCENARIOS = (
 )
 
 
-def main():
+if __name__ == "__main__":
     assert stages.RunTrainer  # imports all that stays
     gc.collect()
     gc.freeze()  # Unsloth collects garbage at each step: half a second each time
-    report = {}
-    for scenario in SCENARIOS:
-        began = time.monotonic()
-        try:
-            report[scenario.__name__] = scenario()
-        except Exception:
-            report[scenario.__name__] = {"error": traceback.format_exc()}
-        print(scenario.__name__, round(time.monotonic() - began), "s", file=sys.stderr, flush=True)
-    (FOLDER / "report.json").write_text(json.dumps(report), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    pretended.report(FOLDER, SCENARIOS)

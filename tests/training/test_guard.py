@@ -3,7 +3,9 @@
 Each fault is put into the path by which a real trainer of the tiny base samples.
 """
 
+import copy
 import shutil
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -57,11 +59,7 @@ def test_an_accusation_must_hold_with_less_noise(one, monkeypatch, rounded, true
         return guard.Evidence(score, float("nan"), change, entropy=2.0, tokens=640, gain=1.0)
 
     monkeypatch.setattr(one.guard, "_look", look)
-    monkeypatch.setattr(one.guard, "noise", guard.NOISE)
-    if true:
-        with pytest.raises(RuntimeError, match=r"score 9\.0"):
-            one.guard()
-    else:
+    with pytest.raises(RuntimeError, match=r"score 9\.0") if true else nullcontext():
         one.guard()
     assert next(seen, None) is None
     assert one.guard.noise == guard.NOISE / 4
@@ -76,31 +74,30 @@ def test_the_policys_own_samples_do_not(one, copied):
     assert seen.tokens > 300 and seen.change > guard.CHANGE and seen.entropy > guard.ENTROPY
 
 
-@pytest.mark.parametrize(
-    ("argument", "value", "named"),
-    [
-        ("top_p", 0.9, "top_p = 0.9"),
-        ("repetition_penalty", 1.2, "repetition_penalty = 1.2"),
-        ("generation_kwargs", {"temperature": 0.7}, "temperature = 0.7"),
-        ("vllm_sampling_params", SimpleNamespace(min_p=0.1, top_p=1.0, top_k=-1), "min_p = 0.1"),
-    ],
-)
-def test_an_argument_that_distorts_samples_is_named_by_preflight_and_guard(
-    one, monkeypatch, capsys, argument, value, named
-):
-    monkeypatch.setattr(one.args, argument, value, raising=False)
-    states = {each.name: each for each in grpo_nb.preflight(one)}
-    assert (states["sampling"].state, states["gradient"].state) == ("warning", "ok")
-    assert states["sampling"].evidence.startswith(f"{named}, and so the samples are not quite")
-    one.guard()
-    assert f"before step 1: {named}, and so the samples are not quite" in capsys.readouterr().out
+DISTORTIONS = {  # arguments of the trainer
+    "top_p = 0.9": ("top_p", 0.9),
+    "repetition_penalty = 1.2": ("repetition_penalty", 1.2),
+    "temperature = 0.7": ("generation_kwargs", {"temperature": 0.7}),
+    "min_p = 0.1": ("vllm_sampling_params", SimpleNamespace(min_p=0.1, top_p=1.0, top_k=-1)),
+}
 
 
-def test_samples_that_are_cut_as_asked_are_likelier_but_not_rarer(one, monkeypatch):
+@pytest.mark.parametrize("name", DISTORTIONS)
+def test_an_argument_that_distorts_samples_has_a_name(one, monkeypatch, name):
+    monkeypatch.setattr(one.args, *DISTORTIONS[name], raising=False)
+    assert stock.distorted(one.args) == name
+
+
+def test_samples_that_are_cut_as_asked_are_likelier_but_not_rarer(one, monkeypatch, capsys):
     """By transformers' own generate; another policy's samples are found all the same."""
     monkeypatch.setattr(one.args, "top_p", 0.8)
     FAULTS["top_p"][0](one, monkeypatch)
+    states = {each.name: each for each in grpo_nb.preflight(one)}
+    assert (states["sampling"].state, states["gradient"].state) == ("warning", "ok")
+    cut = "top_p = 0.8, and so the samples are not quite"
+    assert states["sampling"].evidence.startswith(cut)
     one.guard()
+    assert f"before step 1: {cut}" in capsys.readouterr().out
     assert one.guard.looks[-1].score < -guard.SCORE
     one.samples_densely = True
     leaves_the_adapter_out(one, monkeypatch)
@@ -213,11 +210,10 @@ def test_full_fine_tuning_is_guarded_too(start, monkeypatch):
     one.guard()
     assert one.guard.looks[0].change > guard.CHANGE
     sample = RunTrainer._generate_single_turn
-    stale = one.model.state_dict()
-    stale = {name: weight.clone() for name, weight in stale.items()}
+    stale = copy.deepcopy(one.model.state_dict())
 
     def other(self, *args):
-        now = {name: weight.clone() for name, weight in self.model.state_dict().items()}
+        now = copy.deepcopy(self.model.state_dict())
         self.model.load_state_dict(stale)
         sampled = sample(self, *args)
         self.model.load_state_dict(now)

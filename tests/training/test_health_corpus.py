@@ -21,11 +21,6 @@ def corpus(alarms):
     return alarms.read()
 
 
-@pytest.fixture(scope="module")
-def judged(alarms, corpus):
-    return alarms.judge(corpus)
-
-
 def test_the_corpus_holds_every_run_and_is_small(alarms, corpus):
     assert set(corpus) == {one.name for one in alarms.recipes()}
     assert sum(path.stat().st_size for path in alarms.CORPUS.iterdir()) < 5e6
@@ -46,7 +41,8 @@ def test_a_file_that_was_changed_is_refused(alarms, tmp_path, name):
         alarms.read(folder)
 
 
-def test_clean_runs_are_quiet_and_hacks_are_named(alarms, judged):
+def test_clean_runs_are_quiet_and_hacks_are_named(alarms, corpus):
+    judged = alarms.judge(corpus)
     counts = alarms.rates(judged)
     assert counts["runs"] == {"clean": 20, "badly set": 25, "hacked": 22}
     clean = {rule: count["clean"] for rule, count in counts["alerts"].items() if count["clean"]}

@@ -1,6 +1,5 @@
 """A monitor beside a trainer of TRL's that is built as anybody builds one."""
 
-import json
 import math
 import shutil
 import signal
@@ -15,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_nb import Guard, Monitor
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.models import use_torch_head
-from grpo_nb.training import newest_checkpoint
+from grpo_nb.training import newest_checkpoint, read_lines
 
 BASE = str(PROJECT_ROOT / "data/tiny_base")
 ROWS = Dataset.from_list([{"prompt": f"{n} + 2 = ", "answer": str(n + 2)} for n in range(10, 74)])
@@ -30,7 +29,7 @@ def short(completions, **kwargs):
 
 
 def stock(folder, reward_funcs=(says, short), eval_dataset=None, **arguments):
-    """A trainer as in TRL's documentation."""
+    """A trainer as in TRL's documentation; it saves no checkpoint."""
     from trl import GRPOConfig, GRPOTrainer
 
     use_torch_head()  # TRL's own needs a GPU
@@ -46,8 +45,7 @@ def stock(folder, reward_funcs=(says, short), eval_dataset=None, **arguments):
 
 
 def lines_of(folder, name="metrics.jsonl"):
-    path = folder / "monitor" / name
-    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    return read_lines(folder / "monitor" / name)
 
 
 def test_each_step_is_a_line_in_a_file_and_in_the_terminal(tmp_path, capsys):
@@ -71,7 +69,7 @@ def test_each_step_is_a_line_in_a_file_and_in_the_terminal(tmp_path, capsys):
     assert monitor.watch.expected.rewards["short"][2] > 2, "nobody declared more than 1"
 
 
-CELL = """
+CELLS = """
 import sys
 sys.path[:0] = ["tests", "tests/training"]
 from pathlib import Path
@@ -86,10 +84,7 @@ assert not monitor.failure, monitor.failure
 board = monitor.dashboard
 assert board.now["phase"] == "finished after step 4" and board.correct == "says"
 assert not board.error and "completions" in board.groups
-"""
-
-
-FAILS = """
+# %%
 def fails(completions, trainer_state, **kwargs):
     if trainer_state.global_step == 2:
         raise KeyError("no such column")
@@ -97,15 +92,14 @@ def fails(completions, trainer_state, **kwargs):
 trainer = stock(Path(FOLDER), [fails])
 with Monitor(trainer) as monitor:
     trainer.train()
-"""
-PHASE = """
+# %%
 phase = monitor.dashboard.now["phase"]
 assert phase == "ended after step 2", phase
 """
 
 
 def test_in_a_notebook_the_dashboard_is_shown_and_says_how_a_training_ended(tmp_path):
-    sources = [source.replace("FOLDER", repr(str(tmp_path))) for source in (CELL, FAILS, PHASE)]
+    sources = CELLS.replace("FOLDER", repr(str(tmp_path))).split("# %%")
     cells = list(map(nbformat.v4.new_code_cell, sources))
     cells[1].metadata["tags"] = ["raises-exception"]
     resources = {"metadata": {"path": str(PROJECT_ROOT)}}
@@ -151,15 +145,21 @@ def test_an_interrupt_or_an_error_inside_with_loses_no_step(tmp_path):
     state.write_text(state.read_text()[:-9])  # a kill while it was written
     assert newest_checkpoint(tmp_path) == first and newest_checkpoint(tmp_path / "no") is None
     last = stock(tmp_path, [short])
+    monitor = Monitor(last, show=False)
     last.train(resume_from_checkpoint=newest_checkpoint(tmp_path))
-    weights = [[p.detach() for p in each.model.parameters()] for each in (whole, last)]
-    assert all(map(torch.equal, *weights))
+    assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4], "each once"
+    assert len(monitor.watch.lines) == 4
+    assert all(map(torch.equal, weights_of(whole), weights_of(last)))
+
+
+def weights_of(trainer):
+    return [weight.detach().clone() for weight in trainer.model.parameters()]
 
 
 def test_an_update_without_scores_is_skipped_and_three_end_the_training(tmp_path, capsys):
     nothing = lambda completions, **kwargs: [None] * len(completions)  # noqa: E731
     trainer = stock(tmp_path, [nothing], max_steps=9)
-    before = [weight.detach().clone() for weight in trainer.model.parameters()]
+    before = weights_of(trainer)
     Monitor(trainer)
     trainer.train()
     told = capsys.readouterr().out
@@ -213,25 +213,6 @@ def test_a_monitor_that_fails_says_so_once_and_stands_aside(tmp_path, capsys):
     assert "TypeError" in monitor.failure
 
 
-def test_a_request_to_stop_saves_first(tmp_path):
-    trainer = stock(tmp_path, max_steps=9)
-    monitor = Monitor(trainer, show=False)
-    monitor.stop.set()
-    trainer.train()
-    assert trainer.state.global_step == 1 and (tmp_path / "checkpoint-1").is_dir()
-
-
-def test_a_run_that_is_resumed_keeps_the_lines_of_its_checkpoint(tmp_path):
-    trainer = stock(tmp_path, save_strategy="steps", save_steps=2)
-    Monitor(trainer, show=False)
-    trainer.train()
-    again = stock(tmp_path, save_strategy="steps", save_steps=2)
-    monitor = Monitor(again, show=False)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4]
-    assert len(monitor.watch.lines) == 4
-
-
 def test_what_makes_no_sense_is_refused_and_leaves_the_monitor_that_was_there(tmp_path):
     trainer = stock(tmp_path)
     monitor = Monitor(trainer, show=False)
@@ -249,7 +230,7 @@ def test_validations_by_trls_own_eval_dataset_are_lines_too(tmp_path):
         trainer = stock(tmp_path, eval_dataset=ROWS.select(range(5)), max_steps=4, **options)
         monitor = Monitor(trainer, correct="says", show=False) if show is False else None
         trainer.train()
-        ends.append([weight.detach().clone() for weight in trainer.model.parameters()])
+        ends.append(weights_of(trainer))
     assert not monitor.failure and monitor.watch.expected.eval_rows == 5
     lines = [line for line in lines_of(tmp_path) if "eval/reward" in line]
     assert [line["step"] for line in lines] == [2, 4]

@@ -20,11 +20,7 @@ from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
 from grpo_nb.training import preflight
 
-SETTINGS = {
-    "grpo.max_steps": 2,
-    "grpo.per_device_train_batch_size": 16,
-    "train.eval_steps": 0,
-}
+SETTINGS = {"grpo.max_steps": 2, "grpo.per_device_train_batch_size": 16, "train.eval_steps": 0}
 CONFIG = resolve("tiny-cpu", SETTINGS)
 ASKED = {a: build_prompt(f"What is {a} + {a + 3}?", MATH.form.system_prompt) for a in range(3, 60)}
 ROWS = [{"prompt": prompt, "answer": str(2 * a + 3)} for a, prompt in ASKED.items()]
@@ -38,9 +34,8 @@ def policy():
 @pytest.fixture
 def build(policy, runs_dir):
     """(rows, **settings) -> a trainer over the policy."""
-    return lambda rows=ROWS, **more: trainer_of(
-        Run("flight"), policy, rows=rows, **(SETTINGS | more)
-    )
+    run = Run("flight")
+    return lambda rows=ROWS, **more: trainer_of(run, policy, rows=rows, **SETTINGS | more)
 
 
 @pytest.fixture
@@ -67,32 +62,35 @@ def test_a_sound_training_passes_and_is_predicted(trainer, capsys):
     assert line(found, "gradient").evidence == "reaches 28 of 28 trained matrices"
     assert re.match(r"longest prompt \d+ \+ completion 48 = ", line(found, "context").evidence)
     said = line(found, "time").evidence
-    seconds, minutes = map(
-        float, re.findall(r"at most ([\d.]+) s .*; 2 steps ([\d.]+) min", said)[0]
-    )
+    [times] = re.findall(r"at most ([\d.]+) s .*; 2 steps ([\d.]+) min", said)
+    seconds, minutes = map(float, times)
     assert 0 < seconds < 60 and minutes == pytest.approx(2 * seconds / 60, abs=0.1)
     assert 0.1 < float(line(found, "memory").evidence.partition(" GiB")[0]) < 8
     found.refuse()
 
 
-def test_the_trial_is_as_large_as_a_step_can_be(trainer):
-    """Its rows share as many prompts as those of a real micro-batch."""
-    sizes = []
+@pytest.fixture
+def passes(policy):
+    """[(tokens, is its first layer checkpointed?)] of each forward pass that trains."""
+    noted, layer = [], policy.model.get_base_model().model.layers[0]
 
-    def count(module, args, kwargs):
+    def note(module, args, kwargs):
         if torch.is_grad_enabled():
-            sizes.append(kwargs["input_ids"].numel())
+            is_checkpointed = layer.gradient_checkpointing and layer.training
+            noted.append((kwargs["input_ids"].numel(), is_checkpointed))
 
-    hook = trainer.model.register_forward_pre_hook(count, with_kwargs=True)
-    preflight.preflight(trainer)
-    [trial] = sizes
-    trainer.train()
-    hook.remove()
-    assert trial / 2 < max(sizes[1:]) <= trial
+    with policy.model.register_forward_pre_hook(note, with_kwargs=True):
+        yield noted
+    policy.model.gradient_checkpointing_disable()
 
 
-def test_a_training_after_it_is_bit_for_bit_the_same(trainer, policy, build):
+def test_a_training_after_it_is_bit_for_bit_the_same_and_has_no_larger_step(
+    trainer, policy, build, passes
+):
+    """TRL's trainer on a CPU; in tests/gpu_on_cpu is what Unsloth's checkpoints.
 
+    The rows of the trial share as many prompts as those of a real micro-batch.
+    """
     adapter = [p for name, p in policy.model.named_parameters() if "lora_" in name]
     start = [parameter.detach().clone() for parameter in adapter]
     outcomes = []
@@ -101,6 +99,8 @@ def test_a_training_after_it_is_bit_for_bit_the_same(trainer, policy, build):
             parameter.data = value.clone()
         policy.model.updated_in = None  # its weights are those of a policy that was just loaded
         again = build()
+        again.args.gradient_checkpointing = True
+        passes.clear()
         if flown:
             preflight.preflight(again)
             assert all(parameter.grad is None for parameter in adapter)
@@ -111,6 +111,8 @@ def test_a_training_after_it_is_bit_for_bit_the_same(trainer, policy, build):
     assert [line["step"] for line in plain] == [1, 2]
     assert plain == after
     assert all(map(torch.equal, weights, weights_after))
+    (trial, *sizes), flags = zip(*passes, strict=True)
+    assert trial / 2 < max(sizes) <= trial and all(flags)
 
 
 def test_a_frozen_adapter_stops(trainer, policy):
@@ -144,8 +146,9 @@ def test_too_small_a_memory_says_what_to_lower(trainer, monkeypatch):
     assert memory.fix.endswith("; see docs/troubleshooting.md#memory")
 
 
-TRAINED = """
-import json, resource
+TRAINED = f"""
+import json, resource, sys
+sys.path[:0] = ["{PROJECT_ROOT}/tests", "{PROJECT_ROOT}/tests/training"]
 from test_preflight import ROWS, SETTINGS, Run, line, preflight, trainer_of
 trainer = trainer_of(Run("peak"), rows=ROWS, **SETTINGS | {"grpo.max_steps": 10})
 said = line(preflight.preflight(trainer), "memory").evidence
@@ -157,9 +160,7 @@ print(json.dumps([float(said.partition(" GiB")[0]), peak]))
 
 def test_the_memory_that_is_said_is_the_peak_of_a_training(runs_dir):
     """In a process of its own: this one holds what other tests left."""
-    environment = os.environ | {
-        "PYTHONPATH": f"{PROJECT_ROOT}:{PROJECT_ROOT}/tests:{PROJECT_ROOT}/tests/training"
-    }
+    environment = os.environ | {"PYTHONPATH": str(PROJECT_ROOT)}
     environment.pop("ONEDNN_PRIMITIVE_CACHE_CAPACITY", None)
     command = [sys.executable, "-c", TRAINED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -169,17 +170,13 @@ def test_the_memory_that_is_said_is_the_peak_of_a_training(runs_dir):
 
 @pytest.mark.parametrize("part", ["the update", "generation"])
 def test_an_out_of_memory_error_becomes_a_line(trainer, policy, part):
-
     def full(module, inputs):
         if torch.is_grad_enabled() == (part == "the update"):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
     trainer.samples_densely = False  # the hook is on the policy
-    hook = policy.model.get_input_embeddings().register_forward_pre_hook(full)
-    try:
+    with policy.model.get_input_embeddings().register_forward_pre_hook(full):
         found = preflight.preflight(trainer)
-    finally:
-        hook.remove()
     memory = line(found, "memory")
     assert memory.state == "stop"
     assert memory.evidence.startswith(f"{part} ran out of memory")
@@ -188,17 +185,15 @@ def test_an_out_of_memory_error_becomes_a_line(trainer, policy, part):
 
 
 def test_any_other_error_is_raised_and_leaves_no_trace(trainer, policy):
-
     def broken(module, inputs, output):
         raise RuntimeError("shapes differ")
 
     random_state = torch.get_rng_state()
-    hook = policy.model.get_input_embeddings().register_forward_hook(broken)
-    try:
-        with pytest.raises(RuntimeError, match="shapes differ"):
-            preflight.preflight(trainer)
-    finally:
-        hook.remove()
+    with (
+        policy.model.get_input_embeddings().register_forward_hook(broken),
+        pytest.raises(RuntimeError, match="shapes differ"),
+    ):
+        preflight.preflight(trainer)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert trainer._metrics["train"] == {}
     assert not hasattr(trainer, "current_gradient_accumulation_steps")
@@ -215,24 +210,3 @@ def test_completions_that_cannot_end_are_found(policy):
     without = policy.tokenizer.chat_template.replace("<|im_end|>", "")
     assert found([end], without) == found([None]) == found([end + 1]) == "stop"
     assert found([end + 1, end]) == "ok", "either ends a turn"
-
-
-def test_its_step_checkpoints_as_the_trainings_does(trainer, policy):
-    """TRL's trainer on a CPU; Unsloth's GPU trainer has the same test in tests/gpu_on_cpu."""
-    trainer.args.gradient_checkpointing = True
-    layer, flags = policy.model.get_base_model().model.layers[0], []
-
-    def look(layer, inputs):
-        if layer.training:
-            flags.append(layer.gradient_checkpointing)
-
-    hook = layer.register_forward_pre_hook(look)
-    try:
-        preflight.preflight(trainer)
-        of_preflight, flags = flags, []
-        trainer.train()
-    finally:
-        hook.remove()
-        policy.model.gradient_checkpointing_disable()
-    assert of_preflight and all(of_preflight)
-    assert flags and all(flags)

@@ -19,7 +19,6 @@ from grpo_nb import ranks
 from grpo_nb.checks import Check, Checks
 from grpo_nb.models import cuda_available, sharded, use_torch_head
 from grpo_nb.models.template import turn_end
-from grpo_nb.rewards.prompts import message_text
 from grpo_nb.training import guard, stock
 from grpo_nb.training.health import section
 from grpo_nb.training.stock import memory_now, new_peak, peak_memory
@@ -75,15 +74,10 @@ def _longest(trainer: Any) -> tuple[stock.Row, int]:
     """Return the row with the longest prompt, and its length [tokens]."""
     rows = stock.rows_of(trainer)
     if not {"image", "images"} & {*rows[0]}:  # an image's tokens depend on its size
-        rows = sorted(rows, key=_characters)[-LONGEST:]
+        rows = sorted(rows, key=lambda row: len(str(row["prompt"])))[-LONGEST:]
     lengths = stock.lengths_of(trainer, rows)
     place = max(range(len(rows)), key=lengths.__getitem__)
     return rows[place], lengths[place]
-
-
-def _characters(row: stock.Row) -> int:
-    prompt = row["prompt"]
-    return len(prompt) if isinstance(prompt, str) else sum(map(len, map(message_text, prompt)))
 
 
 def _context(trainer: Any, prompt: int) -> Check:

@@ -3,13 +3,14 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
 
+import nbformat
 import numpy as np
 import pytest
+from conftest import free_port
 
 from grpo_nb.files import write_json
 from grpo_nb.machine import PROJECT_ROOT
@@ -42,45 +43,40 @@ def contrast(node):
 
 
 @contextmanager
-def served(*command, **variables):
-    """(what a server prints until it names its address, the address)."""
+def served(folder, settings):
+    """The address of JupyterLab in a folder."""
+    for plugin, content in JUPYTERLAB.items():
+        write_json(settings / f"@jupyterlab/{plugin}.jupyterlab-settings", content)
+    names = ("JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "JUPYTER_CONFIG_DIR")
+    environment = dict.fromkeys(names, str(settings)) | {"PYTHONPATH": str(PROJECT_ROOT)}
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
+    command += [f"--ServerApp.{name}" for name in (f"token={TOKEN}", "ip=127.0.0.1")]
+    command += [f"--ServerApp.root_dir={folder}", f"--ServerApp.port={free_port()}"]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    options["env"], printed = os.environ | variables, ""
-    with subprocess.Popen([sys.executable, "-m", *command], **options) as process:
-        while not (found := re.search(r"http://127\S+\n", printed)):
-            printed += (line := process.stdout.readline())
-            assert line, f"it ended: {printed}"
+    with subprocess.Popen(command, env=os.environ | environment, **options) as process:
+        printed = iter(process.stdout.readline, "")
+        addresses = (re.search(r"http://127[^\s?]+", line) for line in printed)
         try:
-            yield printed, found[0].strip()
+            yield next(filter(None, addresses))[0]
         finally:
             process.terminate()
             process.communicate(timeout=30)
     assert process.returncode == 0
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return str(held.getsockname()[1])
-
-
 @contextmanager
-def jupyterlab(browser, notebook, settings):
-    """A page of JupyterLab with a notebook open in it, its kernel idle."""
-    for plugin, content in JUPYTERLAB.items():
-        write_json(settings / f"@jupyterlab/{plugin}.jupyterlab-settings", content)
-    names = ("JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "JUPYTER_CONFIG_DIR")
-    environment = dict.fromkeys(names, str(settings)) | {"PYTHONPATH": str(PROJECT_ROOT)}
-    command = ["jupyterlab", "--no-browser", "--allow-root", f"--ServerApp.token={TOKEN}"]
-    command += [f"--ServerApp.root_dir={notebook.parent}", f"--ServerApp.port={free_port()}"]
-    with served(*command, "--ServerApp.ip=127.0.0.1", **environment) as (_, address):
+def jupyterlab(browser, tmp_path_factory, *sources):
+    """A page of JupyterLab with a notebook of these cells, all of which are run."""
+    folder = tmp_path_factory.mktemp("root")
+    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, sources)])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(notebook, folder / "mine.ipynb")
+    with served(folder, tmp_path_factory.mktemp("settings")) as address:
         page = browser.new_page(viewport={"width": 1280, "height": 1600}, color_scheme="light")
         page.set_default_timeout(SLOW)
-        page.goto(f"{address.partition('?')[0]}/tree/{notebook.name}?token={TOKEN}&reset")
+        page.goto(f"{address}/tree/mine.ipynb?token={TOKEN}&reset")
         page.get_by_role("button", name="| Idle").wait_for()
         page.keyboard.press("Control+b")  # no file browser
+        for name in ("Run", "Run All Cells"):
+            page.get_by_role("menuitem", name=name, exact=True).click()
         yield page
-
-
-def run_all_cells(page):
-    for name in ("Run", "Run All Cells"):
-        page.get_by_role("menuitem", name=name, exact=True).click()

@@ -4,11 +4,11 @@ GRPO_NB_SCREENSHOT=1 writes docs/reward_lab.png again.
 """
 
 import os
+from itertools import product
 
-import nbformat
 import numpy as np
 import pytest
-from browsing import NEEDS_BROWSER, SLOW, contrast, jupyterlab, run_all_cells
+from browsing import NEEDS_BROWSER, SLOW, contrast, jupyterlab
 from labs import open_lab
 from playwright.sync_api import expect
 
@@ -59,7 +59,6 @@ OPEN = """from grpo_nb import RewardLab
 RewardLab([match_format, check_answer, shows_work], dataset, completions)"""
 MANY = """rows = [dict(row, answer=str(n)) for row in dataset for n in range(32)]
 RewardLab([match_format, check_answer], rows, [said(n, 1) + ["", "?"] for n in range(256)])"""
-CELLS = (REWARDS, DATA, OPEN, MANY)
 STATES = ("stop", "warning")
 COLOR = "node => getComputedStyle(node).backgroundColor"
 CELLS_OF = """rows => rows.map(
@@ -107,13 +106,8 @@ def test_it_needs_no_more_than_anywidget_gives_and_takes_the_hosts_colors(browse
 @pytest.fixture(scope="module")
 def page(browser, forks, tmp_path_factory):
     """A person's own notebook, all of whose cells have run."""
-    folder, settings = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("settings")
-    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, CELLS)])
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
-    nbformat.write(notebook, folder / "mine.ipynb")
-    with jupyterlab(browser, folder / "mine.ipynb", settings) as page:
+    with jupyterlab(browser, tmp_path_factory, REWARDS, DATA, OPEN, MANY) as page:
         page.set_viewport_size({"width": 1440, "height": 900})
-        run_all_cells(page)
         expect(page.get_by_role("status")).to_have_count(2, timeout=SLOW)
         page.set_default_timeout(10_000)
         yield page
@@ -139,42 +133,37 @@ def press(lab, name, pressed=True):
     )
 
 
-@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
-@pytest.mark.parametrize("scaling", ["group", "batch", "none"])
-def test_the_browsers_advantages_are_pythons(browser, scaling, aggregation):
+def test_the_browsers_advantages_are_pythons(browser):
     random = np.random.default_rng(0)
     scores, weights = random.normal(size=(24, 3)).round(2), [1.0, 0.25, -2.0]
     scores[random.random(scores.shape) < 0.2] = np.nan
     scores[:4], scores[4] = 1.0, np.nan  # no signal; no score at all
-    groups = [
-        [[None if np.isnan(score) else float(score) for score in line] for line in group]
-        for group in scores.reshape(6, 4, 3)
-    ]
-    blank = browser.new_page()
-    arguments = [RewardLab._esm, "advantages", groups, weights, scaling, aggregation]
-    shown = blank.evaluate(MODULE, arguments)
+    groups = np.where(np.isnan(scores), None, scores).reshape(6, 4, 3).tolist()
+    blank, aggregations = browser.new_page(), ("sum_then_normalize", "normalize_then_sum")
+    for how in product(("group", "batch", "none"), aggregations):
+        shown = blank.evaluate(MODULE, [RewardLab._esm, "advantages", groups, weights, *how])
+        expected = advantages(scores, weights, 4, *how)
+        np.testing.assert_allclose(np.ravel(shown), expected, atol=1e-12, err_msg=str(how))
     blank.close()
-    expected = advantages(scores, weights, 4, scaling, aggregation)
-    np.testing.assert_allclose(np.ravel(shown), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("weights", [[1, 0, 1], [0, 1, 0.1]])
-def test_attacks_that_win_by_the_browsers_totals_win_in_the_next_verdict(browser, weights):
+def test_attacks_that_win_by_the_browsers_totals_win_in_the_next_verdict(browser):
     exec(f"{REWARDS}\n{DATA}", names := {})
     rewards = [names[name] for name in ("match_format", "check_answer", "shows_work")]
     sampled = (rewards, names["dataset"], names["completions"])
     lab, blank = RewardLab(*sampled), browser.new_page()
     attacks = [line["attack"] for line in lab.data["completions"]]
     table = [RewardLab._esm, "measure", lab.data, lab.data["completions"], attacks]
-    before, now = (blank.evaluate(MODULE, [*table, w])["level"] for w in ([1, 1, 1], weights))
-    blank.close()
     names = [attack and attack["name"] for attack in attacks]
-    levels = zip(names, before, now, strict=True)
-    won = {name: lab.report["won"][name] if a == b else b for name, a, b in levels if name}
-    verdict = check_rewards(*sampled, reward_weights=weights)
-    expected = {x["attack"]: x["won"] for x in verdict.table if "sampled" not in x["attack"]}
-    expected = {name: level for name, level in expected.items() if level}
-    assert {name: level for name, level in won.items() if level} == expected
+    for weights in ([1, 0, 1], [0, 1, 0.1]):
+        before, now = (blank.evaluate(MODULE, [*table, w])["level"] for w in ([1, 1, 1], weights))
+        levels = zip(names, before, now, strict=True)
+        won = {name: lab.report["won"][name] if a == b else b for name, a, b in levels if name}
+        verdict = check_rewards(*sampled, reward_weights=weights)
+        expected = {x["attack"]: x["won"] for x in verdict.table if "sampled" not in x["attack"]}
+        expected = {name: level for name, level in expected.items() if level}
+        assert {name: level for name, level in won.items() if level} == expected, weights
+    blank.close()
 
 
 def test_an_attack_that_wins_only_beside_its_group_is_wrong_but_paid(browser):

@@ -7,9 +7,8 @@ import os
 import re
 from itertools import combinations
 
-import nbformat
 import pytest
-from browsing import NEEDS_BROWSER, SLOW, contrast, jupyterlab, run_all_cells
+from browsing import NEEDS_BROWSER, SLOW, contrast, jupyterlab
 from playwright.sync_api import expect
 
 from grpo_nb.machine import PROJECT_ROOT
@@ -90,20 +89,10 @@ VIEWS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("root")
-
-
-@pytest.fixture(scope="module")
-def page(browser, forks, folder, tmp_path_factory):
+def page(browser, forks, tmp_path_factory):
     """Each view of one hostile text, and a last cell that runs till a button stops it."""
-    settings = tmp_path_factory.mktemp("settings")
     cells = [MADE, *VIEWS.values(), LOOK, REPLAY if TRAINED else SAMPLE, TRAIN]
-    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
-    nbformat.write(notebook, folder / "views.ipynb")
-    with jupyterlab(browser, folder / "views.ipynb", settings) as page:
-        run_all_cells(page)
+    with jupyterlab(browser, tmp_path_factory, *cells) as page:
         yield page
 
 
@@ -174,16 +163,6 @@ def test_numbers_alerts_and_completions_are_shown_while_the_cell_runs(page, dash
     assert chart.locator(".mark.stop").count() == 1
 
 
-def test_the_slider_goes_back_to_an_earlier_step(dashboard):
-    slider = dashboard.get_by_role("slider", name="step")
-    head = dashboard.locator("h4")
-    last = int(slider.get_attribute("max"))
-    slider.fill("0")
-    expect(head).to_contain_text("One prompt at step 1")
-    slider.fill(str(last))
-    expect(head).not_to_contain_text("One prompt at step 1:")
-
-
 BOXES = """nodes => nodes.map(node => node.getBoundingClientRect())
   .filter(box => box.width).map(box => [box.left, box.top, box.right, box.bottom])"""
 
@@ -215,9 +194,11 @@ def test_it_reads_in_either_theme(page, dashboard):
 
 def test_an_interrupted_cell_is_over_and_the_slider_stays_where_it_was(page, dashboard):
     expect(dashboard.get_by_text("To stop: interrupt")).to_be_visible()
-    slider = dashboard.get_by_role("slider", name="step")
+    slider, head = dashboard.get_by_role("slider", name="step"), dashboard.locator("h4")
     newest = slider.get_attribute("max")
+    expect(head).not_to_contain_text("One prompt at step 1:")
     slider.fill("0")
+    expect(head).to_contain_text("One prompt at step 1:")
     page.get_by_role("menuitem", name="Kernel", exact=True).click()
     page.get_by_role("menuitem", name="Interrupt Kernel").click()
     expect(page.locator(".jp-InputPrompt").last).not_to_have_text("[*]:")

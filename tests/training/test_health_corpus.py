@@ -16,21 +16,6 @@ def alarms():
     return alarms
 
 
-@pytest.fixture(scope="module")
-def corpus(alarms):
-    return alarms.read()
-
-
-def test_the_corpus_holds_every_run_and_is_small(alarms, corpus):
-    assert set(corpus) == {one.name for one in alarms.recipes()}
-    assert sum(path.stat().st_size for path in alarms.CORPUS.iterdir()) < 5e6
-    for one in corpus.values():
-        steps = [line["step"] for line in one["lines"] if "reward" in line]
-        assert steps == list(range(1, alarms.STEPS + 1))
-        assert sum("true/accuracy" in line for line in one["lines"]) == 13
-        assert {said["step"] for said in one["completions"]} == {1, 30, 60}
-
-
 @pytest.mark.parametrize("name", ["runs", "metrics", "completions"])
 def test_a_file_that_was_changed_is_refused(alarms, tmp_path, name):
     folder = tmp_path / "corpus"
@@ -41,8 +26,8 @@ def test_a_file_that_was_changed_is_refused(alarms, tmp_path, name):
         alarms.read(folder)
 
 
-def test_clean_runs_are_quiet_and_hacks_are_named(alarms, corpus):
-    judged = alarms.judge(corpus)
+def test_clean_runs_are_quiet_and_hacks_are_named(alarms):
+    judged = alarms.judge(alarms.read())
     counts = alarms.rates(judged)
     assert counts["runs"] == {"clean": 20, "badly set": 25, "hacked": 22}
     clean = {rule: count["clean"] for rule, count in counts["alerts"].items() if count["clean"]}

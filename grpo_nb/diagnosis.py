@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from grpo_nb.checks import Check, Checks, shown
+from grpo_nb.names import refuse_unknown
 from grpo_nb.rewards.prompts import transcript
 from grpo_nb.training.health import LIMITS, NEEDS, Expected, Watch, constant, reward_rises
 from grpo_nb.training.logs import Log, read_log
@@ -126,9 +127,8 @@ def autopsy(
     ['nothing learnt']
     """
     log = read_log(what)
-    if correct and correct not in log.rewards:
-        names = ", ".join(log.rewards) or "none"
-        raise ValueError(f"correct = {correct!r} is none of the log's rewards: {names}")
+    if correct:
+        refuse_unknown("reward", correct, log.rewards)
     if completions_per_step:
         log.facts["completions"] = completions_per_step
     if reward_weights is not None:

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from transformers import TrainerCallback
 
+from grpo_nb.names import refuse_unknown
 from grpo_nb.rewards import declared_range
 
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ class Difficulty(TrainerCallback):
     """
 
     def __init__(self, trainer: Any, correct: str) -> None:
-        self.trainer, self.correct, names = trainer, correct, trainer.reward_func_names
-        if correct and correct not in names:
-            raise ValueError(f"correct = {correct!r} is none of the rewards: {', '.join(names)}")
+        self.trainer, self.correct = trainer, correct
+        if correct:
+            refuse_unknown("reward", correct, list(trainer.reward_func_names))
         if not hasattr(trainer.train_dataset, "__len__"):
             raise ValueError("rows are drawn by number, and this is a stream: give a Dataset")
         if trainer.args.ignore_data_skip:

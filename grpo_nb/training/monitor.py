@@ -25,6 +25,7 @@ from grpo_nb import ranks
 from grpo_nb.checks import Check
 from grpo_nb.files import append_line, read_lines
 from grpo_nb.models import use_torch_head
+from grpo_nb.names import refuse_unknown
 from grpo_nb.rewards import declared_range
 from grpo_nb.rewards.prompts import message_text, transcript
 from grpo_nb.training import health, preflight, stock
@@ -115,9 +116,8 @@ class Monitor(TrainerCallback):
         use_torch_head()
         self.trainer, self.halt = trainer, halt
         self.names = list(trainer.reward_func_names)
-        if correct and correct not in self.names:
-            names = ", ".join(self.names)
-            raise ValueError(f"correct = {correct!r} is none of the rewards: {names}")
+        if correct:
+            refuse_unknown("reward", correct, self.names)
         if halt not in ("never", "grave"):
             raise ValueError(f"halt = {halt!r}: give 'never' or 'grave'")
         for other in [c for c in trainer.callback_handler.callbacks if isinstance(c, Monitor)]:

@@ -324,7 +324,7 @@ def test_the_reward_that_says_what_is_right_may_be_named():
     double = [line | {RIGHT: 2 * line[RIGHT]} for line in double]
     (alert,) = [c for c in autopsy(double, correct="right").findings if c.state == "stop"]
     assert re.search(r"held-out (8|9)\d% → ", alert.evidence)  # of the 2 that it pays
-    with pytest.raises(ValueError, match="none of the log's rewards: right, soft_format_reward"):
+    with pytest.raises(ValueError, match="unknown reward 'wrong': known names: right, soft_"):
         autopsy(SOUND, correct="wrong")
 
 

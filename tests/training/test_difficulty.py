@@ -109,7 +109,7 @@ def test_the_level_is_logged(tmp_path, correct):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"correct": "say"}, "correct = 'say' is none of the rewards: says, short"),
+        ({"correct": "say"}, "unknown reward 'say': did you mean 'says'"),
         ({"ignore_data_skip": True}, "leave it out"),
         ({"rows": ROWS[:3]}, "2 rows of the first level are fewer than the 4 prompts"),
         ({"rows": [row | {"level": "hard"} for row in ROWS]}, "'hard': write a number, or a name"),

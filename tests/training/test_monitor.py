@@ -216,7 +216,7 @@ def test_a_monitor_that_fails_says_so_once_and_stands_aside(tmp_path, capsys):
 def test_what_makes_no_sense_is_refused_and_leaves_the_monitor_that_was_there(tmp_path):
     trainer = stock(tmp_path)
     monitor = Monitor(trainer, show=False)
-    with pytest.raises(ValueError, match="'sais' is none of the rewards: says, short"):
+    with pytest.raises(ValueError, match="unknown reward 'sais': did you mean 'says'"):
         Monitor(trainer, show=False, correct="sais")
     with pytest.raises(ValueError, match="give 'never' or 'grave'"):
         Monitor(trainer, show=False, halt="always")

@@ -78,34 +78,25 @@ def chat_of(row: Row) -> Any:
     return with_images(row["prompt"], images) if images else row["prompt"]
 
 
-def tools_of(trainer: Any) -> list[Any]:
-    """Return the tools that the prompts describe."""
-    return list(getattr(trainer, "tools", None) or ())
-
-
-def prompt_ids(trainer: Any, prompts: Sequence[Any]) -> list[list[int]]:
-    """Return the token ids of prompts, chats or texts, as the trainer encodes them."""
-    tokenizer, rows = tokenizer_of(trainer), []
-    options = {"tools": tools_of(trainer) or None, **(getattr(trainer, "chat_template_kwargs", {}))}
+def lengths_of(trainer: Any, rows: Sequence[Row]) -> list[int]:
+    """Return the lengths of the rows' prompts, as the trainer encodes them [tokens]."""
+    tokenizer, lengths = tokenizer_of(trainer), []
+    tools = list(getattr(trainer, "tools", None) or ())  # the prompts describe them
+    options = {"tools": tools or None, **(getattr(trainer, "chat_template_kwargs", {}))}
     if template := getattr(trainer, "chat_template", None):
         options["chat_template"] = template
-    for prompt in prompts:
+    for prompt in map(chat_of, rows):
         if isinstance(prompt, str):
             ids = tokenizer(prompt)["input_ids"]
         elif images_of(prompt):
-            ids = image_inputs(tokenizer, [prompt], tools_of(trainer))["input_ids"][0].tolist()
+            ids = image_inputs(tokenizer, [prompt], tools)["input_ids"][0]
         else:
             text = tokenizer.apply_chat_template(
                 prompt, tokenize=False, add_generation_prompt=True, **options
             )
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        rows.append(ids)
-    return rows
-
-
-def lengths_of(trainer: Any, rows: Sequence[Row]) -> list[int]:
-    """Return the lengths of the rows' prompts [tokens]."""
-    return list(map(len, prompt_ids(trainer, list(map(chat_of, rows)))))
+        lengths.append(len(ids))
+    return lengths
 
 
 def stops_of(trainer: Any) -> set[int]:

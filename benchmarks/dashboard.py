@@ -15,7 +15,7 @@ STEPS, CHARACTERS = 2000, 1500
 CELL = f"""
 import json, time
 from pathlib import Path
-from grpo_nb.updates import Update
+from grpo_nb.checks import Update
 from grpo_nb.views import dashboard as module
 module.EVERY = 0  # each step is sent, however fast they come
 board = module.TrainingDashboard()

@@ -1,6 +1,7 @@
-"""Hold the results of checks, in the same type for every stage and every tool."""
+"""Hold the results of checks, and what a training reports of a step, in one type everywhere."""
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,3 +52,28 @@ class Checks(list[Check]):
         from IPython.display import display
 
         display(self.table())
+
+
+class Update(NamedTuple):
+    """Describe a step or a validation to a watcher.
+
+    line: The line of metrics.jsonl. After a step, its keys are TRL's (reward,
+        rewards/<name>/mean and /std, frac_reward_zero_std, completions/mean_length and
+        /clipped_ratio, entropy, kl, clip_ratio/…, grad_norm, learning_rate, step_time), "step",
+        and with a run's trainer seconds/generation, seconds/reward, seconds/update,
+        tokens_per_second, memory_gib and groups/distinct.
+        After a validation, the keys are "step", eval/reward, eval/accuracy (if a reward is known to
+        say what is right), and with a run's trainer eval/exact, eval/format and eval/seconds.
+    total_steps: The number of steps of the training.
+    completions: The completions of this step, one dict each: question, completion, each reward,
+        reward (the weighted total) and advantage; empty after a validation.
+    alerts: The new alerts; the state of a serious one is "stop".
+    """
+
+    line: dict[str, Any]
+    total_steps: int
+    completions: Sequence[dict[str, Any]]
+    alerts: Sequence[Check]
+
+
+Watcher = Callable[[Update], None]

@@ -16,6 +16,6 @@ __getattr__ = exports(
     {
         "grpo_nb.files": "append_line read_lines",
         "grpo_nb.training.interruptions": "newest_checkpoint",
-        "grpo_nb.updates": "Update Watcher",
+        "grpo_nb.checks": "Update Watcher",
     },
 )

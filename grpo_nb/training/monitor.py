@@ -22,7 +22,7 @@ import pandas as pd
 from transformers import TrainerCallback
 
 from grpo_nb import ranks
-from grpo_nb.checks import Check
+from grpo_nb.checks import Check, Update, Watcher
 from grpo_nb.files import append_line, read_lines
 from grpo_nb.models import use_torch_head
 from grpo_nb.names import refuse_unknown
@@ -38,7 +38,6 @@ from grpo_nb.training.interruptions import (
 )
 from grpo_nb.training.logs import of_trainer, renamed
 from grpo_nb.training.placebo import true_reward
-from grpo_nb.updates import Update, Watcher
 
 BAD_STEPS = 3  # updates that are skipped in a row before training ends
 REMEDY = (

@@ -16,8 +16,8 @@ from typing import Any
 import anywidget
 import traitlets as t
 
+from grpo_nb.checks import Update
 from grpo_nb.stats import wilson
-from grpo_nb.updates import Update
 from grpo_nb.views import charts
 from grpo_nb.views.tables import cut
 

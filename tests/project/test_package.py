@@ -15,7 +15,7 @@ FLOORS = [
     {"machine", "checks", "lazy", "signals", "stats"},
     {"files"},
     {"names", "ranks"},
-    {"runs", "colab", "sandbox", "updates"},
+    {"runs", "colab", "sandbox"},
     {"answers"},
     {"rewards"},
     {"models"},

@@ -23,11 +23,11 @@ from trainings import (
 
 import grpo_nb
 from grpo_nb import rewards
+from grpo_nb.checks import Update
 from grpo_nb.files import sha256
 from grpo_nb.stages import checkpoints
 from grpo_nb.stages.validation import Validation
 from grpo_nb.training.interruptions import newest_checkpoint, steps_of
-from grpo_nb.updates import Update
 from grpo_nb.views import TrainingDashboard
 
 

@@ -24,22 +24,29 @@ JUPYTERLAB = {  # settings of a fresh JupyterLab
     "apputils-extension/themes": {"adaptive-theme": True},
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
 }
-COLORS = """node => {
+COLORS = """nodes => nodes.map(node => {
   const rgba = text => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g); return [r, g, b, a]; };
-  const look = getComputedStyle, colors = [rgba(look(node).color)];
+  const look = getComputedStyle, colors = [rgba(look(node).color)], text = node.innerText;
   for (; node; node = node.parentElement) colors.unshift(rgba(look(node).backgroundColor));
-  return colors;
-}"""
+  return [text, colors];
+})"""
 
 
-def contrast(node):
-    """Of a node's text with what is behind it: 1 is none, 21 black on white."""
-    color, lights = 255, []
-    for *top, alpha in np.array(node.evaluate(COLORS), dtype=float):
-        color = np.array(top) * alpha + color * (1 - alpha)
-        lights.append(np.dot([0.2126, 0.7152, 0.0722], (color / 255) ** 2.2))
-    low, high = sorted(lights[-2:])
-    return (high + 0.05) / (low + 0.05)
+def unreadable(nodes):
+    """The texts that differ too little from what is behind them, with their contrast.
+
+    1 is none, 21 black on white.
+    """
+    contrasts = []
+    for text, colors in nodes.evaluate_all(COLORS):
+        color, lights = 255, []
+        for *top, alpha in np.array(colors, dtype=float):
+            color = np.array(top) * alpha + color * (1 - alpha)
+            lights.append(np.dot([0.2126, 0.7152, 0.0722], (color / 255) ** 2.2))
+        low, high = sorted(lights[-2:])
+        contrasts.append(((high + 0.05) / (low + 0.05), text))
+    assert contrasts
+    return [pair for pair in contrasts if pair[0] <= 4.5]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from browsing import NEEDS_BROWSER, SLOW, contrast, jupyterlab
+from browsing import NEEDS_BROWSER, SLOW, jupyterlab, unreadable
 from labs import open_lab
 from playwright.sync_api import expect
 
@@ -98,8 +98,8 @@ def test_it_needs_no_more_than_anywidget_gives_and_takes_the_hosts_colors(browse
         expect(blank.get_by_role("status")).to_have_text("passed")
         expect(blank.get_by_role("button", name="no score")).to_have_count(0)
         blank.get_by_text("sampled 1").click()
-        for node in blank.locator("[data-n] > *, .pill, summary, mark, .chips button, pre").all():
-            assert contrast(node) > 4.5, node.inner_text()
+        nodes = blank.locator("[data-n] > *, .pill, summary, mark, .chips button, pre")
+        assert unreadable(nodes) == []
         blank.close()
 
 

@@ -211,9 +211,7 @@ def an_environment():
 
 
 def a_guard():
-    """Of whose samples it trains on: its own, then those of the base without the adapter."""
-    one = start("guarded", **{"grpo.max_steps": 2, "train.guard_steps": 1})
-    seen = {"steps": steps(one), "looks": [look._asdict() for look in one.guard.looks]}
+    """Samples of the base without the adapter."""
     sample = stages.RunTrainer._generate_single_turn
 
     def without_the_adapter(self, *args):
@@ -223,7 +221,7 @@ def a_guard():
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError) as stopped:
         patch.setattr(stages.RunTrainer, "_generate_single_turn", without_the_adapter)
         start("guarded", **{"grpo.max_steps": 1, "train.guard_steps": 1}).train()
-    return seen | {"stopped": str(stopped.value)}
+    return str(stopped.value)
 
 
 def a_stock_trainer():

@@ -125,16 +125,15 @@ def test_it_trains_on_episodes_and_masks_what_tools_say(report):
 
 
 def test_the_tools_work_beside_a_notebooks_own_trainer(report):
+    """Prompts of several lengths: Unsloth moves each row by the padding before it."""
     seen = report("a_stock_trainer")
     assert "UnslothGRPOTrainer" in seen["trainer"] and "Trainer" in seen["trainer"]
     assert set(seen["checks"].values()) == {"ok"} and not seen["failure"]
     assert [line["step"] for line in seen["steps"]] == [1, 2, 3]
-    assert len(seen["looks"]) == 3 and all(abs(look["score"]) < 4.7 for look in seen["looks"])
+    assert len(seen["looks"]) == 3 and seen["looks"][0]["change"] > 1
+    assert all(abs(look["score"]) < 4.7 for look in seen["looks"])
 
 
 def test_it_is_stopped_where_its_samples_are_not_the_policys(report):
-    """Prompts of several lengths: Unsloth moves each row by the padding before it."""
-    seen = report("a_guard")
-    assert [line["step"] for line in seen["steps"]] == [1, 2]
-    assert len(seen["looks"]) == 3 and seen["looks"][0]["change"] > 1
-    assert "stopped before step 1: the completions do not come from the policy" in seen["stopped"]
+    stopped = report("a_guard")
+    assert "stopped before step 1: the completions do not come from the policy" in stopped

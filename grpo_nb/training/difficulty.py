@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from grpo_nb.names import refuse_unknown
 from grpo_nb.rewards import declared_range
+from grpo_nb.training import stock
 
 if TYPE_CHECKING:
     import torch
@@ -46,12 +47,10 @@ def difficulty(trainer: Any, correct: str = "") -> None:
             `ignore_data_skip` is set, or the rows or their levels cannot be drawn from.
     """
     draws = Difficulty(trainer, correct)
-    for other in [c for c in trainer.callback_handler.callbacks if isinstance(c, Difficulty)]:
-        trainer.remove_callback(other)  # a cell that runs twice
     if not isinstance(trainer, DrawsRows):
         trainer.__class__ = type(type(trainer).__name__, (DrawsRows, type(trainer)), {})
     trainer.difficulty = draws
-    trainer.callback_handler.callbacks.insert(0, draws)
+    stock.add_callback(trainer, draws, first=True)
 
 
 class DrawsRows:

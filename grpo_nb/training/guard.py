@@ -122,9 +122,7 @@ class Guard(TrainerCallback):
         self.trainer, self.every = trainer, every
         self.noise, self.begun = NOISE, 0
         self.looks: list[Evidence] = []
-        for other in [c for c in trainer.callback_handler.callbacks if isinstance(c, Guard)]:
-            trainer.remove_callback(other)  # a cell that runs twice
-        trainer.add_callback(self)
+        stock.add_callback(trainer, self)
 
     def __repr__(self) -> str:
         return f"Guard: tests every {self.every} steps that samples come from the policy"

@@ -119,8 +119,6 @@ class Monitor(TrainerCallback):
             refuse_unknown("reward", correct, self.names)
         if halt not in ("never", "grave"):
             raise ValueError(f"halt = {halt!r}: give 'never' or 'grave'")
-        for other in [c for c in trainer.callback_handler.callbacks if isinstance(c, Monitor)]:
-            trainer.remove_callback(other)  # a cell that runs twice
         of_run = getattr(trainer, "monitor_options", {})  # what a run's trainer has set
         self.notify, self.correct = notify, correct or of_run.get("correct", "")
         default = of_run.get("folder") or Path(trainer.args.output_dir) / "monitor"
@@ -133,10 +131,10 @@ class Monitor(TrainerCallback):
         self._exits: list[ExitStack] = []
         self.stopped = False  # whether a request to stop ended the last training
         self.watch, self.skipped = health.Watch(health.Expected({})), 0
-        self.dashboard = _dashboard(self) if show else None
+        self.dashboard = _dashboard() if show else None
         self.prints = show and self.dashboard is None
         # It comes first, so that the others see what it has decided.
-        trainer.callback_handler.callbacks.insert(0, self)
+        stock.add_callback(trainer, self, first=True)
 
     def __enter__(self) -> "Monitor":
         """Let an interrupt stop after its step with a checkpoint, and an error save the last step.
@@ -378,8 +376,8 @@ def _plain(line: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value.item() if hasattr(value, "item") else value for key, value in line.items()}
 
 
-def _dashboard(monitor: Monitor) -> Any:
-    """Return the monitor's dashboard, shown, in a notebook; None elsewhere."""
+def _dashboard() -> Any:
+    """Return a dashboard, shown, in a notebook; None elsewhere."""
     shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
     if not shell or not hasattr(shell, "kernel"):
         return None

@@ -43,6 +43,14 @@ FILLED = {"_metrics", "_logs", "_pending_extra_logs", "_pending_metrics"}
 Row = Mapping[str, Any]
 
 
+def add_callback(trainer: Any, callback: Any, first: bool = False) -> None:
+    """Add a callback at one end, in place of an earlier one of its class: a cell may run twice."""
+    callbacks = trainer.callback_handler.callbacks
+    for other in [c for c in callbacks if isinstance(c, type(callback))]:
+        trainer.remove_callback(other)
+    callbacks.insert(0 if first else len(callbacks), callback)
+
+
 def call_once(trainer: Any, callback: Any) -> None:
     """Call a callback once for each event, though a person adds it by `add_callback` as well."""
     callbacks = trainer.callback_handler.callbacks

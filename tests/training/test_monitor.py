@@ -98,7 +98,7 @@ assert phase == "ended after step 2", phase
 """
 
 
-def test_in_a_notebook_the_dashboard_is_shown_and_says_how_a_training_ended(tmp_path):
+def test_in_a_notebook_the_dashboard_is_shown_and_says_how_a_training_ended(tmp_path, forks):
     sources = CELLS.replace("FOLDER", repr(str(tmp_path))).split("# %%")
     cells = list(map(nbformat.v4.new_code_cell, sources))
     cells[1].metadata["tags"] = ["raises-exception"]

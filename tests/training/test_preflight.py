@@ -5,9 +5,9 @@ import json
 import os
 import re
 import subprocess
-import sys
 from types import SimpleNamespace
 
+import forked
 import psutil
 import pytest
 import torch
@@ -146,9 +146,8 @@ def test_too_small_a_memory_says_what_to_lower(trainer, monkeypatch):
     assert memory.fix.endswith("; see docs/troubleshooting.md#memory")
 
 
-TRAINED = f"""
-import json, resource, sys
-sys.path[:0] = ["{PROJECT_ROOT}/tests", "{PROJECT_ROOT}/tests/training"]
+TRAINED = """
+import json, resource
 from test_preflight import ROWS, SETTINGS, Run, line, preflight, trainer_of
 trainer = trainer_of(Run("peak"), rows=ROWS, **SETTINGS | {"grpo.max_steps": 10})
 said = line(preflight.preflight(trainer), "memory").evidence
@@ -158,11 +157,13 @@ print(json.dumps([float(said.partition(" GiB")[0]), peak]))
 """
 
 
-def test_the_memory_that_is_said_is_the_peak_of_a_training(runs_dir):
+def test_the_memory_that_is_said_is_the_peak_of_a_training(runs_dir, forks):
     """In a process of its own: this one holds what other tests left."""
-    environment = os.environ | {"PYTHONPATH": str(PROJECT_ROOT)}
+    folders = [PROJECT_ROOT, PROJECT_ROOT / "tests", PROJECT_ROOT / "tests/training"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     environment.pop("ONEDNN_PRIMITIVE_CACHE_CAPACITY", None)
-    command = [sys.executable, "-c", TRAINED]
+    (runs_dir / "trained.py").write_text(TRAINED)
+    command = [*forked.python(), str(runs_dir / "trained.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     said, peak = json.loads(done.stdout.splitlines()[-1])
     assert 0.8 * peak <= said <= 1.2 * peak, f"said {said:.2f} GiB, peak {peak:.2f} GiB"

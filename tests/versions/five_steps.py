@@ -98,10 +98,8 @@ def watched(tmp_path_factory):
     checks, guard = preflight(trainer), Guard(trainer, every=2)
     monitor = Monitor(trainer, show=False)
     trainer.train()
-    lines = lines_of(monitor)
-    return SimpleNamespace(
-        trainer=trainer, checks=checks, guard=guard, monitor=monitor, lines=lines
-    )
+    seen = {"trainer": trainer, "checks": checks, "guard": guard, "monitor": monitor}
+    return SimpleNamespace(**seen, lines=lines_of(monitor))
 
 
 @pytest.mark.parametrize("module", [grpo_nb, trl, transformers])
@@ -175,21 +173,15 @@ def test_the_guard_stops_a_training_whose_samples_leave_the_adapter_out(tmp_path
         trainer.train()
 
 
-def test_a_reward_that_is_not_a_number_raises_an_alert(tmp_path):
+def test_a_placebo_is_paid_and_a_reward_that_is_not_a_number_raises_an_alert(tmp_path):
     def broken(completions, trainer_state, **kwargs):
         return [math.nan if trainer_state.global_step == 1 else 0.5] * len(completions)
 
-    trainer = trainer_of(tmp_path, [says, broken], max_steps=2)
+    trainer = trainer_of(tmp_path, grpo_nb.placebo([says, broken], 4), max_steps=2)
     monitor = Monitor(trainer, show=False)
     trainer.train()
     assert "not a number" in {alert.name for alert in monitor.alerts} and monitor.failure == ""
-
-
-def test_a_placebo_is_paid(tmp_path):
-    trainer = trainer_of(tmp_path, grpo_nb.placebo([says, short], 4), max_steps=2)
-    monitor = Monitor(trainer, show=False)
-    trainer.train()
-    assert monitor.failure == "" and len(steps_of(lines_of(monitor))) == 2
+    assert len(steps_of(lines_of(monitor))) == 2
 
 
 def test_a_trained_model_is_sampled_evaluated_and_merged(watched, tmp_path):
@@ -224,7 +216,3 @@ def test_prepared_rows_are_trained_on(tmp_path):
 
     trainer_of(tmp_path / "b", [right], prepared.train_dataset, max_steps=1).train()
     assert len(prepared.eval_dataset) == 12
-
-
-def test_no_tool_has_imported_what_a_run_is():
-    assert "grpo_nb.runs" not in sys.modules

@@ -32,9 +32,9 @@ def state_of(trainer):
     return rows.chunks, rows.groups, rows.ends
 
 
-@pytest.mark.parametrize(("passes", "steps"), [(1, [2, 3, 5]), (2, [2, 4, 6])])
+@pytest.mark.parametrize(("passes", "steps"), [(1, [3, 5]), (2, [4, 6])])
 def test_a_training_that_resumes_draws_and_learns_the_same(tmp_path, passes, steps):
-    """Before, at and after the end of an epoch, with one update or two a generation."""
+    """At the end and in the middle of an epoch, with one update or two a generation."""
     rows = [{"prompt": row["prompt"], "answer": row["answer"]} for row in ROWS[:13]]
     options = {"rows": rows, "num_iterations": passes, "save_steps": passes}
     whole = drawn(tmp_path / "whole", **options)
@@ -77,7 +77,7 @@ def test_rows_that_are_always_or_never_solved_are_drawn_rarely_and_the_rest_as_u
     weights = draws.weights()
     assert weights[0] == weights[1] > 5 * weights[2] and weights[2] == weights[3] > 0
     assert np.allclose(weights[4:], weights[:4].mean()), "neutral: nothing is known of them"
-    for draws.first in range(0, 600, 3):
+    for draws.first in range(0, 200, 3):
         next(iter(draws))
     counts = Counter(row for chunk in draws.chunks for row in chunk)
     assert 3 * counts[2] < counts[0] and min(counts[n] for n in range(12)) > 0

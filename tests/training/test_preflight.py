@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import re
+import shutil
 import subprocess
 from types import SimpleNamespace
 
@@ -107,6 +108,7 @@ def test_a_training_after_it_is_bit_for_bit_the_same_and_has_no_larger_step(
         again.train()
         lines = comparable(again.stage.run)
         outcomes.append((lines, [parameter.detach().clone() for parameter in adapter]))
+        shutil.rmtree(again.folder)  # else the next one would have nothing to train
     (plain, weights), (after, weights_after) = outcomes
     assert [line["step"] for line in plain] == [1, 2]
     assert plain == after
@@ -149,7 +151,8 @@ def test_too_small_a_memory_says_what_to_lower(trainer, monkeypatch):
 TRAINED = """
 import json, resource
 from test_preflight import ROWS, SETTINGS, Run, line, preflight, trainer_of
-trainer = trainer_of(Run("peak"), rows=ROWS, **SETTINGS | {"grpo.max_steps": 10})
+settings = SETTINGS | {"grpo.max_steps": 10, "policy.backend": "transformers"}
+trainer = trainer_of(Run("peak"), rows=ROWS, **settings)
 said = line(preflight.preflight(trainer), "memory").evidence
 trainer.train()
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -77,6 +77,7 @@ class Watch:
     def __init__(self, expected: Expected) -> None:
         self.expected, self.limits = expected, LIMITS
         self.lines, self.evals, self._held = [], [], {}
+        self._columns: dict[str, list[float | None]] = {}  # of the lines, where they are numbers
         self.most: dict[str, float] = {}  # the highest scores that were seen
         self.settled: set[str] = set()  # rewards that pay no more
         first = next(iter(expected.rewards), "")
@@ -154,8 +155,11 @@ class Watch:
     def last(self, key: str, ago: int = 0, count: int = 0) -> list[float]:
         """Return a metric's values in the window that ended `ago` lines ago; [] if incomplete."""
         start = len(self.lines) - ago - (count or self.window)
-        lines = self.lines[start : len(self.lines) - ago] if start >= 0 else []
-        return [line[key] for line in lines if is_number(line.get(key))]
+        column = self._columns.setdefault(key, [])
+        for line in self.lines[len(column) :]:
+            column.append(line[key] if is_number(line.get(key)) else None)
+        values = column[start : len(self.lines) - ago] if start >= 0 else []
+        return [value for value in values if value is not None]
 
     def mean(self, key: str, ago: int = 0, count: int = 0) -> float:
         """Return a metric's mean in the window that ended `ago` lines ago; NaN without values."""

@@ -1,6 +1,7 @@
 """Clean environments, flawed ones, and what has to name each flaw."""
 
 import itertools
+import math
 import os
 import random
 import tempfile
@@ -123,19 +124,12 @@ CLEAN = {
 }
 
 
-class PaysFailure(Hunt):
-    def get_reward(self) -> float:
-        return float(not self.found)
+def pays(name, score):
+    """A hunt with other rewards."""
+    return type(name, (Hunt,), {"get_reward": score})
 
 
-class PaysIdling(Hunt):
-    def get_reward(self) -> float:
-        return 1.0 if self.found else 0.2 * (self.turns == 0)
-
-
-class PaysForm(Hunt):
-    def get_reward(self) -> float:
-        return 1.0 if self.found else 0.3
+PaysFailure = pays("PaysFailure", lambda self: not self.found)
 
 
 class ComparesSloppily(Hunt):
@@ -166,21 +160,12 @@ class Chatters(Hunt):
         return f"{Hunt._judge(self, number)}, at {next(COUNT)}"
 
 
-class EndsEarly(Hunt):
-    max_turns = 2
-
-
 class Hangs(Hunt):
     tool_seconds = 0.05
 
     def _judge(self, number):
         threading.Event().wait()
         return ""
-
-
-class GivesNoNumber(Hunt):
-    def get_reward(self) -> float:
-        return 1.0 if self.found else float("nan")
 
 
 class Knows(Hunt):
@@ -244,13 +229,13 @@ FLAWED = {  # what names it
     SharesByClass: "not repeatable",
     CountsInAVariable: "not repeatable",
     PaysFailure: "oracle",
-    PaysIdling: "without skill",
-    PaysForm: "without skill",
+    pays("PaysIdling", lambda self: self.found or 0.2 * (not self.turns)): "without skill",
+    pays("PaysForm", lambda self: self.found or 0.3): "without skill",
+    pays("GivesNoNumber", lambda self: self.found or math.nan): "episode",
     ComparesSloppily: "without skill",
     KeepsState: "not repeatable",
     DrawsItsSecret: "not repeatable",
     Chatters: "not repeatable",
-    EndsEarly: "oracle",
+    type("EndsEarly", (Hunt,), {"max_turns": 2}): "oracle",
     Hangs: "hangs",
-    GivesNoNumber: "episode",
 }

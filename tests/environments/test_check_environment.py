@@ -4,13 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from flawed_environments import (
-    CLEAN,
-    FLAWED,
-    Hunt,
-    PaysFailure,
-    hunt_rows,
-)
+from flawed_environments import CLEAN, FLAWED, Hunt, PaysFailure, hunt_rows
 
 from grpo_nb.checks import Checks
 from grpo_nb.environments import check, check_environment
@@ -49,16 +43,13 @@ def test_without_solve_what_cannot_be_judged_is_a_warning():
         left_out = (name, "__dict__", "__weakref__")
         return type("Bare", (), {k: v for k, v in vars(Hunt).items() if k not in left_out})
 
-    class Unsound(without("solve")):
-        def get_reward(self) -> float:
-            return 1.0
-
-    Unsound.__module__ = "no_file"  # whose source is not to be found
+    change = {"get_reward": lambda self: 1.0, "__module__": "no_file"}  # its source is not found
+    unsound = type("Unsound", (without("solve"),), change)
     for name in ("solve", "get_reward"):  # rewards may take `environments`
         [found] = found_in(without(name), hunt_rows())
         assert (found.name, found.state) == ("not judged", "warning")
         assert f"without {name}, " in found.evidence
-    stops = [one.name for one in found_in(Unsound, hunt_rows()) if one.state == "stop"]
+    stops = [one.name for one in found_in(unsound, hunt_rows()) if one.state == "stop"]
     assert "without skill: idle" in stops
 
 
@@ -77,11 +68,7 @@ def test_patience_ends_and_one_row_is_enough(monkeypatch):
     ],
 )
 def test_a_solution_that_is_none_is_refused(turns, evidence):
-    class Solved(Hunt):
-        @classmethod
-        def solve(cls, **row):
-            return turns
-
-    [found] = found_in(Solved, hunt_rows())
+    solved = type("Solved", (Hunt,), {"solve": lambda **row: turns})
+    [found] = found_in(solved, hunt_rows())
     assert found.name in ("oracle", "episode")
     assert re.search(evidence, found.evidence)

@@ -93,8 +93,7 @@ def test_the_model_reads_of_errors_which_are_counted(odd, name, arguments, read)
 def test_calls_that_are_none_are_answered_as_trl_does(odd, name, arguments, read):
     said = run_call(odd, {"function": {"name": name, "arguments": arguments}})
     assert (said["role"], said["name"]) == ("tool", name)
-    assert read in said["content"]
-    assert said["content"].startswith("{'error': ")
+    assert said["content"].startswith("{'error': ") and read in said["content"]
 
 
 def test_results_are_texts_that_a_tokenizer_takes():
@@ -149,50 +148,39 @@ def test_a_group_starts_alike_and_the_caller_keeps_its_randomness():
     assert (random.getstate(), np.random.get_state()[1].tolist()) == kept
 
 
+MINE = """
 class NoTool:
     def reset(self, **row): ...
 
-
 class NoReset:
-    @tool
     def act(self) -> str:
-        """Act."""
+        'Act.'
+"""
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("name", "error", "message"),
     [
-        (NoTool, "environment NoTool has no tool: mark a method with @tool"),
-        (NoReset, "environment NoReset has no method reset"),
+        ("gues", ValueError, r"environment 'gues'.*guess"),
+        ("no_package:Guess", ImportError, "no_package"),
+        ("mine.py:Guess", AttributeError, "has no attribute 'Guess'"),
+        ("mine.py:NoTool", ValueError, "NoTool has no tool: mark a method with @tool"),
+        ("mine.py:NoReset", ValueError, "environment NoReset has no method reset"),
     ],
 )
-def test_a_class_that_is_no_environment_is_refused(kind, message):
-    with pytest.raises(ValueError, match=message):
-        Environment(kind)
-
-
-def test_an_environment_that_cannot_be_read_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"environment 'gues'.*guess"):
-        load("gues")
-    with pytest.raises(ImportError, match="no_package"):
-        load("no_package:Guess")
-    (tmp_path / "mine.py").write_text("class Lamps: ...\n")
-    with pytest.raises(AttributeError, match="has no attribute 'Guess'"):
-        load(f"{tmp_path}/mine.py:Guess")
-
-
-class RaisesOnReset(Hunt):
-    def reset(self, low: int, secret: int) -> None:
-        self.part = secret / (secret - 13)
+def test_what_is_no_environment_is_refused(tmp_path, name, error, message):
+    (tmp_path / "mine.py").write_text(MINE)
+    with pytest.raises(error, match=message):
+        load(name.replace("mine.py", f"{tmp_path}/mine.py"))
 
 
 def test_rows_begin_before_anything_is_sampled_with_the_columns_that_reset_takes():
+    raises = type("Raises", (Hunt,), {"reset": lambda self, secret: 1 / (secret - 13)})
     with pytest.raises(ZeroDivisionError):
-        check_rows(Environment(RaisesOnReset), hunt_rows())
+        check_rows(Environment(raises), hunt_rows())
     environment = Environment(Hunt)
-    with pytest.raises(
-        ValueError, match=r"Hunt\.reset: missing a required argument: .secret.; the data has"
-    ):
+    lacks = r"Hunt\.reset: missing a required argument: .secret.; the data has"
+    with pytest.raises(ValueError, match=lacks):
         check_rows(environment, [{"prompt": [], "low": 1}])
     [check] = check_rows(environment, hunt_rows())
     assert check.state == "ok"

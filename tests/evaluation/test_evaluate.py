@@ -3,6 +3,7 @@
 import json
 import math
 from statistics import NormalDist
+from unittest.mock import patch
 
 import hypothesis
 import hypothesis.strategies as st
@@ -16,7 +17,6 @@ import grpo_nb
 from grpo_nb import data, evaluation
 from grpo_nb.evaluation.report import LEAST_PROMPTS, UNCLEAR, per_prompt, verdict
 from grpo_nb.rewards import load_preset, reward_set
-from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import Run
 from grpo_nb.runs.config import resolve
 from grpo_nb.stats import bootstrap, mcnemar
@@ -91,9 +91,35 @@ def test_figures_of_each_prompt():
 
 
 def report_of(samples, preset=MATH) -> dict:
-    return evaluation.build(
-        evaluation.with_accuracy(samples, preset), preset, {"seed": 0, "samples": 1}
-    )
+    about = {"seed": 0, "samples": 1}
+    return evaluation.build(evaluation.with_accuracy(samples, preset), preset, about)
+
+
+def build(before: str, after: str) -> dict:
+    """The report on two models; a letter a prompt is what they answered, and "1" is right."""
+    texts = {"base": before, "merged": after}
+    return report_of({name: answers(text, [2 * x for x in text]) for name, text in texts.items()})
+
+
+def judged(ends=None, references=None, **models) -> dict:
+    """The report on models by one reward, each given as (completions, scores) of the prompts."""
+    func = lambda completions, **_: None  # noqa: E731
+    func.__name__, samples = FIRST, {}
+    if ends:
+        func.range = ends
+    for label, (completions, scores) in models.items():
+        lines = answers([[text] for text in completions]).drop(columns=["accuracy", "correct"])
+        own = {"reference": [*(references or "1" * len(completions))] * 2, FIRST: [*scores] * 2}
+        samples[label] = lines.assign(**own)
+    return report_of(samples, reward_set([(func, 1.0)]))
+
+
+def paid(texts, scores, ends) -> tuple[dict, dict]:
+    """The comparison of two models; a letter a prompt is how often it was solved, of 0 to 3."""
+    models = {name: (text, [scores[int(x)] for x in text]) for name, text in
+              zip(("base", "merged"), texts, strict=True)}  # fmt: skip
+    report = judged(ends, **models)
+    return report["comparisons"][0], report["greedy"]
 
 
 def test_each_level_of_the_rows_has_its_accuracy():
@@ -105,64 +131,40 @@ def test_each_level_of_the_rows_has_its_accuracy():
     assert {"level gcd 1", "level gcd 2"} <= {*evaluation.table(report)}
 
 
-def test_the_sentence_says_how_much_of_a_gain_is_format():
-    """Of rewards of one's own, which pay for nothing but an answer in tags."""
-
-    def in_tags(completions, answer, **_):
-        pairs = zip(completions, answer, strict=True)
-        return [float(f"<answer>{a}</answer>" in text) for text, a in pairs]
-
-    def tagged(completions, **_):
-        return [float("</answer>" in text) for text in completions]
-
-    preset = reward_set([(in_tags, 1.0), (tagged, 0.5)])
-    right, wrong = "<answer>7</answer>", "<answer>6</answer>"
-    sentences = []
-    for base in (["so it is 7.", right, "6"], [wrong, right, wrong]):
-        samples = {}
-        for label, group in {"base": base, "after": [right] * 3}.items():
-            lines, given = answers("111", ["1"] * 3, reference="7"), group * 4
-            scores = in_tags(group * 2, ["7"] * 6), tagged(group * 2)
-            lines = lines.assign(completion=given[: len(lines)], in_tags=scores[0])
-            samples[label] = lines.assign(tagged=scores[1], format=scores[1])
-        [pair] = report_of(samples, preset)["comparisons"]
-        sentences.append(pair["sentence"])
-    assert sentences[0].endswith(
-        "; read leniently 66.7 % → 100.0 %: 33.3 of the 66.7 points are format"
-    )
-    assert "leniently" not in sentences[1] and "33.3 % → 100.0 %" in sentences[1]
+@pytest.mark.parametrize(
+    ("base", "end"),
+    [
+        (["so it is 7.", "<answer>7</answer>", "6"],
+         "; read leniently 66.7 % → 100.0 %: 33.3 of the 66.7 points are format"),
+        (["<answer>6</answer>", "<answer>7</answer>", "6"], "; 2 gained, 0 lost"),
+    ],
+)  # fmt: skip
+def test_the_sentence_says_how_much_of_a_gain_is_format(base, end):
+    after = (["<answer>7</answer>"] * 3, [1.0] * 3)
+    [pair] = judged(references="777", base=(base, [0, 1, 0]), after=after)["comparisons"]
+    assert pair["sentence"].endswith(end) and "33.3 % → 100.0 %" in pair["sentence"]
 
 
-def build(before: str, after: str) -> dict:
-    samples = {
-        name: answers(text, [2 * letter for letter in text])
-        for name, text in (("base", before), ("merged", after))
-    }
-    return report_of(samples)
-
-
-def test_a_model_that_gives_every_prompt_the_same_answer_is_named():
+@pytest.mark.parametrize(
+    ("after", "gained", "state", "end"),
+    [
+        ("1" * 10, 6, "warning", "; 100 % of the answers of tuned are '1', and the commonest "
+         "reference answer is 30 % of all"),
+        # it favours the usual answer, and solves others too
+        ("1112345111", 14, "ok", "; 14 gained, 0 lost"),
+    ],
+)  # fmt: skip
+def test_a_model_that_gives_every_prompt_the_same_answer_is_named(after, gained, state, end):
     """Its gain is the share of the rows whose answer that is."""
-    references = list("1112345678" * 2)
-
-    def evaluated(after: str) -> tuple[dict, str]:
-        samples = {}
-        for label, given in {"base": "9" * 20, "tuned": after * 2}.items():
-            lines = answers(given)
-            own = lines["row"].map(dict(enumerate(references)))
-            right = (lines["completion"] == own).astype(float)
-            scores = dict.fromkeys([*MATH.names, "reward", "format"], right)
-            samples[label] = lines.assign(reference=own, **scores)
-        report = report_of(samples)
-        return report["comparisons"][0], evaluation.checks(report)[1].state
-
-    pair, state = evaluated("1" * 10)
-    assert (pair["verdict"], pair["gained"], state) == ("better", 6, "warning")
-    assert pair["sentence"].endswith(
-        "; 100 % of the answers of tuned are '1', and the commonest reference answer is 30 % of all"
-    )
-    pair, state = evaluated("1112345111")  # it favours the usual answer, and solves others too
-    assert (pair["gained"], pair["one_answer"], state) == (14, False, "ok")
+    references = "1112345678" * 2
+    texts = {"base": "9" * 20, "tuned": after * 2}
+    pairs = {name: zip(text, references, strict=True) for name, text in texts.items()}
+    models = {name: (texts[name], [float(x == y) for x, y in pairs[name]]) for name in texts}
+    report = judged(references=references, **models)
+    [pair] = report["comparisons"]
+    assert (pair["verdict"], pair["gained"]) == ("better", gained)
+    assert pair["one_answer"] == (state == "warning") and pair["sentence"].endswith(end)
+    assert evaluation.checks(report)[1].state == state
 
 
 def test_the_report_says_better_worse_or_neither():
@@ -173,38 +175,11 @@ def test_the_report_says_better_worse_or_neither():
         "base → merged: better: greedy accuracy 10.0 % → 90.0 %, +80.0 points (95 % interval +"
     )
     assert "McNemar p = 0.021; 9 gained, 1 lost" in better["sentence"]
-    assert same["verdict"] == UNCLEAR
+    assert same["verdict"] == UNCLEAR and not better["graded"]
     low, high = same["differences"]["accuracy"]["interval"]
     assert low < 0 < high, "equal answers on few prompts do not prove equality"
     low, high = build("1" * 40, "2" * 40)["greedy"]["base"]["intervals"]["accuracy"]
     assert 0.9 < low < high == 1, "nor do 40 right answers prove that all would be"
-
-
-def test_of_a_graded_reward_the_mean_score_is_told_from_wholly_right_answers():
-    samples = {"base": answers("1" * 10 + "2" * 30, list("1" * 10 + "2" * 30))}
-    better = samples["base"][FIRST].clip(lower=0.6)
-    samples["merged"] = samples["base"].assign(**{FIRST: better.where(better.index != 39, 0.3)})
-    greedy = report_of(samples)["comparisons"][0]
-    assert (greedy["verdict"], greedy["graded"], greedy["gained"]) == ("better", True, 0)
-    assert "greedy mean score 25.0 % → 69.2 %, +44.2 points" in greedy["sentence"]
-    assert "wholly right 25.0 % → 25.0 %, McNemar p = 1.000; 0 gained" in greedy["sentence"]
-    assert not build("2" * 9 + "1", "1" * 9 + "2")["comparisons"][0]["graded"]
-
-
-def paid(texts, scores, ends, orders=None):
-    """The comparison of two models; a letter a prompt is how often it was solved, of 0 to 3."""
-    func = lambda completions, **_: None  # noqa: E731
-    func.__name__, samples = FIRST, {}
-    if ends:
-        func.range = ends
-    preset = reward_set([(func, 1.0)])
-    for label, text in zip(("base", "merged"), texts, strict=True):
-        order = orders if orders is not None else range(len(text))
-        lines = answers([text[place] for place in order])
-        lines[FIRST] = [scores[int(x)] for x in lines["completion"]]
-        samples[label] = lines.drop(columns=["accuracy", "correct"])
-    report = report_of(samples, preset)
-    return report["comparisons"][0], report["greedy"]
 
 
 PARTLY = ("1" * 40, "2" * 32 + "3" * 8)
@@ -225,37 +200,43 @@ def test_a_reward_that_takes_two_values_is_right_or_wrong_whatever_it_pays(score
 
 
 @pytest.mark.parametrize(
-    ("texts", "scores", "ends", "shares"),
+    ("texts", "scores", "ends", "figures"),
     [
-        (PARTLY, [0, 1, 2, 4], (-4, 4), "62.5 % → 80.0 %, +17.5 points"),
-        (PARTLY, [0, 1, 2, 4], (0, math.inf), "25.0 % → 60.0 %, +35.0 points"),  # of the best seen
-        (("0" * 20, "2" * 20), [0, 0, 0.5, 1], (0, 1), "0.0 % → 50.0 %, +50.0 points"),
+        (("3" * 10 + "0" * 30, "3" * 10 + "2" * 29 + "1"), [0, 0.3, 0.6, 1], (0, 1),
+         ("25.0 % → 69.2 %, +44.2 points", "25.0 % → 25.0 %, McNemar p = 1.000; 0 gained")),
+        (PARTLY, [0, 1, 2, 4], (-4, 4),
+         ("62.5 % → 80.0 %, +17.5 points", "0.0 % → 20.0 %, McNemar p = 0.008; 8 gained")),
+        (PARTLY, [0, 1, 2, 4], (0, math.inf),  # of the best seen
+         ("25.0 % → 60.0 %, +35.0 points", "0.0 % → 20.0 %, McNemar p = 0.008; 8 gained")),
+        (("0" * 20, "2" * 20), [0, 0, 0.5, 1], (0, 1),
+         ("0.0 % → 50.0 %, +50.0 points", "0.0 % → 0.0 %, McNemar p = 1.000; 0 gained")),
     ],
-)
+)  # fmt: skip
 def test_partial_credit_is_a_share_of_the_range_and_judged_by_the_interval(
-    texts, scores, ends, shares
+    texts, scores, ends, figures
 ):
     pair, _ = paid(texts, scores, ends)
     assert (pair["verdict"], pair["graded"]) == ("better", True)
-    assert f"greedy mean score {shares} (95 %" in pair["sentence"]
+    assert f"greedy mean score {figures[0]} (95 %" in pair["sentence"]
+    assert f"wholly right {figures[1]}" in pair["sentence"]
 
 
+@patch("grpo_nb.stats.RESAMPLES", 200)
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(
     answered=st.lists(st.tuples(*[st.sampled_from("0123")] * 2), min_size=1, max_size=60),
     scores=st.sampled_from([[0, 0.3, 0.55, 1], [0, 0, 0, 1], [0.1, 0.1, 0.7, 0.7]]),
     slope=st.floats(1e-3, 1e3),
     shift=st.floats(-1e3, 1e3),
-    seed=st.integers(0, 99),
+    rng=st.randoms(use_true_random=False),
 )
 def test_the_verdict_depends_neither_on_the_scale_of_a_reward_nor_on_the_order_of_prompts(
-    answered, scores, slope, shift, seed
+    answered, scores, slope, shift, rng
 ):
-    texts = ["".join(each) for each in zip(*answered, strict=True)]
-    order = np.random.default_rng(seed).permutation(len(answered))
-    first, _ = paid(texts, scores, (0, 1))
+    first, _ = paid(zip(*answered, strict=True), scores, (0, 1))
+    rng.shuffle(answered)
     scaled = [slope * score + shift for score in scores]
-    other, figures = paid(texts, scaled, (shift, slope + shift), order)
+    other, figures = paid(zip(*answered, strict=True), scaled, (shift, slope + shift))
     assert other["sentence"] == first["sentence"] and other["verdict"] == first["verdict"]
     for name in ("differences", "mcnemar_p", "gained", "lost", "solved", "graded"):
         assert other[name] == first[name], name
@@ -302,23 +283,6 @@ def test_what_got_worse_is_shown_first():
     table = evaluation.before_after({"base": base, "merged": merged}, count=2)
     assert table["question"].tolist() == ["q2", "q1"]
     assert table["correct"].tolist() == ["yes → no", "no → yes"]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rows": []}, "holds no rows"),
-        ({"models": {}}, "give at least one, with its label"),
-        ({"models": {"a": "data/nowhere/x"}}, "holds no config.json"),
-        ({"models": {"a": ("data/tiny_base", "no")}}, "adapter_config.json"),
-    ],
-)
-def test_bad_input_is_refused_before_a_model_is_loaded(monkeypatch, change, message):
-    monkeypatch.delattr("grpo_nb.evaluation.evaluate.open_engine")
-    rows = [{"prompt": build_prompt("1 + 1?"), "answer": "2"}] * 2
-    given = {"models": {"base": "data/tiny_base"}, "rows": rows, **change}
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        grpo_nb.evaluate(given["models"], given["rows"], **evaluation.options(resolve("tiny-cpu")))
 
 
 def test_the_same_model_under_two_names_answers_the_same(demo_run):

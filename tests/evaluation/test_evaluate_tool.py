@@ -25,9 +25,9 @@ def right(completions, target, **kwargs):
     return [float(a[-1:] == [t]) for a, t in zip(answers, target, strict=True)]
 
 
-def compared(candidates, **given):
-    options = {"samples": 1, "max_completion_length": 48}
-    return grpo_nb.evaluate(candidates, ROWS, [tidy, right], **options | given)
+def compared(candidates, rows=ROWS, **options):
+    options = {"samples": 1, "max_completion_length": 48} | options
+    return grpo_nb.evaluate(candidates, rows, [tidy, right], **options)
 
 
 @pytest.fixture(scope="module")
@@ -56,19 +56,20 @@ def test_a_loaded_model_answers_as_its_folder_does():
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "words"),
+    ("candidates", "options", "words"),
     [
-        ([{"prompt": "What is 1 + 1?", "target": "2"}], {}, "is not a chat"),
-        ([], {}, "holds no rows"),
-        (ROWS, {"correct": "wright"}, "give the name of a reward: tidy, right"),
+        ({"base": TINY}, {"rows": [{"prompt": "What is 1 + 1?", "target": "2"}]}, "is not a chat"),
+        ({"base": TINY}, {"rows": []}, "holds no rows"),
+        ({"base": TINY}, {"correct": "wright"}, "give the name of a reward: tidy, right"),
+        ({}, {}, "give at least one, with its label"),
+        ({"base": TINY, "a": "data/nowhere/x"}, {}, "holds no config.json"),
+        ({"base": TINY, "a": (TINY, "no/checkpoint-9")}, {}, "no/checkpoint-9"),
+        ({"base": TINY, "a": (TINY, "no")}, {}, "adapter_config.json"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused_before_a_model_is_loaded(rows, options, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
-        grpo_nb.evaluate({"base": "no/such-model"}, rows, [tidy, right], **options)
-
-
-def test_a_missing_adapter_is_named_before_the_first_model_is_asked(tmp_path, monkeypatch):
-    monkeypatch.setattr("grpo_nb.evaluation.evaluate.answer_rows", None)
-    with pytest.raises(FileNotFoundError, match="checkpoint-9"):
-        compared({"base": TINY, "trained": (TINY, tmp_path / "checkpoint-9")})
+def test_what_cannot_be_evaluated_is_refused_before_a_model_is_loaded(
+    candidates, options, words, monkeypatch
+):
+    monkeypatch.delattr("grpo_nb.evaluation.evaluate.open_engine")
+    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(words)):
+        compared(candidates, **options)

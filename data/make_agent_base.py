@@ -31,8 +31,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 from transformers.utils import get_json_schema
 
-from grpo_nb.environments.examples.calculator import Calculator
-from grpo_nb.environments.examples.guess import NUMBERS, Guess
+from grpo_nb.environments.examples import NUMBERS, Calculator, Guess
 from grpo_nb.rewards.prompts import Message
 
 SEED = 0

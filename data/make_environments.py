@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_nb.environments.examples.guess import NUMBERS
+from grpo_nb.environments.examples import NUMBERS
 
 HERE = Path(__file__).parent
 SEED = 0

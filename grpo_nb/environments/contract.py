@@ -50,7 +50,7 @@ from grpo_nb.rewards.load import load_source, source_digest
 if TYPE_CHECKING:
     from grpo_nb.runs.config import RunConfig
 
-EXAMPLES = ("calculator", "guess")  # files below examples/
+EXAMPLES = ("calculator", "guess")  # classes in examples.py
 NOT_TOOLS = ("reset", "get_reward", "solve")
 FINISHED = "The episode is finished: no more calls are answered."
 Row = Mapping[str, Any]
@@ -246,8 +246,7 @@ def load(name: str) -> Environment:
     place, colon, title = name.rpartition(":")
     if not colon:
         refuse_unknown("environment", name, [*EXAMPLES, "a class in a file, as mine.py:Guess"])
-        place = f"grpo_nb.environments.examples.{name}"
-        title = name.title()
+        place, title = "grpo_nb.environments.examples", name.title()
     in_file = place.endswith(".py")
     module = load_source(PROJECT_ROOT / place) if in_file else importlib.import_module(place)
     return Environment(getattr(module, title))

@@ -6,8 +6,7 @@ import pytest
 from make_environments import ENVIRONMENTS, make_rows
 
 from grpo_nb.environments import check, check_environment, check_rows, load
-from grpo_nb.environments.examples.calculator import Calculator
-from grpo_nb.environments.examples.guess import Guess
+from grpo_nb.environments.examples import Calculator, Guess
 from grpo_nb.environments.play import replay, script
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.pipeline.notebooks import with_full_paths

@@ -7,8 +7,8 @@ from grpo_nb.machine import PROJECT_ROOT
 
 PACKAGE = PROJECT_ROOT / "grpo_nb"
 # The docstrings of the example environments are prompts, which a model was trained with.
-EXAMPLES = PACKAGE / "environments/examples"
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != EXAMPLES)
+EXAMPLES = PACKAGE / "environments/examples.py"
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != EXAMPLES)
 # What a function or class may be described by. A verb that is missing here may be added.
 VERBS = """
 Add Adopt Advise Allow Answer Append Ask Begin Bind Build Call Carry Cast Change Check Choose Clear

@@ -1,1 +1,0 @@
-"""Example environments, each in one file to copy and change."""

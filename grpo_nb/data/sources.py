@@ -4,7 +4,6 @@ A row is {"question": "What is 47 + 38?", "answer": "85"}, with all columns of t
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
@@ -24,7 +23,6 @@ FILES = sorted(project_path("data/tasks").glob("*.jsonl"))
 BUILT_IN = {path.stem: f"data/tasks/{path.name}" for path in FILES}
 BUILT_IN["arithmetic"] = "data/arithmetic.jsonl"
 REMEDIES = read_yaml(Path(__file__).with_name("remedies.yaml"))  # {reason: what to do}
-SPACE = re.compile(r"\s*")
 Row = dict[str, Any]
 Options = Any  # an object with the arguments of `prepare` as attributes, such as a run's DataConfig
 
@@ -131,12 +129,10 @@ def _read_table(path: Path, separator: str) -> list[Row]:
 
 def _read_json(path: Path) -> list[Row]:
     """Return the objects of JSON Lines, or of one array."""
-    text, rows = path.read_text("utf-8-sig").strip(), []
-    decode, place = json.JSONDecoder().raw_decode, 0
-    while place < len(text):  # line by line, an error would not name its line
-        row, end = decode(text, place)
-        rows += row if isinstance(row, list) else [row]
-        place = SPACE.match(text, end).end()
+    text = path.read_text("utf-8-sig").strip()
+    if not text.startswith("["):  # lines become an array, so that an error names its line
+        text = "[" + ",\n".join(line for line in text.split("\n") if line.strip()) + "]"
+    rows = json.loads(text)
     if others := [row for row in rows if not isinstance(row, dict)]:
         raise ValueError(f"not an object: {others[0]!r:.80}")
     return rows

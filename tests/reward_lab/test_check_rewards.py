@@ -46,14 +46,16 @@ def texts_of(completions):
     return [c if isinstance(c, str) else c[0]["content"] for c in completions]
 
 
-def mine(score, column="answer", name="mine"):
-    """Lift a function of a text and a row's answer to TRL's shape."""
+def mine(score, *columns, name="mine"):
+    """Lift a function of a text and of columns of its row, the answer, to TRL's shape."""
+    columns = columns or ("answer",)
 
     def func(completions, **kwargs):
-        return [score(*pair) for pair in zip(texts_of(completions), kwargs[column], strict=True)]
+        rows = zip(texts_of(completions), *(kwargs[column] for column in columns), strict=True)
+        return [score(*row) for row in rows]
 
     func.__name__ = name
-    func.__kwdefaults__ = {"answer": column}
+    func.__kwdefaults__ = dict.fromkeys(columns)
     return func
 
 
@@ -84,19 +86,14 @@ def evaluated(text):
         return None
 
 
-def countdown(each, name="mine"):
+def countdown(each):
     """Pay what gives the target, of numbers of which `each` says whether they are right."""
 
-    def func(completions, target, nums, **_):
-        texts = [said(text) for text in texts_of(completions)]
-        pairs = zip(texts, target, nums, strict=True)
-        return [
-            float("**" not in t and evaluated(t) == goal and each(sorted(re.findall(r"\d+", t)), n))
-            for t, goal, n in pairs
-        ]
+    def score(text, target, nums):
+        sum_, used = said(text), sorted(re.findall(r"\d+", said(text)))
+        return float("**" not in sum_ and evaluated(sum_) == target and each(used, nums))
 
-    func.__name__ = name
-    return func
+    return mine(score, "target", "nums")
 
 
 def names_of(verdict, *states):
@@ -122,14 +119,10 @@ FALLS = {
     "own words": lambda t, a: exact(t, a) + 0.9 * bool(re.search(r"\[hop \d\]", t)),
     "repetition": lambda t, a: exact(t, a) + (t.count("The answer is") > 20),
 }
+SOUND_COUNTDOWN = countdown(lambda used, nums: used == sorted(map(str, nums)))
 OTHER_ROWS = [
     ("any answer", OBJECTS, mine(lambda t, a: float(t in (a, "null"))), SOUND_OBJECT),
-    (
-        "copied from the prompt",
-        COUNTDOWN,
-        countdown(lambda used, nums: True),
-        countdown(lambda used, nums: used == sorted(map(str, nums))),
-    ),
+    ("copied from the prompt", COUNTDOWN, countdown(lambda used, nums: True), SOUND_COUNTDOWN),
 ]
 CASES = [(family, NUMBERS, mine(score), SOUND) for family, score in FALLS.items()] + OTHER_ROWS
 
@@ -188,14 +181,12 @@ def fails_well(play):
 
 
 WON = runs(lambda play: float(play([[2, 4]]) == "D"))
+NEAR_8 = runs(lambda play: float(not abs(play([[2]]) - 8) > 0.5))
+IS_NEAR_8 = runs(lambda play: float(abs(play([[2]]) - 8) < 0.5))
 CHEATED = {
     "changed arguments": (runs(written_in), WON, "'D'"),
     "empty program": (runs(fails_well), WON, "'D'"),
-    "not a number": (
-        runs(lambda play: float(not abs(play([[2]]) - 8) > 0.5)),
-        runs(lambda play: float(abs(play([[2]]) - 8) < 0.5)),
-        "8",
-    ),
+    "not a number": (NEAR_8, IS_NEAR_8, "8"),
 }
 
 
@@ -327,7 +318,7 @@ def test_a_reward_that_leaves_a_program_running_in_a_thread_is_named_and_the_pro
         with contextlib.suppress(BaseException):
             exec(text, names)
 
-    def timed(text, tests):
+    def timed(text, tests, _):
         names, program = {}, "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
         thread = threading.Thread(target=run, args=(f"{program}\n{tests[0]}\nis_right = 1", names))
         thread.start()
@@ -335,7 +326,7 @@ def test_a_reward_that_leaves_a_program_running_in_a_thread_is_named_and_the_pro
         return float("is_right" in names)
 
     before = {*threading.enumerate()}
-    verdict = found(mine(timed, "tests"), PROGRAMS)
+    verdict = found(mine(timed, "tests", "answer"), PROGRAMS)
     (check,) = [check for check in verdict.findings if check.name == "mine: hangs"]
     assert "in a thread that never ends" in check.evidence
     for thread in {*threading.enumerate()} - before:
@@ -373,12 +364,8 @@ def test_a_click_into_a_box_is_found(by_size):
 
 
 def test_a_column_that_is_the_same_in_every_row_is_no_answer():
-    rows = [{**row, "category": "sum"} for row in NUMBERS]
-
-    def by_category(completions, category, **_):
-        return [(c in t) - 1.0 for c, t in zip(category, texts_of(completions), strict=True)]
-
-    verdict = found(by_category, rows)
+    by_category = mine(lambda t, c: (c in t) - 1.0, "category")
+    verdict = found(by_category, [{**row, "category": "sum"} for row in NUMBERS])
     assert not verdict.reference and "nothing written" not in names_of(verdict), verdict
 
 
@@ -397,23 +384,20 @@ def test_another_usual_way_to_write_an_answer_is_a_warning(what, family, answers
 
 
 def test_a_reasoning_of_many_words_is_tried():
-    long = mine(
-        lambda t, a: float(re.findall(r"#### (\S+)", t) == [a]) if len(t.split()) > 30 else -1.0
-    )
+    hashed = re.compile(r"#### (\S+)")
+    long = mine(lambda t, a: float(hashed.findall(t) == [a]) if len(t.split()) > 30 else -1.0)
     verdict = found(long)
     assert verdict.passed and "{reasoning}" in verdict.form, verdict
 
 
 def test_part_of_a_record_that_earns_all_is_found():
     rows = [{"prompt": f"{n}?", "answer": json.dumps({"a": n, "b": n + 1})} for n in range(5)]
-    known = mine(
-        lambda t, a: float(
-            bool(as_json(t))
-            and {**json.loads(a), **{k: v for k, v in as_json(t).items() if v is not None}}
-            == json.loads(a)
-        )
-    )
-    assert "unfinished" in names_of(found(known, rows), "stop")
+
+    def known(text, answer):
+        parts = {k: v for k, v in as_json(text).items() if v is not None} if as_json(text) else {}
+        return float(bool(as_json(text)) and json.loads(answer) | parts == json.loads(answer))
+
+    assert "unfinished" in names_of(found(mine(known), rows), "stop")
 
 
 def test_numbers_of_options_have_no_decimals():
@@ -596,12 +580,9 @@ ANSWERED = {  # rows for the library's presets
 }
 SETS = {name: (PRESETS[name].reward_funcs, PRESETS[name].reward_weights, rows)
         for name, rows in ANSWERED.items()}  # fmt: skip
+ALWAYS = mine(lambda t, a: 1.0, name="_format_")
 SETS |= {
-    "always 1 beside a right one": (
-        [SOUND, mine(lambda t, a: 1.0, name="_format_")],
-        [1, 1],
-        NUMBERS,
-    ),
+    "always 1 beside a right one": ([SOUND, ALWAYS], [1, 1], NUMBERS),
     "form outweighs": ([TEXT, SOUND], [3.0, 1.0], NUMBERS),
     "mentioned": ([TEXT, mine(FALLS["mentioned"])], [0.5, 1.0], CHATS),
 }
@@ -645,6 +626,10 @@ def reads(pattern, column="answer", clean=str):
     return func
 
 
+def of_box(answer):
+    return answer[10:-2]
+
+
 def last_hash(answer):
     return answer.rpartition("#### ")[2]
 
@@ -653,13 +638,9 @@ UNSLOTH = r"<end_working_out>\s*<SOLUTION>(.+?)</SOLUTION>\s*$"
 HASHED = [{**row, "answer": f"I add.\n#### {row['answer']}"} for row in NUMBERS]
 BOXED = [{**row, "answer": f"So \\boxed{{{row['answer']}}}."} for row in NUMBERS]
 ASKED = [{**row, "prompt": row["prompt"] + " Write [RESULT]…[/RESULT]."} for row in NUMBERS]
-UNSLOTHS = [
-    {
-        **row,
-        "prompt": f"<start_working_out>, <end_working_out>, <SOLUTION></SOLUTION>. {row['prompt']}",
-    }
-    for row in NUMBERS
-]
+TAGS_FIRST = "<start_working_out>, <end_working_out>, <SOLUTION></SOLUTION>. "
+UNSLOTHS = [{**row, "prompt": TAGS_FIRST + row["prompt"]} for row in NUMBERS]
+OPENED = [{**row, "prompt": row["prompt"] + "<think>"} for row in NUMBERS]
 FENCED = r"```json\n(.*?)\n```"
 CODE = r"```python\n(.*?)\n```"
 WRITTEN = {
@@ -671,40 +652,26 @@ WRITTEN = {
     "JSON in a fence": (OBJECTS, reads(FENCED), f"```json\n{FIELDS[0]}\n```"),
     "code in a fence": (PROGRAMS, reads(CODE), "```python\ndef f(a):\n    return a + 1\n```"),
     "an answer after ####": (HASHED, reads(r"<answer>(.*?)</answer>", clean=last_hash), ">41<"),
-    "an answer in a box": (
-        BOXED,
-        reads(r"<answer>(.*?)</answer>", clean=lambda a: a[10:-2]),
-        ">41<",
-    ),
-    "countdown": (COUNTDOWN, OTHER_ROWS[-1][3], ") + "),
+    "an answer in a box": (BOXED, reads(r"<answer>(.*?)</answer>", clean=of_box), ">41<"),
+    "countdown": (COUNTDOWN, SOUND_COUNTDOWN, ") + "),
     "countdown in a mapping": (
         [{"prompt": "?", "truth": {"nums": nums, "to": to}} for to, nums in TARGETS],
-        mine(lambda t, a: OTHER_ROWS[-1][3]([t], target=[a["to"]], nums=[a["nums"]])[0], "truth"),
-        ") + ",
-    ),
+        mine(lambda t, a: SOUND_COUNTDOWN([t], target=[a["to"]], nums=[a["nums"]])[0], "truth"),
+        ") + "),
     "a choice of characters": (NUMBERS, reads(r"答案[:：]\s*(\d+)"), "答案: 41"),
     "a symbol beside the number": (NUMBERS, reads(r"(\d+)\s*€"), "41€"),
     "a call in a list": (
         [{"prompt": "?", "answers": json.dumps([{"name": "get", "in": n}])} for n in NAMES],
         mine(lambda t, a: float([as_json(t)] == json.loads(a)), "answers"),
-        '{"name": "get", "in": "Ada Lovelace"}',
-    ),
-    "words of a pattern": (
-        NUMBERS,
-        reads(r"^<düşünce>.+?</düşünce>\s*Cevap\s*:\s*([^\n]+?)\s*$"),
-        "</düşünce>Cevap: 41",
-    ),
-    "tags within tags": (
-        NUMBERS,
+        '{"name": "get", "in": "Ada Lovelace"}'),
+    "words of a pattern": (NUMBERS, reads(r"^<düşünce>.+?</düşünce>\s*Cevap\s*:\s*([^\n]+?)\s*$"),
+        "</düşünce>Cevap: 41"),
+    "tags within tags": (NUMBERS,
         reads(r"^<think>\s*<plan>.+?</plan>\s*<look>.+?</look>\s*</think>\s*<out>(.+)</out>$"),
-        "</look></think><out>41</out>",
-    ),
-    "a tag that the prompt opened": (
-        [{**row, "prompt": row["prompt"] + "<think>"} for row in NUMBERS],
-        reads(r"^[^<]+</think>\n<answer>(\d+)</answer>$"),
-        "</think>\n<answer>41</answer>",
-    ),
-}
+        "</look></think><out>41</out>"),
+    "a tag that the prompt opened": (OPENED, reads(r"^[^<]+</think>\n<answer>(\d+)</answer>$"),
+        "</think>\n<answer>41</answer>"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WRITTEN)
@@ -719,109 +686,54 @@ def test_the_way_in_which_right_answers_are_written_is_found(way):
 
 CITIES = ["Rome", "Oslo", "Lima", "Kiev", "Bonn", "Bern"]
 COLUMNS = [
-    {
-        "prompt": "?",
-        "name": city,
-        "value": 12 + n,
-        "unit": ["km", "mi"][n % 2],
-        "sources": [n + 1, 2 * n + 2],
-        "options": [*CITIES[n:], *CITIES[:n]],
-        "correct": (n * 5) % 6,
-        "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": city * 2}],
-        "solution": f"<answer> {city} </answer>",
-        "golden": {"target": [city, city.lower()]},
-        "entities": [{"text": city, "label": "LOC"}],
-        "grid": [[n, n + 1], [2, 0]],
-    }
+    {"prompt": "?", "name": city, "value": 12 + n, "unit": ["km", "mi"][n % 2]}
+    | {"sources": [n + 1, 2 * n + 2], "options": [*CITIES[n:], *CITIES[:n]], "correct": n * 5 % 6}
+    | {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": city * 2}]}
+    | {"solution": f"<answer> {city} </answer>", "golden": {"target": [city, city.lower()]}}
+    | {"entities": [{"text": city, "label": "LOC"}], "grid": [[n, n + 1], [2, 0]]}
     for n, city in enumerate(CITIES)
 ]
-TOGETHER = {
-    "a value with its unit": (
-        ("value", "unit"),
-        lambda t, v, u: re.findall(r"<answer>(\d+) ?(\w+)</answer>", t) == [(str(v), u)],
-        "<answer>12 km</answer>",
-    ),
-    "a point": (
-        ("value", "correct"),
-        lambda t, x, y: re.findall(r"\((\d+), (\d+)\)$", t) == [(str(x), str(y))],
-        "(12, 0)",
-    ),
-    "a record in JSON": (
-        ("name", "value", "unit"),
-        lambda t, n, v, u: as_json(t) == {"name": n, "value": v, "unit": u},
-        '{"name": "Rome", "value": 12, "unit": "km"}',
-    ),
-    "a record in tags": (
-        ("name", "value", "unit"),
-        lambda t, n, v, u: t == f"<name>{n}</name>\n<value>{v}</value>\n<unit>{u}</unit>",
-        "<name>Rome</name>\n<value>12</value>\n<unit>km</unit>",
-    ),
-    "an answer with its sources": (
-        ("name", "sources"),
-        lambda t, n, s: t.split(" [")[0] == n and re.findall(r"\[(\d+)\]", t) == [*map(str, s)],
-        "Rome [1] [2]",
-    ),
-    "the option at a place": (("options", "correct"), lambda t, o, k: t == o[k], "Rome"),
-    "a ranking": (
-        ("sources",),
-        lambda t, s: re.findall(r"\[(\d+)\]", t) == [*map(str, s)],
-        "[1] > [2]",
-    ),
-    "an answer in tags": (
-        ("solution",),
-        lambda t, s: re.findall(r"^<answer>(.*)</answer>$", t) == [s[9:-10]],
-        "<answer>Rome</answer>",
-    ),
-    "the first of several in a mapping": (
-        ("golden",),
-        lambda t, g: t in g["target"],
-        "Rome",
-    ),
-    "a list of records": (
-        ("entities",),
-        lambda t, e: as_json(t) == e,
-        '[{"text": "Rome", "label": "LOC"}]',
-    ),
-    "a grid": (
-        ("grid",),
-        lambda t, g: (
-            [[*map(int, x.split())] for x in t.split("\n")] == g
-            if re.fullmatch(r"[\d\s]+\d", t)
-            else False
-        ),
-        "0 1\n2 0",
-    ),
-    "the last turn of a chat": (
-        ("messages",),
-        lambda t, m: t.strip() == m[-1]["content"],
-        "RomeRome",
-    ),
-}
+LINKS = re.compile(r"\[(\d+)\]")
+TOGETHER = {  # columns, what they say together, the reference that is found
+    "a value with its unit": ("value unit", "<answer>12 km</answer>", lambda t, v, u:
+        re.findall(r"<answer>(\d+) ?(\w+)</answer>", t) == [(str(v), u)]),
+    "a point": ("value correct", "(12, 0)", lambda t, x, y:
+        re.findall(r"\((\d+), (\d+)\)$", t) == [(str(x), str(y))]),
+    "a record in JSON": ("name value unit", '{"name": "Rome", "value": 12, "unit": "km"}',
+        lambda t, n, v, u: as_json(t) == {"name": n, "value": v, "unit": u}),
+    "a record in tags": ("name value unit",
+        "<name>Rome</name>\n<value>12</value>\n<unit>km</unit>", lambda t, n, v, u:
+        t == f"<name>{n}</name>\n<value>{v}</value>\n<unit>{u}</unit>"),
+    "an answer with its sources": ("name sources", "Rome [1] [2]", lambda t, n, s:
+        t.split(" [")[0] == n and LINKS.findall(t) == [*map(str, s)]),
+    "the option at a place": ("options correct", "Rome", lambda t, o, k: t == o[k]),
+    "a ranking": ("sources", "[1] > [2]", lambda t, s: LINKS.findall(t) == [*map(str, s)]),
+    "an answer in tags": ("solution", "<answer>Rome</answer>", lambda t, s:
+        re.findall(r"^<answer>(.*)</answer>$", t) == [s[9:-10]]),
+    "the first of several in a mapping": ("golden", "Rome", lambda t, g: t in g["target"]),
+    "a list of records": ("entities", '[{"text": "Rome", "label": "LOC"}]',
+        lambda t, e: as_json(t) == e),
+    "a grid": ("grid", "0 1\n2 0", lambda t, g: bool(re.fullmatch(r"[\d\s]+\d", t))
+        and [[*map(int, x.split())] for x in t.split("\n")] == g),
+    "the last turn of a chat": ("messages", "RomeRome",
+        lambda t, m: t.strip() == m[-1]["content"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", TOGETHER)
 def test_a_right_answer_is_made_of_what_the_columns_say_together(kind):
-    names, right, reference = TOGETHER[kind]
-
-    def reward(completions, **columns):
-        rows = zip(completions, *(columns[name] for name in names), strict=True)
-        return [float(right(*row)) for row in rows]
-
-    reward.__kwdefaults__ = dict.fromkeys(names)
-    verdict = found(reward, COLUMNS)
+    names, reference, right = TOGETHER[kind]
+    verdict = found(mine(lambda *row: float(right(*row)), *names.split()), COLUMNS)
     assert verdict.reference.endswith(reference) and verdict.passed, verdict
     assert verdict.amounts["the right answer"] == 1
 
 
 def test_a_record_may_be_read_by_several_rewards():
     def of(name):
-        def func(completions, **columns):
-            rows = zip(completions, columns[name], strict=True)
-            objects = [((text[:1] == "{" and as_json(text)) or {}, value) for text, value in rows]
-            return [float(each.get(name) == value) for each, value in objects]
+        def score(text, value):
+            return float(((text[:1] == "{" and as_json(text)) or {}).get(name) == value)
 
-        func.__kwdefaults__, func.__name__ = {name: None}, name
-        return func
+        return mine(score, name, name=name)
 
     rows = [{"prompt": "?", "city": r["name"], "sources": r["sources"]} for r in COLUMNS]
     verdict = found([of("city"), of("sources")], rows)
@@ -839,27 +751,16 @@ def test_attacks_count_only_where_the_right_answer_earns_more():
 
 def test_an_option_of_another_row_is_no_wrong_option():
     """A reward that refuses several of a row's options is not accused of taking several."""
-
-    def reward(completions, options, correct, **kwargs):
-        each = zip(completions, options, correct, strict=True)
-        return [float([x for x in o if x in text] == [o[k]]) for text, o, k in each]
-
+    alone = mine(lambda t, o, k: float([x for x in o if x in t] == [o[k]]), "options", "correct")
     rows = [{**row, "options": row["options"][:3], "correct": 1} for row in COLUMNS]
-    assert "several answers" not in names_of(found(reward, rows))
+    assert "several answers" not in names_of(found(alone, rows))
 
 
 def test_a_constraint_is_no_answer_and_what_it_pays_for_is_said():
-    rows = [
-        {"prompt": "?", "max_tokens": 20 + n, "rule": ["lower", "short"][n % 2]} for n in range(9)
-    ]
-
-    def near(completions, max_tokens, **kwargs):
-        return [-abs(len(text) - n) / 100 for text, n in zip(completions, max_tokens, strict=True)]
-
-    def follows(completions, rule, **kwargs):
-        each = zip(completions, rule, strict=True)
-        return [float(text == text.lower() or r == "short") for text, r in each]
-
+    rules = ["lower", "short"] * 5
+    rows = [{"prompt": "?", "max_tokens": 20 + n, "rule": rules[n]} for n in range(9)]
+    near = mine(lambda t, n: -abs(len(t) - n) / 100, "max_tokens")
+    follows = mine(lambda t, rule: float(t == t.lower() or rule == "short"), "rule")
     assert found(near, rows).passed and found(follows, rows).passed
 
     def headings(completions, **kwargs):
@@ -874,9 +775,8 @@ def test_a_likeness_to_the_answer_is_no_reward_for_the_form():
         one, other = ({each[n : n + 3] for n in range(len(each) - 2)} for each in (text, answer))
         return 2 * len(one & other) / max(1, len(one) + len(other))
 
-    rows = [
-        {"prompt": "?", "answer": f"the {city} is an old city, number {city}"} for city in CITIES
-    ]
+    texts = [f"the {city} is an old city, number {city}" for city in CITIES]
+    rows = [{"prompt": "?", "answer": text} for text in texts]
     assert {"form outweighs", "line breaks"}.isdisjoint(names_of(found(mine(like), rows)))
 
 
@@ -934,33 +834,20 @@ def test_a_row_on_which_another_answer_is_right_too_does_not_lose():
 
 def test_an_answer_that_is_made_of_columns_in_a_way_of_its_own_is_no_fault():
     rows = [{"prompt": "?", "tool": t, "args": {"city": c}} for t in ("get", "set") for c in NAMES]
-
-    def called(completions, tool, args, **kwargs):
-        calls = [as_json(text) or {} for text in completions]
-        wanted = zip(calls, tool, args, strict=True)
-        return [float(c == {"name": name, "arguments": values}) for c, name, values in wanted]
-
-    assert found(called, rows).passed
-
-    def joined(completions, gold_name, gold_city, **kwargs):
-        whole = zip(completions, gold_name, gold_city, strict=True)
-        return [float(text == f"{name}@{city}") for text, name, city in whole]
-
-    rows = [
-        {"prompt": "?", "gold_name": row["tool"], "gold_city": row["args"]["city"]} for row in rows
-    ]
+    call = mine(
+        lambda t, tool, args: float(as_json(t) == {"name": tool, "arguments": args}), "tool", "args"
+    )
+    assert found(call, rows).passed
+    rows = [{"prompt": "?", "gold_name": r["tool"], "gold_city": r["args"]["city"]} for r in rows]
+    joined = mine(lambda t, name, city: float(t == f"{name}@{city}"), "gold_name", "gold_city")
     verdict = found(joined, rows)  # in a way that nobody can guess: that is no fault
     assert names_of(verdict, "warning") == ["nothing earns"] and verdict.passed
 
 
+MOODS = ["sad", "so so", "glad"]
 NAMED = {
     "a number": ([0, 1, 2], lambda c: re.findall(r"\b[A-C]\b", c), lambda a: ["ABC"[a]], "A"),
-    "a class": (
-        [0, 1, 2],
-        lambda c: c.lower().strip(),
-        lambda a: ["sad", "so so", "glad"][a],
-        "sad",
-    ),
+    "a class": ([0, 1, 2], lambda c: c.lower().strip(), lambda a: MOODS[a], "sad"),
     "a truth": ([True, False], lambda c: "safe" in c and "unsafe" not in c, bool, "safe"),
 }
 
@@ -977,16 +864,14 @@ def test_a_reward_of_one_task_leaves_the_rows_of_another_to_the_others():
     tasks = ["sum", "name"]
 
     def of(wanted):
-        def func(completions, task, answer, **kwargs):
-            trios = zip(completions, task, answer, strict=True)
-            return [float(c == a) if t == wanted else None for c, t, a in trios]
+        def score(text, task, answer):
+            return float(text == answer) if task == wanted else None
 
-        func.__name__ = wanted
-        return func
+        return mine(score, "task", "answer", name=wanted)
 
     rows = [{"prompt": "?", "task": tasks[n > 7], "answer": f"a{n}"} for n in range(16)]
-    assert found([of("sum"), of("name")], rows).passed
-    assert "name: None" in names_of(found([of("sum"), of("name")], rows[:8]))
+    assert found([*map(of, tasks)], rows).passed
+    assert "name: None" in names_of(found([*map(of, tasks)], rows[:8]))
 
 
 def test_a_tolerance_on_decimals_is_a_near_miss():
@@ -1062,16 +947,13 @@ def last_line(text, start):
     return line[len(start) :] if line.startswith(start) else ""
 
 
-NUMBER = r"[0-9]{1,4}"
+NUMBER, KEYS = r"[0-9]{1,4}", ("thoughts", "sum")
 FORMS = [
     (lambda t, a: float(re.findall(r"`([^`]+)`", t) == [a]), "`{answer}`"),
     (lambda t, a: float(re.findall(r"\[([^\[\]]+)\]", t) == [a]), "[{answer}]"),
     (lambda t, a: float(re.findall(r"=> ?(.+)$", t) == [a]), "=>{answer}"),
     (lambda t, a: float(of_keys(t, "result") == a), '{"result": "{answer}"}'),
-    (
-        lambda t, a: float(of_keys(t, "thoughts", "sum") == a),
-        '{"thoughts": "{reasoning}", "sum": "{answer}"}',
-    ),
+    (lambda t, a: float(of_keys(t, *KEYS) == a), '{"thoughts": "{reasoning}", "sum": "{answer}"}'),
     (lambda t, a: float(last_line(t, "Sum: ") == a), "Sum: {answer}"),
     (lambda t, a: float(t.strip().split(": ", 1) == ["sum", a]), "sum: {answer}"),
     (lambda t, a: float(t.split("FINAL")[1:] == [a]), "FINAL{answer}"),
@@ -1115,40 +997,30 @@ def test_a_reference_that_reasons_by_rows_is_read_as_a_form():
         return f"{row['prompt']} I add. <answer>{row['answer']}</answer>"
 
     verdict = found(SOUND, reference=worked)
-    assert (
-        verdict.form == "What is {reasoning}? I add. <answer>{answer}</answer>" and verdict.passed
-    )
+    assert verdict.passed
+    assert verdict.form == "What is {reasoning}? I add. <answer>{answer}</answer>"
 
 
 CALLS = [{"name": n, "args": {"to": f"{n}er", "sum": k}} for k, n in enumerate(("pay", "call"), 12)]
 CALLED = [{"prompt": f"Do {n}.", "answer": json.dumps(each)} for n, each in enumerate(CALLS)]
 BOXES = [{"prompt": f"{n}/9?", "answer": rf"\boxed{{\frac{{{n}}}{{9}}}}"} for n in (1, 2, 4, 5)]
-DATES = [
-    {
-        "prompt": f"Which day of the calendar follows 2024-03-0{n}, the day of the fair?",
-        "answer": f"2024-03-0{n + 1}",
-        "start": f"2024-03-0{n}",
-    }
-    for n in (1, 3, 5, 7)
-]
-
-
+DAYS = [f"2024-03-0{n}" for n in range(1, 9)]
+FAIR = "Which day of the calendar follows {}, the day of the fair?"
+DATES = [{"prompt": FAIR.format(one), "answer": other, "start": one}
+         for one, other in zip(DAYS[::2], DAYS[1::2], strict=True)]  # fmt: skip
 BELOW = [{"prompt": f"{a} - {b}?", "answer": str(a - b)} for a, b in PAIRS if a < b]
 PRICES = [{"prompt": f"What costs {n}?", "answer": f"{n}.{n}5"} for n in (2, 4, 7, 9)]
-SAID = [
-    {"prompt": f"Translate sentence {n}.", "answer": text}
-    for n, text in enumerate(
-        ["My sister reads a book.", "The window is open now.", "We eat at six."]
-    )
-]
+SENTENCES = ["My sister reads a book.", "The window is open now.", "We eat at six."]
+SAID = [{"prompt": f"Translate sentence {n}.", "answer": x} for n, x in enumerate(SENTENCES)]
+WHO = [{"prompt": f"Who is number {len(name)}?", "answer": name} for name in NAMES]
+ACTIONS = [{**row, "answer": json.dumps(CALLS[0]["args"])} for row in CALLED]
 
 
 def same_keys(text, answer):
     call, right = as_json(said(text)), json.loads(answer)
     is_call = isinstance(call, dict) and call.get("name") == right["name"]
-    return float(
-        is_call and isinstance(call.get("args"), dict) and {*call["args"]} == {"to", "sum"}
-    )
+    args = call.get("args") if is_call else None
+    return float(isinstance(args, dict) and {*args} == {"to", "sum"})
 
 
 def boxed_start(text, answer):
@@ -1165,64 +1037,44 @@ def starts(completions, start, **_):
     return [float(t.strip().endswith(s)) for t, s in zip(completions, start, strict=True)]
 
 
-MATCHES = mine(lambda t, a: float(bool(said(t)) and is_match(said(t), a)))
-
-
 def is_match(pattern, text):
     try:
-        return re.fullmatch(pattern, text) is not None
+        return float(bool(said(pattern)) and re.fullmatch(said(pattern), text) is not None)
     except re.error:
-        return False
+        return 0.0
 
 
+def words_of(text, answer):
+    return float(bool(said(text)) and {*said(text).split()} <= {*answer.split()})
+
+
+NO_POINT = mine(lambda t, a: float(said(t).replace(".", "") == a[0] + a[2:]))
 PLANTED_DEEP = [
     ("near miss", "stop", mine(same_keys), CALLED),
     ("near miss", "stop", mine(boxed_start), BOXES),
     ("near miss", "stop", mine(lambda t, a: float(said(t).lstrip("-") == a[1:])), BELOW),
-    (
-        "near miss",
-        "stop",
-        mine(lambda t, a: float(said(t).replace(".", "") == a[0] + a[2:])),
-        PRICES,
-    ),
-    (
-        "unfinished",
-        "stop",
-        mine(lambda t, a: float(bool(said(t)) and {*said(t).split()} <= {*a.split()})),
-        SAID,
-    ),
-    (
-        "any answer",
-        "stop",
-        MATCHES,
-        [{"prompt": f"Who is number {len(n)}?", "answer": n} for n in NAMES],
-    ),
+    ("near miss", "stop", NO_POINT, PRICES),
+    ("unfinished", "stop", mine(words_of), SAID),
+    ("any answer", "stop", mine(is_match), WHO),
     ("other column", "warning", starts, DATES),
-    (
-        "mine: raises",
-        "stop",
-        mine(compared_rows),
-        [{**r, "answer": json.dumps(CALLS[0]["args"])} for r in CALLED],
-    ),
+    ("mine: raises", "stop", mine(compared_rows), ACTIONS),
 ]
 
 
 @pytest.mark.parametrize(("name", "state", "reward", "rows"), PLANTED_DEEP)
 def test_what_only_a_part_of_the_right_answer_decides_is_named(name, state, reward, rows):
-    assert name in names_of(found(reward, rows), state), found(reward, rows)
+    verdict = found(reward, rows)
+    assert name in names_of(verdict, state), verdict
 
 
 def test_a_program_that_exits_is_tried_where_one_row_is_all_that_time_allows():
-    def tested(completions, answer, tests, **_):
-        results = []
-        for text, each in zip(texts_of(completions), tests, strict=True):
-            code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-            program = f"{code[1]}\n{each[0]}" if code else "raise ValueError"
-            run = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True)
-            results.append(float(run.returncode == 0))
-        return results
+    def tested(text, answer, tests):
+        code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+        program = f"{code[1]}\n{tests[0]}" if code else "raise ValueError"
+        run = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True)
+        return float(run.returncode == 0)
 
-    assert "program" in names_of(found(tested, PROGRAMS), "stop")
+    assert "program" in names_of(found(mine(tested, "answer", "tests"), PROGRAMS), "stop")
 
 
 # -- what is right is paid, and rows
@@ -1305,10 +1157,7 @@ def test_attacks_of_your_own_join_the_verdict(reward, kind, completion, state):
 @pytest.mark.parametrize(
     ("attack", "refusal"),
     [
-        (
-            Attack("a", "a", "wrong", [("{wrong}", "1")]),
-            "the placeholder {wrong}: use those of a",
-        ),
+        (Attack("a", "a", "wrong", [("{wrong}", "1")]), "the placeholder {wrong}: use those of a"),
         (Attack("a", "a", "evil", "1"), "has the kind 'evil': give one of hollow, wrong, honest"),
     ],
 )
@@ -1356,9 +1205,8 @@ def test_a_reward_without_keyword_arguments_is_told_so_and_tested_all_the_same()
 
     verdict = found(right)
     (check,) = verdict.findings
-    assert check.name == "right: arguments" and "TRL passes prompts, completion_ids" in (
-        check.evidence
-    )
+    assert check.name == "right: arguments"
+    assert "TRL passes prompts, completion_ids" in check.evidence
     assert "**kwargs" in check.fix and verdict.roles == {"right": "right"}
 
 

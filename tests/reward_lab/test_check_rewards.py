@@ -120,26 +120,27 @@ FALLS = {
     "repetition": lambda t, a: exact(t, a) + (t.count("The answer is") > 20),
 }
 SOUND_COUNTDOWN = countdown(lambda used, nums: used == sorted(map(str, nums)))
-OTHER_ROWS = [
-    ("any answer", OBJECTS, mine(lambda t, a: float(t in (a, "null"))), SOUND_OBJECT),
-    ("copied from the prompt", COUNTDOWN, countdown(lambda used, nums: True), SOUND_COUNTDOWN),
+CASES = [(family, NUMBERS, mine(score)) for family, score in FALLS.items()] + [
+    ("any answer", OBJECTS, mine(lambda t, a: float(t in (a, "null")))),
+    ("copied from the prompt", COUNTDOWN, countdown(lambda used, nums: True)),
 ]
-CASES = [(family, NUMBERS, mine(score), SOUND) for family, score in FALLS.items()] + OTHER_ROWS
 
 
-@pytest.mark.parametrize(("family", "rows", "flawed", "sound"), CASES)
-def test_each_family_of_attacks_is_won_by_its_flaw_and_lost_by_a_sound_reward(
-    family, rows, flawed, sound
-):
-    verdict = found(flawed, rows)
-    (check,) = [each for each in verdict.findings if each.name == family]
+@pytest.mark.parametrize(("family", "rows", "flawed"), CASES)
+def test_each_family_of_attacks_is_won_by_its_flaw(family, rows, flawed):
+    (check,) = [each for each in found(flawed, rows).findings if each.name == family]
     assert check.state in ("stop", "warning") and "`mine` pays" in check.evidence and check.fix
+
+
+@pytest.mark.parametrize(("rows", "sound"), [(OBJECTS, SOUND_OBJECT), (COUNTDOWN, SOUND_COUNTDOWN)])
+def test_each_family_of_attacks_is_lost_by_a_sound_reward(rows, sound):
     right = found(sound, rows)
-    assert right.passed and family not in names_of(right), right
+    assert right.passed and not {family for family, *_ in CASES} & {*names_of(right)}, right
 
 
-def test_a_sound_reward_has_no_finding_at_all():
-    verdict = found(SOUND, CHATS)
+@pytest.mark.parametrize("rows", [NUMBERS, CHATS], ids=["text", "chat"])
+def test_a_sound_reward_has_no_finding_at_all(rows):
+    verdict = found(SOUND, rows)
     assert (verdict.passed, list(verdict.findings)) == (True, [])
     assert verdict.roles == {"mine": "right"} and said(verdict.reference) == "41"
     assert len(verdict.table) > 40 and not any(line["won"] for line in verdict.table)
@@ -441,20 +442,20 @@ def test_a_reward_that_compares_the_batch_is_attacked_in_groups():
 
 
 JUDGES = [
-    (scripts.honest, []),
-    (scripts.position_loving, ["group_judge: order"]),
-    (scripts.by_chance, ["group_judge: random"]),
+    (scripts.honest, [], []),
+    (scripts.position_loving, ["group_judge: order"], []),
+    (scripts.by_chance, ["group_judge: random"], []),
+    (scripts.flattered, [], ["plea"]),
 ]
 
 
-@pytest.mark.parametrize(("script", "faults"), JUDGES)
-def test_a_judge_is_asked_again_and_in_another_order(script, faults, runs_dir):
+@pytest.mark.parametrize(("script", "faults", "stops"), JUDGES)
+def test_a_judge_is_asked_again_and_in_another_order(script, faults, stops, runs_dir):
     judge, options = scripts.InProcess("m", script=script), {"reference": scripts.MATH.reference}
-    verdict = found([scripts.MATH.reward_funcs[0], judge], scripts.ROWS, **options)
+    judges = [judge] if stops else [scripts.MATH.reward_funcs[0], judge]
+    verdict = found(judges, scripts.ROWS, **options)
     assert [name for name in names_of(verdict) if "group_judge: " in name] == faults, verdict
-    assert verdict.passed
-    flattered = scripts.InProcess("m", script=scripts.flattered, name="flattered")
-    assert "plea" in names_of(found(flattered, scripts.ROWS, **options), "stop")
+    assert verdict.passed is not bool(stops) and {*stops} <= {*names_of(verdict, "stop")}
 
 
 def test_a_reward_that_takes_long_to_fail_is_not_asked_for_ever(monkeypatch):
@@ -794,10 +795,13 @@ FIRST_TAGGED = mine(lambda t, a: float(TAGGED.findall(t)[:1] == [a]))
 
 @pytest.mark.parametrize("reward", [FIRST, LAST, FIRST_TAGGED])
 def test_what_only_one_who_knows_the_answer_is_paid_for_stops_no_training(reward):
-    """A hedge is a stop where the right answer counts in two places, as `in` counts it."""
     known = {"several answers", "mentioned", "negated"}
-    assert known.isdisjoint(names_of(found(reward), "stop"))
-    assert not known.isdisjoint(names_of(found(reward), "warning"))
+    verdict = found(reward)
+    assert known.isdisjoint(names_of(verdict, "stop"))
+    assert not known.isdisjoint(names_of(verdict, "warning"))
+
+
+def test_a_hedge_is_a_stop_where_the_right_answer_counts_in_two_places():
     anywhere = mine(lambda t, a: float(a in re.findall(r"\d+", t)))
     assert "mentioned" in names_of(found(anywhere), "stop")
     any_tagged = mine(lambda t, a: float(a in TAGGED.findall(t)))
@@ -1100,7 +1104,6 @@ WHOLE = [
 @pytest.mark.parametrize(("name", "state", "reward", "rows"), WHOLE)
 def test_rows_and_references_that_do_not_work_are_named(name, state, reward, rows):
     assert name in names_of(found(reward, rows), state)
-    assert name not in names_of(found(SOUND))
 
 
 def test_a_weight_of_the_wrong_sign_is_named_and_a_penalty_is_not():
@@ -1148,7 +1151,7 @@ OWN = [
 def test_attacks_of_your_own_join_the_verdict(reward, kind, completion, state):
     own = [Attack("begging", "begging", kind, completion)]
     verdict = found(reward, attacks=own)
-    assert "begging" in names_of(verdict, state) and "begging" not in names_of(found(reward))
+    assert "begging" in names_of(verdict, state)
     (line,) = [line for line in verdict.table if line["attack"] == "begging"]
     assert line["won"] == state and line["kind"] == kind
     assert "begging" not in names_of(found(SOUND, attacks=own[:1] if kind != "honest" else []))
@@ -1233,12 +1236,26 @@ def right(completions, answer, **kwargs):
 CHECKED = {"found == [a]": 0, "a in found": 1, "missing": 1, "(": 2}
 
 
-@pytest.mark.parametrize("code", CHECKED)
-def test_the_command_exits_with_what_it_finds(code, tmp_path, capsys):
+LINES = "\n".join(map(json.dumps, NUMBERS))
+
+
+@pytest.fixture
+def command(tmp_path):
+    """(code of rewards, text of rows) -> the command that checks them."""
     rewards, rows = tmp_path / "own.py", tmp_path / "rows.jsonl"
-    rewards.write_text(FILE.replace("{}", code))
-    rows.write_text("\n".join(map(json.dumps, NUMBERS)))
-    command = ["check", str(rewards), "--data", str(rows)]
+
+    def command(code, data=LINES):
+        rewards.write_text(code)
+        if data:
+            rows.write_text(data)
+        return ["check", str(rewards), "--data", str(rows)]
+
+    return command
+
+
+@pytest.mark.parametrize("code", CHECKED)
+def test_the_command_exits_with_what_it_finds(code, command, capsys):
+    command = command(FILE.replace("{}", code))
     status = main(command)
     shown = capsys.readouterr()
     assert status == CHECKED[code], shown
@@ -1251,27 +1268,19 @@ def test_the_command_exits_with_what_it_finds(code, tmp_path, capsys):
     assert told["passed"] is (status == 0) and "helper" not in told["roles"]
 
 
-def test_the_command_names_a_file_that_is_missing_or_is_no_json(tmp_path, capsys):
-    rewards, rows = tmp_path / "own.py", tmp_path / "rows.jsonl"
-    rewards.write_text(FILE.replace("{}", "found == [a]"))
-    for text, told in ((None, "does not exist"), ('{"a": 1}\n{', "cannot be read")):
-        if text:
-            rows.write_text(text)
-        assert main(["check", str(rewards), "--data", str(rows)]) == 2
+def test_the_command_names_a_file_that_is_missing_or_is_no_json(command, capsys):
+    for text, told in (("", "does not exist"), ('{"a": 1}\n{', "cannot be read")):
+        assert main(command(FILE.replace("{}", "found == [a]"), text)) == 2
         assert told in capsys.readouterr().err
 
 
-def test_a_file_may_bring_its_reference_or_its_form(tmp_path, capsys):
-    rewards, rows = tmp_path / "own.py", tmp_path / "rows.jsonl"
-    rows.write_text("\n".join(map(json.dumps, NUMBERS)))
-    shouts = (
-        "def right(completions, answer, **_):\n    return [float(t == f'ANSWER!{a}!') for t, a in "
-    )
-    shouts += "zip(completions, answer)]\n"
-    for own in ("", "form = 'ANSWER!{answer}!'", f"reference = lambda row: {SHOUT}"):
-        rewards.write_text(shouts + own)
-        assert main(["check", str(rewards), "--data", str(rows)]) == (0 if own else 1)
-        assert ("ANSWER!41!" in capsys.readouterr().out) is bool(own)
+OWN_REFERENCE = "reference = lambda row: f\"ANSWER!{row['answer']}!\""
+SHOUTED = """def right(completions, answer, **_):
+    return [float(t == f'ANSWER!{a}!') for t, a in zip(completions, answer)]
+"""
 
 
-SHOUT = "f\"ANSWER!{row['answer']}!\""
+@pytest.mark.parametrize("own", ["", "form = 'ANSWER!{answer}!'", OWN_REFERENCE])
+def test_a_file_may_bring_its_reference_or_its_form(own, command, capsys):
+    assert main(command(SHOUTED + own)) == (0 if own else 1)
+    assert ("ANSWER!41!" in capsys.readouterr().out) is bool(own)

@@ -17,7 +17,7 @@ from grpo_nb.models.engine import TransformersEngine
 from grpo_nb.rewards.prompts import build_prompt
 
 BASE = PROJECT_ROOT / "data/agent_base"
-CAP = 96
+CAP, SIDES = 96, ("prompt", "completion")
 
 
 def rows_of(name, count):
@@ -37,23 +37,15 @@ def engine():
 
 def trls_trainer(engine, environment, rows, kind, folder):
     """TRL's own, greedy; `kind` is what it makes an environment for each rollout of."""
-    args = GRPOConfig(
-        output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        top_k=1,
-        num_generations=2,
-        per_device_train_batch_size=32,
-        max_completion_length=CAP,
-        max_tool_calling_iterations=environment.max_turns,
-        report_to=[],
-    )
+    options = {"output_dir": str(folder), "use_cpu": True, "bf16": False, "report_to": []}
+    options |= {"top_k": 1, "num_generations": 2, "per_device_train_batch_size": 32}
+    options |= {"max_tool_calling_iterations": environment.max_turns}
     return GRPOTrainer(
-        model=engine.model,
+        engine.model,
+        lambda completions, **_: [0.0] * len(completions),
+        GRPOConfig(max_completion_length=CAP, **options),
+        Dataset.from_list(rows),
         processing_class=engine.tokenizer,
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=args,
-        train_dataset=Dataset.from_list(rows),
         environment_factory=kind,
     )
 
@@ -74,10 +66,8 @@ def log_probabilities(model, prompt, completion):
 
 def theirs(trainer, seen):
     """The same of TRL's, of its whole padded batch."""
-    ids, mask = (
-        torch.cat([seen[f"prompt_{part}"], seen[f"completion_{part}"]], 1)
-        for part in ("ids", "mask")
-    )
+    parts = [[seen[f"{side}_{part}"] for side in SIDES] for part in ("ids", "mask")]
+    ids, mask = (torch.cat(part, 1) for part in parts)
     width = seen["completion_ids"].shape[1]
     with torch.no_grad():
         return trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)[0]
@@ -92,12 +82,10 @@ def test_an_episode_has_the_tokens_and_log_probabilities_of_trls(engine, name, t
     lengths, logs_N_T = seen["completion_mask"].sum(1), theirs(trainer, seen)
     for place, [episode] in enumerate(ours):
         for twin in (2 * place, 2 * place + 1):
-            length = lengths[twin]
-            assert seen["completion_ids"][twin, :length].tolist() == list(episode.ids)
+            assert seen["completion_ids"][twin, : lengths[twin]].tolist() == list(episode.ids)
         ids = seen["prompt_ids"][2 * place][seen["prompt_mask"][2 * place].bool()].tolist()
-        text = template.render(
-            engine.tokenizer, Episode(environment, rows[place]).prompt, environment.tools
-        )
+        prompt = Episode(environment, rows[place]).prompt
+        text = template.render(engine.tokenizer, prompt, environment.tools)
         assert engine.tokenizer(text)["input_ids"] == ids
         logs = log_probabilities(engine.model, ids, list(episode.ids))
         assert torch.allclose(logs, logs_N_T[2 * place, : len(logs)], atol=1e-5)

@@ -142,7 +142,8 @@ def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, Che
         for name, turns in players(environment, row, other, seed).items():
             plays[-1][name] = episode = perform(environment, row, turns)
             if episode.ended == "a call hung":
-                return plays, _finding("hangs", f"{episode.calls[-1].error} (player: {name})")
+                result = episode.messages[-1]["content"]
+                return plays, _finding("hangs", f"{result} (player: {name})")
             again = perform(environment, row, turns, veteran, beside=other)
             for one, two in zip_longest(episode.trace, again.trace):
                 if one != two:
@@ -197,5 +198,5 @@ def _loss(lost: Plays, plays: Plays) -> str:
 def _failure(play: Mapping[str, Episode]) -> list[float]:
     """Return a list of the highest reward of an honest attempt that fails; [] if none fails."""
     attempts, win = [play["cut short"], play["another row's solution"]], play["oracle"].reward
-    failures = [each.reward for each in attempts if each.calls and each.reward < win - TIE]
+    failures = [each.reward for each in attempts if each.turns and each.reward < win - TIE]
     return sorted(failures)[-1:]

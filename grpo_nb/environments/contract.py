@@ -38,7 +38,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError, validate_call
 
@@ -62,15 +62,6 @@ def tool(method: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-class Call(NamedTuple):
-    """Hold a tool call with its result or error."""
-
-    name: str
-    arguments: dict[str, Any]
-    result: str
-    error: str
-
-
 class Played:
     """Wrap an instance of the author's class, for TRL's trainer and for `play`.
 
@@ -91,7 +82,7 @@ class Played:
 
     def reset(self, **row: Any) -> Any:
         """Begin an episode with a row; the author's `reset` gets the columns that it takes."""
-        self.calls, self.hung = [], False
+        self._count, self.hung = 0, False  # calls so far; whether one took too long
         # The seed ignores None, which fills missing columns, and the prompt, whose form may vary.
         columns = {k: v for k, v in row.items() if k != "prompt" and v is not None}
         self._seed = json.dumps(columns, sort_keys=True, default=str)
@@ -108,7 +99,7 @@ class Played:
         texts = (FINISHED, "") if over else self._execute(name, arguments)
         # No tokenizer takes a lone surrogate, which a model can write as "\\ud800".
         result, error = (text.encode(errors="replace").decode() for text in texts)
-        self.calls.append(Call(name, arguments, result, error))
+        self._count += 1
         if error:
             raise RuntimeError(error)
         return result
@@ -145,7 +136,7 @@ class Played:
 
     def _seeded(self) -> AbstractContextManager[None]:
         """Seed random numbers in the block, from the row and the number of calls so far."""
-        return kept(f"{self._seed} {len(self.calls)}")
+        return kept(f"{self._seed} {self._count}")
 
 
 class Environment:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb.checks import Check
-from grpo_nb.environments.contract import Call, Environment, Played, Row, of
+from grpo_nb.environments.contract import Environment, Played, Row, of
 from grpo_nb.files import read_json, write_json
 from grpo_nb.models import template
 from grpo_nb.models.engine import Engine, Sample, Sampling
@@ -36,7 +36,6 @@ class Episode:
     Attributes:
         prompt: The prompt, including the text that `reset` returned.
         messages: The player's turns and the results.
-        calls: The calls, with their results and errors.
         turns: The number of turns whose calls were run.
         ended: Why the episode ended; "" while it is in progress.
         reward: The reward of an episode played without a model, from 0 to 1; else NaN.
@@ -49,7 +48,6 @@ class Episode:
         self.played = instance or environment.factory()
         text, [*before, last] = self.played.reset(**row), row["prompt"]
         change = {} if text is None else {"content": last["content"] + str(text)}
-        self.calls: list[Call] = self.played.calls  # as the environment's guard records them
         self.prompt: list[Message] = [*before, last | change]
         self.messages: list[Message] = []
         self.turns, self.ended = 0, ""

@@ -76,10 +76,9 @@ def odd():
         ("act", {"how": "exit"}, "SystemExit: 3"),
     ],
 )
-def test_the_model_reads_of_errors_which_are_counted(odd, name, arguments, read):
+def test_the_model_reads_of_errors_and_the_episode_goes_on(odd, name, arguments, read):
     assert asked(odd, name, **arguments) == str({"error": read})
-    assert [call.error for call in odd.calls] == [read]
-    assert odd.get_reward() == 0.5, "the episode goes on"
+    assert odd.get_reward() == 0.5
     assert asked(odd, "act", how="draw").startswith("[0.")
 
 
@@ -113,7 +112,6 @@ def test_results_are_texts_that_a_tokenizer_takes():
 def test_calls_after_the_end_are_told_so_and_change_nothing(odd):
     asked(odd, "act", how="end")
     assert asked(odd, "act", how="raise") == FINISHED
-    assert odd.calls[-1].result == FINISHED
     odd.reset(**ROW)
     assert asked(odd, "act", how="draw") != FINISHED
 

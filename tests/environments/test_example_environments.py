@@ -42,7 +42,7 @@ def test_solve_wins_every_row_in_one_used_instance(name):
     for row in read(name):
         end = check.perform(environment, row, environment.solution(row), instance=used)
         assert (end.reward, end.played.done) == (1.0, True)
-        assert not [call for call in end.calls if call.error]
+        assert "'error'" not in str(end.messages)
 
 
 RIGHT_FACTORS, RIGHT_PRODUCT = ("multiply", {"a": 47, "b": 38}), ("answer", {"value": 1786})

@@ -33,11 +33,8 @@ OBJECTS = [{"prompt": f"Read card {n}.", "answer": text} for n, text in enumerat
 TARGETS = [(93, [54, 34, 5]), (26, [20, 3, 3]), (63, [9, 7, 1]), (40, [8, 4, 8])]
 COUNTDOWN = [{"prompt": f"{n} of {each}", "target": n, "nums": each} for n, each in TARGETS]
 PROGRAMS = [
-    {
-        "prompt": f"Write f, which adds {n}.",
-        "answer": f"def f(a):\n    return a + {n}",
-        "tests": [f"assert f({n}) == {2 * n}"],
-    }
+    {"prompt": f"Write f, which adds {n}.", "answer": f"def f(a):\n    return a + {n}"}
+    | {"tests": [f"assert f({n}) == {2 * n}"]}
     for n in (1, 2, 3)
 ]
 
@@ -509,21 +506,19 @@ def test_rows_may_be_a_dataset_a_frame_or_a_list(made):
 TEXT = mine(lambda t, a: float("<answer>" in t), name="form")
 
 
+WEIGHTS = [1.0, 3.0]
+ARGS = SimpleNamespace(reward_weights=WEIGHTS, max_completion_length=64)
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"reward_weights": [1.0, 3.0]},
-        {"args": {"reward_weights": [1.0, 3.0]}},
-        {"args": SimpleNamespace(reward_weights=[1.0, 3.0], max_completion_length=64)},
-    ],
+    "options", [{"reward_weights": WEIGHTS}, {"args": {"reward_weights": WEIGHTS}}, {"args": ARGS}]
 )
 def test_weights_come_by_argument_or_by_args(options):
     verdict = found([SOUND, TEXT], **options)
     assert verdict.amounts["the right answer"] == 4
     assert verdict.roles == {"mine": "right", "form": "form"}
     assert {"empty form", "form outweighs"} <= set(names_of(verdict, "warning"))
-    longest = max(len(line["completion"]) for line in verdict.table)
-    assert longest <= 4 * 1024
+    assert max(len(line["completion"]) for line in verdict.table) <= 4 * 1024
 
 
 def test_attacks_are_as_long_as_a_completion_may_be():
@@ -540,23 +535,32 @@ def test_a_short_cap_does_not_cut_an_attack_into_a_right_answer():
         assert not names_of(verdict, "stop"), (cap, str(verdict))
 
 
+UNKNOWN = Attack("a", "a", "wrong", [("{wrong}", "1")])
+NINE = ["41"] * 9
+
+
 @pytest.mark.parametrize(
     ("reward", "rows", "options", "said_so"),
     [
         ([], NUMBERS, {}, "reward_funcs is empty: give the rewards that GRPOTrainer gets"),
         ("name", NUMBERS, {}, "reward_funcs holds 'name', which is not a reward function"),
-        (SOUND, [], {}, r"dataset = \[\] holds no rows: give the train_dataset"),
+        (SOUND, [], {}, "dataset = [] holds no rows: give the train_dataset"),
         (SOUND, ["a"], {}, "holds no rows: give"),
-        (SOUND, NUMBERS, {"reward_weights": [1, 2]}, r"\[1, 2\]: give one number for each of 1"),
-        (SOUND, NUMBERS, {"reward_weights": [math.nan]}, r"\[nan\]: give one number"),
+        (SOUND, NUMBERS, {"reward_weights": [1, 2]}, "[1, 2]: give one number for each of 1"),
+        (SOUND, NUMBERS, {"reward_weights": [math.nan]}, "[nan]: give one number"),
         (SOUND, NUMBERS, {"correct": "accuracy"}, "correct = 'accuracy' is none of mine"),
         (SOUND, NUMBERS, {"form": "tgas"}, "tgas"),
+        (SOUND, NUMBERS[:4], {"completions": NINE},
+         "completions has 9 entries, and dataset 4 rows: give one list for each row"),
+        (SOUND, NUMBERS, {"attacks": [UNKNOWN]}, "the placeholder {wrong}: use those of a"),
+        (SOUND, NUMBERS, {"attacks": [Attack("a", "a", "evil", "1")]},
+         "has the kind 'evil': give one of hollow, wrong, honest"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_tested_is_refused_with_the_value_and_what_to_do(
     reward, rows, options, said_so
 ):
-    with pytest.raises(ValueError, match=said_so):
+    with pytest.raises(ValueError, match=re.escape(said_so)):
         found(reward, rows, **options)
 
 
@@ -1155,24 +1159,6 @@ def test_attacks_of_your_own_join_the_verdict(reward, kind, completion, state):
     (line,) = [line for line in verdict.table if line["attack"] == "begging"]
     assert line["won"] == state and line["kind"] == kind
     assert "begging" not in names_of(found(SOUND, attacks=own[:1] if kind != "honest" else []))
-
-
-@pytest.mark.parametrize(
-    ("attack", "refusal"),
-    [
-        (Attack("a", "a", "wrong", [("{wrong}", "1")]), "the placeholder {wrong}: use those of a"),
-        (Attack("a", "a", "evil", "1"), "has the kind 'evil': give one of hollow, wrong, honest"),
-    ],
-)
-def test_an_attack_that_cannot_be_written_is_refused(attack, refusal):
-    with pytest.raises(ValueError, match=re.escape(refusal)):
-        found(SOUND, attacks=[attack])
-
-
-def test_completions_in_one_list_for_all_rows_are_refused():
-    refusal = "completions has 9 entries, and dataset 4 rows: give one list for each row"
-    with pytest.raises(ValueError, match=refusal):
-        found(SOUND, NUMBERS[:4], completions=["41"] * 9)
 
 
 # -- rewards that fail on some completions are judged by what they score

@@ -69,9 +69,8 @@ def test_a_verdict_that_passed_lets_stage_03_start_with_the_same_rewards_alone(l
 def test_a_failed_verdict_says_what_won_and_what_the_reference_reads(lab):
     never = reward_set([(lifted(lambda response, answer: False, "never"), 1.0)])
     first, *more = judged(lab, never).failures
-    assert first.startswith(
-        "nothing earns: no way was found in which an answer earns more than another"
-    )
+    nothing = "nothing earns: no way was found in which an answer earns more than another"
+    assert first.startswith(nothing)
     assert f"such as {lab.rows[0]['answer']!r} (answer)" in first
     refused(lab, never, f"and {len(more)} more in rewards/report.json")
     judged(lab, reward_set([(lifted(lambda response, answer: answer in response, "found"), 1.0)]))
@@ -234,9 +233,8 @@ def test_a_cell_of_rewards_with_all_that_they_need_is_trained_as_it_was_tested(l
     scores = [[1.0], [1.0], [2.0]]
     expected = (preset.names, preset.reward_weights, 2.0, scores, reward_lab.fingerprint(preset))
     assert shown == " ".join(map(str, expected))
-    assert reward_lab.refuse_untested(
-        lab.run, load_preset(runs.start("03", "gate").config.rewards.preset), True
-    )
+    again = load_preset(runs.start("03", "gate").config.rewards.preset)
+    assert reward_lab.refuse_untested(lab.run, again, True)
 
 
 def test_a_cell_may_bring_its_own_form_and_an_emptied_one_leaves_the_preset(lab):
@@ -257,15 +255,9 @@ def in_cell(notebook):
     return re.sub("^# ?", "", text, flags=re.M)  # as Ctrl-/ leaves the lines below the first
 
 
-EXAMPLES = {
-    "quickstart": in_cell("00_quickstart"),
-    "notebook 2": in_cell("02_test_rewards"),
-}
-
-
-@pytest.mark.parametrize("place", EXAMPLES)
-def test_the_example_passes_and_the_one_marked_so_fails_by_the_attack_that_it_names(lab, place):
-    text = EXAMPLES[place]
+@pytest.mark.parametrize("notebook", ["00_quickstart", "02_test_rewards"])
+def test_the_example_passes_and_the_one_marked_so_fails_by_the_attack_that_it_names(lab, notebook):
+    text = in_cell(notebook)
     assert judged(lab, adopted(lab, text)).passed
     head, mark, failing = text.partition("fail on purpose, see why: it pays for silence.\n")
     assert mark

@@ -1,9 +1,8 @@
 """Rows with images, with a model that reads pixels by a script."""
 
-import json
-
 import pytest
 from pictures import ROWS, SYSTEM, Looker, half_seen, row_of, seen
+from prepared import write_jsonl
 
 from grpo_nb import data, reward_lab, runs
 from grpo_nb.reward_lab import check_rewards
@@ -11,31 +10,21 @@ from grpo_nb.reward_lab.baseline import KEPT_AT
 from grpo_nb.rewards import load_preset, reward
 
 QA = load_preset("qa")
-SETTINGS = {
-    "data.answer_kind": "text",
-    "data.system_prompt": SYSTEM,
-    "data.eval_rows": 8,
-}
-REWARDS = {
-    "rewards.preset": "qa",
-    "rewards.baseline_prompts": 16,
-    "rewards.baseline_completions": 4,
-}
+SETTINGS = {"data.answer_kind": "text", "data.system_prompt": SYSTEM, "data.eval_rows": 8}
+REWARDS = {"rewards.preset": "qa", "rewards.baseline_completions": 4}
+REWARDS |= {"rewards.baseline_prompts": 16}
 
 
 @pytest.fixture
 def stage(runs_dir):
     """Stage 02 of a run with 40 pictures."""
-    rows = [row_of(number) for number in range(40)]
-    for number, row in enumerate(rows):
+    lines = []
+    for number, row in enumerate(map(row_of, range(40))):
         row["images"][0].save(runs_dir / f"{number}.png")
-    lines = [
-        {"question": row["question"], "answer": row["answer"], "image": f"{number}.png"}
-        for number, row in enumerate(rows)
-    ]
-    source = runs_dir / "rows.jsonl"
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    stage = runs.start("01", "seen", SETTINGS | {"data.source": str(source)}, profile="tiny-cpu")
+        lines.append({name: row[name] for name in ("question", "answer")})
+        lines[-1]["image"] = f"{number}.png"
+    source = write_jsonl(runs_dir / "rows.jsonl", *lines)
+    stage = runs.start("01", "seen", SETTINGS | {"data.source": source}, profile="tiny-cpu")
     data.prepare_run(stage.run, stage.config.data, 0, lambda prompts: [10] * len(prompts), QA)
     stage.finish("data")
     return runs.start("02", "seen", REWARDS)

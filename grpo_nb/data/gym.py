@@ -61,9 +61,10 @@ def rows(config: Any) -> Iterator[Row]:
     size = min(MOST, TRIES * target + 10)
     sources = {(task, n): _rows(task, size, config, n) for task in weights for n in _levels(config)}
     draw = random.Random(config.seed)
-    while sources:
+    while sources and target:
         source = draw.choices([*sources], [weights[task] for task, _ in sources])[0]
         if row := next(sources[source], None):
+            target -= 1
             yield row
         else:
             del sources[source]

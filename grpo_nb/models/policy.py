@@ -42,14 +42,8 @@ if TYPE_CHECKING:
 
 # Unsloth and TRL set these variables for their own vLLM. A later engine must not see them, whether
 # it runs in this process or in a child process.
-ENGINE_VARIABLES = [
-    "VLLM_ENABLE_V1_MULTIPROCESSING",
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-]
+ENGINE_VARIABLES = ["VLLM_ENABLE_V1_MULTIPROCESSING", "RANK", "LOCAL_RANK", "WORLD_SIZE"]
+ENGINE_VARIABLES += ["MASTER_ADDR", "MASTER_PORT"]
 # Our values of Unsloth's variables for vLLM, unless the user has set them. FlashInfer's sampler
 # refuses a T4, and merging the adapter into 16-bit weights rounds most of a small update away.
 UNSLOTHS_VLLM = {"UNSLOTH_VLLM_NO_FLASHINFER": "1", "UNSLOTH_VLLM_MERGED_ROLLOUT": "0"}

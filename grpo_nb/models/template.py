@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Tools = Sequence[Mapping[str, Any]]  # JSON schemas of the tools that a model may call
-# Matches the defaults that `add_defaults` puts before a template.
-DEFAULTS = re.compile(r"(?:{% if (\w+) is not defined %}{% set \1 = .*?%}{% endif %})*")
+# A default that `add_defaults` puts before a template, and its assignment.
+DEFAULT = re.compile(r"{% if (\w+) is not defined %}({% set \1 = .*? %}){% endif %}")
 
 
 def add_defaults(template: str, values: Mapping[str, Any]) -> str:
@@ -36,9 +36,13 @@ def without_conditions(template: str) -> str:
     >>> without_conditions(add_defaults("Hi", {"thinking": False}))
     '{% set thinking = False %}Hi'
     """
-    default = r"{% if (\w+) is not defined %}({% set \1 = .*? %}){% endif %}"
-    first = re.match(f"(?:{default})*", template)
-    return re.sub(default, r"\2", first[0]) + template[first.end() :]
+    defaults = _defaults(template)
+    return DEFAULT.sub(r"\2", defaults) + template.removeprefix(defaults)
+
+
+def _defaults(template: str) -> str:
+    """Return the defaults that a template begins with."""
+    return re.match(f"(?:{DEFAULT.pattern})*", template)[0]
 
 
 def fold_system(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> list[Message]:
@@ -274,7 +278,7 @@ def with_tools(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase
     """
     from trl import chat_template_utils
 
-    defaults = DEFAULTS.match(tokenizer.chat_template)[0]
+    defaults = _defaults(tokenizer.chat_template)
     # TRL recognizes a template by its text, so the defaults of `add_defaults` are removed first.
     tokenizer.chat_template = tokenizer.chat_template.removeprefix(defaults)
     if not getattr(tokenizer, "response_template", None):
@@ -300,19 +304,15 @@ def parse(
     return parse_response(tokenizer, list(ids), prefix=list(before))
 
 
-def _turns_with_call(name: str) -> list[Message]:
-    """Return a user's turn, and an assistant's turn that calls the tool of this name."""
-    call = {"type": "function", "function": {"name": name, "arguments": {}}}
-    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
-    return [{"role": "user", "content": "1"}, answer]
-
-
 def tool_turn(tokenizer: "PreTrainedTokenizerBase", results: list[Message]) -> list[int]:
     """Return the token ids after a call's stop token, up to the start of the model's next turn.
 
     These ids contain the results of the calls, as the template renders them. TRL builds the same.
     """
-    turns, options = _turns_with_call(results[0]["name"]), {"tokenize": True, "return_dict": False}
+    call = {"type": "function", "function": {"name": results[0]["name"], "arguments": {}}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    turns, options = [{"role": "user", "content": "1"}, answer], {"tokenize": True}
+    options["return_dict"] = False
     before = tokenizer.apply_chat_template(turns, **options)
     after = tokenizer.apply_chat_template(turns + results, add_generation_prompt=True, **options)
     stops = [place for place, token in enumerate(before) if token == tokenizer.eos_token_id]

@@ -122,7 +122,7 @@ def _add_of_one_run(commands: argparse._SubParsersAction) -> None:
     add("--processes", type=int, help="the expected number; refuse any other")
     _add_settings(add)
     what = "does a server (vLLM, llama.cpp, Ollama, …) answer as the run's model? else 1"
-    add = _command(commands, "served", "grpo_nb.export.of_run:compare_server", what)
+    add = _command(commands, "served", "grpo_nb.export.merging:compare_server", what)
     add("run", **folder)
     add("url", metavar="URL", help="where it listens, such as http://127.0.0.1:8000")
     what = "list the checks of a run, and say what to do next"

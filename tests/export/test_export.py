@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import grpo_nb
 from grpo_nb import export, models
-from grpo_nb.export import gate, merging, of_run
+from grpo_nb.export import gate, merging
 from grpo_nb.files import project_path
 from grpo_nb.models import weights
 from grpo_nb.rewards.prompts import build_prompt
@@ -34,7 +34,7 @@ def run(moved_run, tmp_path, monkeypatch):
     shutil.copytree(moved_run.path, tmp_path / "runs/demo")
     monkeypatch.setenv("GRPO_NB_RUNS", str(tmp_path / "runs"))
     rows = [{"prompt": prompt} for prompt in LIKE]
-    monkeypatch.setattr(of_run.data, "load", lambda run, part: rows)
+    monkeypatch.setattr(merging.data, "load", lambda run, part: rows)
     return Run("demo")
 
 

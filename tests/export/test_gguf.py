@@ -3,20 +3,19 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from unittest.mock import Mock
 
+import forked
 import gguf as library
 import httpx
 import pytest
 import tokenizers
 import torch
+from conftest import moved
 from families import CHATML, GEMMA, LLAMA3, SPECIAL
 from tokenizers import pre_tokenizers
 from transformers import (
@@ -45,32 +44,31 @@ SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024}
 
 
+def save(model_type, settings, tokenizer, folder, base=""):
+    """Save a random model, and its tokenizer."""
+    config = AutoConfig.for_model(model_type, **SIZES, **settings)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    models.save_tokenizer(tokenizer, folder, base)
+    return folder
+
+
 def gemma2(folder):
     """With a SentencePiece model, from which transformers and the converter take the vocabulary."""
     import sentencepiece
 
     source = folder.with_name("sentencepiece")
     source.mkdir(parents=True)
+    ids = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3}
+    pieces = {"pad_piece": "<pad>", "eos_piece": "<eos>", "bos_piece": "<bos>"}
+    pieces |= {"user_defined_symbols": ["<start_of_turn>", "<end_of_turn>"]}
+    splits = {"byte_fallback": True, "split_digits": True, "allow_whitespace_only_pieces": True}
+    splits |= {"add_dummy_prefix": False, "remove_extra_whitespaces": False}
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS),
         model_prefix=str(source / "tokenizer"),
-        model_type="bpe",
-        vocab_size=700,
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        pad_id=0,
-        eos_id=1,
-        bos_id=2,
-        unk_id=3,
-        eos_piece="<eos>",
-        bos_piece="<bos>",
-        pad_piece="<pad>",
-        add_dummy_prefix=False,
-        remove_extra_whitespaces=False,
-        split_digits=True,
-        user_defined_symbols=["<start_of_turn>", "<end_of_turn>"],
-        minloglevel=2,
-        allow_whitespace_only_pieces=True,
+        **{"model_type": "bpe", "vocab_size": 700, "normalization_rule_name": "identity"},
+        **{"minloglevel": 2, **ids, **pieces, **splits},
     )
     (source / "tokenizer_config.json").write_text('{"tokenizer_class": "GemmaTokenizer"}')
     (source / "config.json").write_text('{"model_type": "gemma2"}')
@@ -78,12 +76,7 @@ def gemma2(folder):
     tokenizer.eos_token, tokenizer.chat_template = "<end_of_turn>", "{{ bos_token }}" + GEMMA
     ids = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": 2, "pad_token_id": 0}
     ids |= {"vocab_size": len(tokenizer), "sliding_window": 256, "query_pre_attn_scalar": 64}
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model("gemma2", **SIZES, **ids), dtype=torch.bfloat16
-    )
-    model.save_pretrained(folder)
-    models.save_tokenizer(tokenizer, folder, str(source))
-    return folder
+    return save("gemma2", ids, tokenizer, folder, str(source))
 
 
 def byte_level(folder, model_type, template, *steps, **options):
@@ -105,11 +98,7 @@ def byte_level(folder, model_type, template, *steps, **options):
     names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": end}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=own, chat_template=template, **names)
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(tokenizer)}
-    config = AutoConfig.for_model(model_type, **SIZES, **ids)
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-    models.save_tokenizer(tokenizer, folder)
-    return folder
+    return save(model_type, ids, tokenizer, folder)
 
 
 WHOLE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -126,41 +115,39 @@ EMPTY = "{% if enable_thinking is false %}<think></think>{% endif %}"
 NOT_THINKING = add_defaults(CHATML + EMPTY, {"enable_thinking": False})
 SPECIAL[NOT_THINKING] = SPECIAL[CHATML]
 FAMILIES = {
-    "gemma2": gemma2,
-    "llama": lambda folder: byte_level(
-        *(folder, "llama", LLAMA3, pre_tokenizers.Split(LLAMA3_WORDS, "isolated"), IN_BYTES),
-        ignore_merges=True,
-    ),
-    "qwen3": lambda folder: byte_level(
-        *(folder, "qwen3", CHATML, pre_tokenizers.Split(QWEN_WORDS, "isolated"), IN_BYTES)
-    ),
-    "smollm2": lambda folder: byte_level(
-        *(folder, "llama", CHATML, pre_tokenizers.Digits(individual_digits=True), WHOLE)
-    ),
+    "llama": ("llama", LLAMA3, pre_tokenizers.Split(LLAMA3_WORDS, "isolated"), IN_BYTES),
+    "smollm2": ("llama", CHATML, pre_tokenizers.Digits(individual_digits=True), WHOLE),
     # With a default that Python's callers leave out, and llama.cpp's server does not.
-    "thinks not": lambda folder: byte_level(
-        *(folder, "qwen3", NOT_THINKING, pre_tokenizers.Split(QWEN_WORDS, "isolated"), IN_BYTES)
-    ),
-    "SmolLM2": lambda _: SMOLLM2,
+    "qwen3": ("qwen3", NOT_THINKING, pre_tokenizers.Split(QWEN_WORDS, "isolated"), IN_BYTES),
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_llama_cpp_tokenizes_odd_texts_as_the_merged_folder_does(family, tmp_path):
-    folder = FAMILIES[family](tmp_path / "merged")
-    if not (folder / "config.json").is_file():
+def folder_of(family, parent):
+    """A merged model: gemma2, the real SmolLM2, or one of FAMILIES."""
+    if family == "gemma2":
+        return gemma2(parent / "merged")
+    if family in FAMILIES:
+        return byte_level(parent / "merged", *FAMILIES[family], ignore_merges=family == "llama")
+    if not (SMOLLM2 / "config.json").is_file():
         pytest.skip("no .venv/smollm2: make .venv/smollm2/config.json")
-    chats = [build_prompt("".join(TEXTS[n : n + 13])) for n in (0, 13)]
+    return SMOLLM2
+
+
+@pytest.mark.parametrize("family", ["gemma2", *FAMILIES, "SmolLM2"])
+def test_llama_cpp_tokenizes_odd_texts_as_the_merged_folder_does(family, tmp_path):
+    folder = folder_of(family, tmp_path)
+    # What is odd stands at the beginning of each text.
+    chats = [build_prompt("".join(text[:30] for text in TEXTS[n : n + 13])) for n in (0, 13)]
     model = gate.model_of(folder, gate.Questions(chats, 2))
     gguf.convert(folder, tmp_path / "model.gguf", "f16")
-    figures = gguf.compare(tmp_path / "model.gguf", "f16", model)
-    assert (figures["texts"], figures["chats"]) == (0, 0)
     assert "tokenizer.ggml.add_bos_token" in library.GGUFReader(tmp_path / "model.gguf").fields
     tokenizer, texts = model[0].tokenizer, [*TEXTS, *WORDS[: 500 - len(TEXTS)]]
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    assert not any(gguf.faults_of(tmp_path / "model.gguf", model[0]).values())
     with gguf.serving(tmp_path / "model.gguf", 512) as url:
-        server = gate.Server(url)
+        figures, server = gate.served(url, model, 0.01), gate.Server(url)
         assert [server.ids(text) for text in texts] == ids
+    assert (figures["texts"], figures["chats"]) == (0, 0)
     assert gate.verdict("f16", figures).state == "ok", figures
 
 
@@ -185,63 +172,47 @@ def sound(merged):
     return gate.model_of(merged, gate.Questions(CHATS, 40)), merged.with_name("sound.gguf")
 
 
-def rewrite(source, file, changes=None, without=(), values=lambda tensor: tensor.data):
-    """Copy a GGUF file with other fields, without some tensors, or with other weights."""
-    reader, changes = library.GGUFReader(source), changes or {}
-    writer = library.GGUFWriter(file, "qwen2")
+def rewrite(source, file, changes):
+    """Copy a GGUF file with other fields and weights; without what begins with a name for None."""
+    reader, writer = library.GGUFReader(source), library.GGUFWriter(file, "qwen2")
+    without = tuple(name for name, value in changes.items() if value is None)
     for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
+        if not name.startswith(("GGUF.", "general.architecture", *without)):
             part = field.types[-1] if len(field.types) > 1 else None
             value = changes.get(name, field.contents())
-            if not name.startswith(without):
-                writer.add_key_value(name, value, field.types[0], part)
+            writer.add_key_value(name, value, field.types[0], part)
     for tensor in reader.tensors:
         if not tensor.name.startswith(without):
-            writer.add_tensor(tensor.name, values(tensor))
+            change = changes.get(tensor.name, lambda data: data)
+            writer.add_tensor(tensor.name, change(tensor.data))
     for step in ("header", "kv_data", "tensors"):
         getattr(writer, f"write_{step}_to_file")()
     writer.close()
     return file
 
 
-def of_another_base(tensor):
-    """The same size of weights, and other ones."""
-    return tensor.data[::-1].copy() if "ffn_down" in tensor.name else tensor.data
+# Weights of the same size, and other ones.
+OTHERS = dict.fromkeys(
+    [f"blk.{n}.ffn_down.weight" for n in range(4)], lambda data: data[::-1].copy()
+)
+FIELD = "tokenizer.ggml"
+FAULTS = [
+    ({f"{FIELD}.model": "llama"}, "^the vocabulary is of type 'llama'"),
+    ({f"{FIELD}.pre": "smollm"}, r"^\d texts or special tokens are split into other tokens"),
+    ({f"{FIELD}.token_type": [1] * 832}, r"^\d texts or special tokens"),  # specials are text
+    ({f"{FIELD}.eos_token_id": 0}, "^6 answers run on where"),
+    ({"tokenizer.chat_template": CHATML}, "^6 prompts are rendered by another chat template"),
+    ({"qwen2.block_count": 3, "blk.3.": None}, "^3 layers alone"),
+    ({"qwen2.rope.scaling": None}, "^the scaling of positions, 'yarn', is"),
+    ({"blk.1.ffn_down": None}, "^llama.cpp cannot load it: "),
+    (OTHERS, "^the weights differ; greedy answers equal "),
+]
 
 
-FAULTS = {
-    "another vocabulary type": (
-        {"changes": {"tokenizer.ggml.model": "llama"}},
-        "^the vocabulary is of type 'llama'",
-    ),
-    "another pre-tokenizer": (
-        {"changes": {"tokenizer.ggml.pre": "smollm"}},
-        r"^\d texts or special tokens are split into other tokens",
-    ),
-    "specials as text": (
-        {"changes": {"tokenizer.ggml.token_type": [1] * 832}},
-        r"^\d texts or special tokens",
-    ),
-    "no end of turn": ({"changes": {"tokenizer.ggml.eos_token_id": 0}}, "^6 answers run on where"),
-    "another template": (
-        {"changes": {"tokenizer.chat_template": CHATML}},
-        "^6 prompts are rendered by another chat template",
-    ),
-    "a layer dropped": (
-        {"changes": {"qwen2.block_count": 3}, "without": ("blk.3.",)},
-        "^3 layers alone",
-    ),
-    "scaling lost": ({"without": ("qwen2.rope.scaling",)}, "^the scaling of positions, 'yarn', is"),
-    "a tensor missing": ({"without": ("blk.1.ffn_down",)}, "^llama.cpp cannot load it: "),
-    "another base": ({"values": of_another_base}, "^the weights differ; greedy answers equal "),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_a_file_is_caught_and_named(sound, tmp_path, fault):
-    change, evidence = FAULTS[fault]
+@pytest.mark.parametrize(("changes", "evidence"), FAULTS)
+def test_a_fault_in_a_file_is_caught_and_named(sound, tmp_path, changes, evidence):
     model, file = sound
-    figures = gguf.compare(rewrite(file, tmp_path / "model.gguf", **change), "f16", model)
+    figures = gguf.compare(rewrite(file, tmp_path / "model.gguf", changes), "f16", model)
     check = gate.verdict("gguf f16", figures)
     assert check.state == "stop" and check.fix
     assert re.search(evidence, check.evidence), check
@@ -256,28 +227,18 @@ def test_a_sound_file_passes_and_says_what_was_compared(sound):
     assert check.evidence.endswith("reward 1.5 (the model 1.5)")
 
 
-def test_a_server_that_answers_worse_is_a_warning(sound, monkeypatch):
+@pytest.mark.parametrize(("count", "state"), [(2, "ok"), (3, "warning")])
+def test_a_server_that_answers_worse_is_a_warning(sound, monkeypatch, count, state):
     """One or two answers that differ are chance."""
     (engine, questions, answers), _ = sound
-    model = engine, questions._replace(score=lambda texts: texts.count("right")), answers
+    questions = questions._replace(score=lambda texts: texts.count("right"))
+    texts = ["wrong"] * count + ["right"] * (6 - count)
+    replies = [(models.Sample(text, 0, False), 0, []) for text in texts]
+    server = Mock(ids=Mock(return_value=[]), reply=Mock(side_effect=replies))
+    monkeypatch.setattr(gate, "Server", lambda url: server)
     ours = [one._replace(text="right") for one in answers]
-    for count, state in ((2, "ok"), (3, "warning")):
-
-        class Worse:
-            replies = iter([("wrong" if n < count else "right") for n in range(6)])
-
-            def __init__(self, url):
-                pass
-
-            def ids(self, text):
-                return []
-
-            def reply(self, chat, tokens):
-                return models.Sample(next(self.replies), 0, False), 0, []
-
-        monkeypatch.setattr(gate, "Server", Worse)
-        check = gate.verdict("served", gate.served("", (*model[:2], ours)))
-        assert check.state == state and ("q8_0" in check.fix) == (state == "warning"), check
+    check = gate.verdict("served", gate.served("", (engine, questions, ours)))
+    assert check.state == state and ("q8_0" in check.fix) == (state == "warning"), check
 
 
 def test_ids_are_read_as_llama_cpp_and_vllm_write_them():
@@ -287,20 +248,17 @@ def test_ids_are_read_as_llama_cpp_and_vllm_write_them():
 
 def test_a_web_page_is_no_server_of_a_model(monkeypatch):
     page = httpx.MockTransport(lambda request: httpx.Response(200, text="<html>"))
-    client = partial(httpx.Client, transport=page)
-    monkeypatch.setattr(httpx, "Client", client)
+    monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=page))
     with pytest.raises(ValueError, match=r"no server answers at http://here .*: start it first"):
         gate.Server("http://here")
 
 
 def test_a_merge_with_gguf_leaves_tested_files_and_all_that_other_programs_need(tmp_path):
-    from test_export import noise_adapter
-
-    adapter, to = noise_adapter(BASE, tmp_path / "adapter", 0.02), tmp_path / "merged"
+    run, to = moved(tmp_path / "runs", 0.02, {"model.model_name": BASE}), tmp_path / "merged"
     options = {"load_in_4bit": True, "max_completion_length": 12}
     user, answer = {"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}
     chats = [{"prompt": [chat[0], user, answer, *chat[1:]]} for chat in CHATS]
-    grpo_nb.merge(BASE, adapter, to, chats, gguf="q8_0", **options)
+    grpo_nb.merge(BASE, run / "train/adapter", to, chats, gguf="q8_0", **options)
     assert {path.name for path in (to / "gguf").iterdir()} == {"merged-q8_0.gguf", "Modelfile"}
     modelfile = (to / "gguf/Modelfile").read_text()
     assert modelfile.startswith("FROM ./merged-q8_0.gguf\n")
@@ -324,9 +282,7 @@ def as_ollama(template, turns):
 @pytest.mark.parametrize("family", ["gemma2", "llama", "qwen3", "SmolLM2"])
 def test_a_modelfile_renders_every_chat_as_the_model_does(family, tmp_path):
     """SmolLM2's template has a system prompt of its own, and Gemma's has no place for one."""
-    folder = FAMILIES[family](tmp_path / "merged")
-    if not (folder / "config.json").is_file():
-        pytest.skip("no .venv/smollm2: make .venv/smollm2/config.json")
+    folder = folder_of(family, tmp_path)
     tokenizer = models.load_tokenizer(str(folder))
     turns = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
     for chat in (turns[:2], turns[1:2], turns, turns[1:]):
@@ -383,24 +339,23 @@ def test_an_unknown_kind_is_named_before_anything_is_merged():
         grpo_nb.merge("no-base", "no-adapter", "nowhere", load_in_4bit=True, gguf="q4_k")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """transformers' own server of the folder, in a process of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    line = [str(Path(sys.executable).with_name("transformers")), "serve", "--port", str(port)]
-    log = (tmp_path_factory.mktemp("server") / "log").open("w+")
-    process = subprocess.Popen([*line, str(project_path(BASE))], stdout=log, stderr=log)
-    for _ in range(1200):
-        with suppress(ValueError):
-            gate.Server(f"http://127.0.0.1:{port}/v1")
-            yield f"http://127.0.0.1:{port}/v1"
-            break
-        assert process.poll() is None, log.seek(0) or log.read()
-        time.sleep(0.1)
-    process.kill()
-    process.wait()
+@pytest.fixture
+def server(tmp_path, port, forks):
+    """The URL of transformers' own server of the folder, in a process of its own."""
+    script = tmp_path / "serve.py"
+    script.write_text("from transformers.cli.transformers import main; main()")
+    line = [*forked.python(), str(script), "serve", "--port", str(port), str(project_path(BASE))]
+    with (tmp_path / "log").open("w+") as log:
+        process = subprocess.Popen(line, stdout=log, stderr=log)
+        for _ in range(1200):
+            with suppress(ValueError):
+                gate.Server(f"http://127.0.0.1:{port}/v1")
+                yield f"http://127.0.0.1:{port}/v1"
+                break
+            assert process.poll() is None, log.seek(0) or log.read()
+            time.sleep(0.1)
+        process.kill()
+        process.wait()
 
 
 def test_a_server_that_tells_nothing_but_answers_is_judged_by_them(server):

@@ -1,6 +1,6 @@
 """Trains as a person's own notebook does, with our lines beside the trainer of Unsloth or TRL.
 
-`python stock_notebook.py LOADER FOLDER [MODEL]` writes FOLDER/report.json. LOADER is "unsloth",
+`python stock_notebook.py LOADER FOLDER` writes FOLDER/report.json. LOADER is "unsloth",
 "unsloth-vllm" or "trl". Importing unsloth patches TRL for good, so each has a process of its own.
 """
 
@@ -8,7 +8,6 @@ import json
 import random
 import re
 import sys
-import time
 from pathlib import Path
 
 LOADER, FOLDER = sys.argv[1], Path(sys.argv[2])
@@ -22,10 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 import grpo_nb  # noqa: E402
+from grpo_nb.rewards.prompts import build_prompt  # noqa: E402
 
-MODEL = sys.argv[3] if len(sys.argv) > 3 else "data/tiny_base"
-SYSTEM = "Reason inside <reasoning></reasoning>, then give the result inside <answer></answer>."
-STEPS, LENGTH = 40, 48
+MODEL, STEPS = "data/tiny_base", 40
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LORA = {"r": 16, "lora_alpha": 32, "target_modules": MODULES}
 
@@ -45,9 +43,7 @@ def form(completions, **kwargs):
 def rows():
     draw = random.Random(0)
     pairs = [(draw.randrange(100), draw.randrange(100)) for _ in range(512)]
-    system = {"role": "system", "content": SYSTEM}
-    ask = "What is {} + {}?".format
-    prompts = [[system, {"role": "user", "content": ask(a, b)}] for a, b in pairs]
+    prompts = [build_prompt(f"What is {a} + {b}?") for a, b in pairs]
     return Dataset.from_dict({"prompt": prompts, "answer": [str(a + b) for a, b in pairs]})
 
 
@@ -55,13 +51,10 @@ def load():
     if LOADER == "trl":
         model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
         return model, AutoTokenizer.from_pretrained(MODEL), LoraConfig(**LORA)
+    sizes = {"max_seq_length": 256, "load_in_4bit": True, "max_lora_rank": LORA["r"]}
     fast = {"fast_inference": True, "gpu_memory_utilization": 0.2}
     model, tokenizer = FastLanguageModel.from_pretrained(
-        model_name=MODEL,
-        max_seq_length=256,
-        load_in_4bit=True,
-        max_lora_rank=LORA["r"],
-        **fast if LOADER == "unsloth-vllm" else {},
+        MODEL, **sizes, **fast if LOADER == "unsloth-vllm" else {}
     )
     model = FastLanguageModel.get_peft_model(model, **LORA, random_state=1)
     return model, tokenizer, None
@@ -75,7 +68,7 @@ def train():
         learning_rate=5e-4,
         per_device_train_batch_size=64,
         num_generations=8,
-        max_completion_length=LENGTH,
+        max_completion_length=48,
         max_steps=STEPS,
         save_steps=20,
         logging_steps=1,
@@ -93,27 +86,20 @@ def train():
         train_dataset=dataset,
         **{"peft_config": peft_config} if peft_config else {},
     )
-    began = time.monotonic()
     checks = grpo_nb.preflight(trainer)
-    report = {"preflight seconds": time.monotonic() - began}
-    report["preflight"] = [(one.name, one.state, one.evidence) for one in checks]
-    guard = grpo_nb.Guard(trainer, every=20)
-    monitor = grpo_nb.Monitor(trainer)
-    began = time.monotonic()
+    guard, monitor = grpo_nb.Guard(trainer, every=20), grpo_nb.Monitor(trainer)
     trainer.train()
-    report["training seconds"] = time.monotonic() - began
+    print(checks, grpo_nb.autopsy(trainer))
     lines = [line for line in trainer.state.log_history if "reward" in line]
-    report["right"] = [line["rewards/correct/mean"] for line in lines]
-    report["step seconds"] = [line.get("step_time") for line in lines]
-    report["alerts"] = [str(alert) for alert in monitor.alerts]
-    report["scores"] = [look.score for look in guard.looks]
-    report["trainer"], report["vLLM"] = type(trainer).__name__, hasattr(model, "vllm_engine")
-    report["autopsy"] = str(grpo_nb.autopsy(trainer))
-    return report
+    return {
+        "preflight": [check.state for check in checks],
+        "right": [line["rewards/correct/mean"] for line in lines],
+        "alerts": list(map(str, monitor.alerts)),
+        "scores": [look.score for look in guard.looks],
+        "vLLM": hasattr(model, "vllm_engine"),
+    }
 
 
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
-    report = train()
-    (FOLDER / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    print(json.dumps(report, indent=1))
+    (FOLDER / "report.json").write_text(json.dumps(train()), encoding="utf-8")

@@ -59,13 +59,9 @@ def report(policy, config, run):
                 weight.normal_(std=0.1)
     engine = getattr(policy.model, "vllm_engine", None)
     model_config = engine and engine.llm_engine.vllm_config.model_config
-    keys = ("grad_norm", "reward", "completions/mean_length")
+    steps = [line for line in trainer.state.log_history if "reward" in line]
     return {
-        "metrics": [
-            {key: line[key] for key in keys if key in line}
-            for line in trainer.state.log_history
-            if "reward" in line
-        ],
+        "gradients": [line["grad_norm"] for line in steps],
         "moved": moved,
         "answers": [before, answers(policy)],
         "answers as the trainer was built": built,
@@ -77,13 +73,12 @@ def report(policy, config, run):
     }
 
 
-def judge(report, checkpointed=True):
-    """Assert what holds for each case; without a GPU nothing is checkpointed."""
-    assert len(report["metrics"]) == 2
-    assert all(line["grad_norm"] > 0 for line in report["metrics"])
+def judge(report):
+    """Assert what holds for each case."""
+    assert len(report["gradients"]) == 2 and min(report["gradients"]) > 0
     assert report["moved"] > 0 and report["trained in"] == ["torch.float32"]
     for of_step in report["checkpointed"].values():
-        assert of_step and set(of_step) == {checkpointed}
+        assert set(of_step) == {True}
     before, after = report["answers"]
     assert report["answers as the trainer was built"] == before
     assert after != before

@@ -54,7 +54,7 @@ def tried(name: str, folder: Path, backend: str) -> tuple[str, dict[str, str]]:
             if name in vision_families.FAMILIES:
                 outcome = vision_families.learn(name, folder, **{"policy.backend": backend})
             else:
-                outcome = families.learn(name, folder, backend)
+                outcome = families.outcome_of(families.start(name, folder, backend))
     except Exception as error:  # a family that does not work is what this is to find
         return f"no: {type(error).__name__}: {str(error).splitlines()[0]}", {}
     said = {name: check.evidence for name, check in outcome.checks.items()}

@@ -1,7 +1,7 @@
 """Random tiny models of current families, each as transformers builds it, with a chat template.
 
     folder = families.build("gemma2", parent)    # in under a second; nothing is downloaded
-    outcome = families.learn("gemma2", folder, "unsloth")
+    outcome = families.outcome_of(families.start("gemma2", folder, "unsloth"))
 
 What a family's architecture and template do to loading, training and merging shows at this size;
 what a model has learnt does not.
@@ -9,13 +9,15 @@ what a model has learnt does not.
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import tokenizers
 import torch
-from bytewise import tokenizer_for
-from transformers import AutoConfig, AutoModelForCausalLM
+from tokenizers import pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import grpo_nb
 from grpo_nb import data, export, models, rewards, stages
@@ -44,6 +46,12 @@ ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "llama_4_scaling_beta": 
 ROPE |= {"original_max_position_embeddings": 512}
 VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "patch_size": 14}
 VISION |= {"num_attention_heads": 2, "image_size": 28}
+PER_LAYER = {"head_dim": 32, "global_head_dim": 32, "hidden_size_per_layer_input": 16}
+PER_LAYER |= {"vocab_size_per_layer_input": 320, "num_global_key_value_heads": 2}
+HYBRID = {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 128}
+HYBRID |= {"num_local_experts": 4, "position_embedding_type": "rope"}
+LOCAL_EXPERTS = {"num_local_experts": 4, "head_dim": 32}
+ENDS = ("bos", "eos", "pad")
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 
 # Each as a published model's template acts: what it opens, closes and refuses.
@@ -151,55 +159,46 @@ FAMILIES = {
     "gemma2": Family("gemma2", GEMMA2, SLIDING),
     "gemma3": Family("gemma3_text", GEMMA3, {**SLIDING, **HALVES}),
     "gemma3 vision": Family("gemma3", GEMMA3, {**SLIDING, **HALVES, "vision_config": VISION}),
-    "gemma4": Family(
-        "gemma4_text",
-        GEMMA3,
-        {
-            **HALVES,
-            **{"head_dim": 32, "global_head_dim": 32, "hidden_size_per_layer_input": 16},
-            **{"vocab_size_per_layer_input": 320, "num_global_key_value_heads": 2},
-        },
-    ),
+    "gemma4": Family("gemma4_text", GEMMA3, {**HALVES, **PER_LAYER}),
     "phi3": Family("phi3", PHI3),
     "granite": Family("granite", GRANITE),
-    "granite4": Family(
-        "granitemoehybrid",
-        GRANITE,
-        {
-            **MAMBA,
-            **{"layer_types": ["mamba", "attention"], "shared_intermediate_size": 128},
-            **{"num_local_experts": 4, "position_embedding_type": "rope"},
-        },
-    ),
+    "granite4": Family("granitemoehybrid", GRANITE, {**MAMBA, **HYBRID}),
     "smollm3": Family("smollm3", QWEN3, {"no_rope_layers": [1, 0]}),
     "lfm2": Family("lfm2", CHATML, {"layer_types": ["conv", "full_attention"]}),
     "olmo2": Family("olmo2", OLMO),
-    "gpt_oss": Family(
-        "gpt_oss",
-        HARMONY,
-        {**HALVES, "head_dim": 32, "num_local_experts": 4, "rope_parameters": ROPE},
-    ),
+    "gpt_oss": Family("gpt_oss", HARMONY, {**HALVES, **LOCAL_EXPERTS, "rope_parameters": ROPE}),
     "falcon_h1": Family("falcon_h1", CHATML, {**MAMBA, "mamba_d_ssm": 256}),
     "cohere": Family("cohere", COHERE),
 }
 
 
+def tokenizer_for(template: str, end: str, *others: str) -> PreTrainedTokenizerFast:
+    """Build a tokenizer of bytes; `end` ends a turn, and the template writes the others as well."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = {token: i for i, token in enumerate(["<pad>", "<bos>", end, *others, *alphabet])}
+    bytewise = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=tokens, merges=[]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = tokenizers.decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bytewise,
+        **{"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": end},
+        additional_special_tokens=list(others),
+        chat_template=template,
+        padding_side="left",
+        model_max_length=COMMON["max_position_embeddings"],
+    )
+
+
 def build(name: str, parent: Path) -> Path:
     """Save a random model of the family, and its tokenizer, into a folder of its name."""
     family = FAMILIES[name]
-    room = {"model_max_length": COMMON["max_position_embeddings"]}
-    tokenizer = tokenizer_for(family.template, *SPECIAL[family.template], **room)
-    ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
-    ids["pad"] = tokenizer.pad_token_id
+    tokenizer = tokenizer_for(family.template, *SPECIAL[family.template])
+    ends = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ENDS}
     own = {**COMMON, **family.settings, "vocab_size": 320}
     if vision := own.pop("vision_config", None):
         own = {"text_config": own, "vision_config": vision, "mm_tokens_per_image": 4}
         own |= {"boi_token_index": 317, "eoi_token_index": 318, "image_token_index": 319}
-    config = AutoConfig.for_model(
-        family.model_type,
-        **own,
-        **{f"{kind}_token_id": number for kind, number in ids.items()},
-    )
+    config = AutoConfig.for_model(family.model_type, **own, **ends)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     folder = parent / name.replace(" ", "_")
@@ -242,20 +241,12 @@ def spread(completions, **columns):
     return [sum(map(ord, one[0]["content"])) % 7 / 7 for one in completions]
 
 
-def learn(name: str, folder: Path, backend: str, **more: Any) -> Outcome:
-    """Data, preflight, two steps and the merge with its parity gate, as the notebooks do them.
-
-    Args:
-        name: Of the run.
-        folder: From `build`.
-        backend: `policy.backend`.
-        more: Settings.
-    """
-    config = settings_of(folder, backend, **more)
-    run = Run(f"{name.replace(' ', '-')}-{backend}")
-    tokenizer = hub.load_tokenizer(str(folder), config.grpo.chat_template_kwargs)
-    data.prepare_run(run, config.data, 0, lambda prompts: template.count_tokens(tokenizer, prompts))
-    return outcome_of(trainer_of(run, config, data.load(run, "train"), spread))
+def start(name: str, folder: Path, backend: str) -> stages.RunTrainer:
+    """Prepare data, and build the trainer of a run by this backend, as the notebooks do."""
+    config, run = settings_of(folder, backend), Run(f"{name.replace(' ', '-')}-{backend}")
+    count = partial(template.count_tokens, hub.load_tokenizer(str(folder)))
+    data.prepare_run(run, config.data, 0, count)
+    return trainer_of(run, config, data.load(run, "train"), spread)
 
 
 def trainer_of(run: Run, config: RunConfig, rows: list, reward: Any) -> stages.RunTrainer:

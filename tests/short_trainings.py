@@ -1,4 +1,4 @@
-"""Trains the tiny base for three steps in several ways, in a process of its own.
+"""Trains the tiny base for two steps in several ways, in a process of its own.
 
 `python short_trainings.py BACKEND` trains in GRPO_NB_RUNS, and writes report.json there. Importing
 unsloth patches TRL for good, so the backends cannot share a process.
@@ -14,7 +14,7 @@ from grpo_nb.runs import Run, runs_root
 
 PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), (99, 9), (3, 4))]
 SETTINGS = {
-    "grpo.max_steps": 3,
+    "grpo.max_steps": 2,
     "grpo.learning_rate": 1e-2,
     "grpo.warmup_steps": 0,
     "grpo.per_device_train_batch_size": 16,

@@ -8,12 +8,12 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import families
 import torch
-from bytewise import tokenizer_for
 from families import Outcome
 from PIL import Image, ImageDraw
 from transformers import AutoConfig, AutoModelForImageTextToText
@@ -27,6 +27,7 @@ TEXT = families.COMMON | {"vocab_size": 320}
 TOWER = {"hidden_size": 32, "intermediate_size": 64}
 QWEN_TOWER = {**TOWER, "depth": 2, "num_heads": 2, "out_hidden_size": families.HIDDEN}
 SIGLIP = {**TOWER, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14}
+SIGLIP |= {"image_size": 56}
 MROPE = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10_000.0}
 
 
@@ -61,105 +62,71 @@ def chat_template(image: str, before: str, after: str, answer: str = "assistant"
 
 
 class Family(NamedTuple):
-    """A model type of transformers, its tokens, template, configuration and image processor."""
+    """A model type of transformers, its template, tokens, configuration and image processor."""
 
     model_type: str
     template: str
     tokens: tuple[str, ...]  # the first ends a turn
-    named: Mapping[str, str]  # names of tokens that the processor looks up in the tokenizer
     ids: Mapping[str, str]  # settings of the config that name a token
-    settings: Mapping[str, Any]
+    text: Mapping[str, Any]
+    tower: Mapping[str, Any]
     processor: Mapping[str, Any]
     images: Mapping[str, Any]
+    named: Mapping[str, str] = MappingProxyType({})  # tokens that the processor looks up
+    more: Mapping[str, Any] = MappingProxyType({})  # settings of the config
 
 
-VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-QWEN = {
-    "template": chat_template(
-        "<|vision_start|><|image_pad|><|vision_end|>", "<|im_start|>", "<|im_end|>"
-    ),
-    "tokens": ("<|im_end|>", "<|im_start|>", *VISION_TOKENS),
-    "named": {},
-    "ids": {
-        f"{name}_token_id": token
-        for name, token in zip(
-            ("vision_start", "vision_end", "image", "video"), VISION_TOKENS, strict=True
-        )
-    },
-}
+PARTS = {f"{part}_token_id": f"<|{part}|>" for part in ("vision_start", "vision_end")}
+PARTS |= {f"{kind}_token_id": f"<|{kind}_pad|>" for kind in ("image", "video")}
+QWEN = (
+    chat_template("<|vision_start|><|image_pad|><|vision_end|>", "<|im_start|>", "<|im_end|>"),
+    *(("<|im_end|>", "<|im_start|>", *PARTS.values()), PARTS),
+)
 QWEN_IMAGES = {"image_processor_type": "Qwen2VLImageProcessor", "merge_size": 2}
+GEMMA = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
+GEMMA |= {"image_token": "<image_soft_token>"}
+SQUARE, SMALL = {"height": 56, "width": 56}, {"longest_edge": 56}
+UTTERANCE = "<end_of_utterance>"
 FAMILIES = {
     "qwen2_5_vl": Family(
-        "qwen2_5_vl",
-        **QWEN,
-        settings={
-            "text_config": TEXT | {"rope_parameters": MROPE},
-            "vision_config": QWEN_TOWER | {"fullatt_block_indexes": [1], "window_size": 56},
-        },
+        *("qwen2_5_vl", *QWEN),
+        text={"rope_parameters": MROPE},
+        tower=QWEN_TOWER | {"fullatt_block_indexes": [1], "window_size": 56},
         processor={"processor_class": "Qwen2_5_VLProcessor"},
         images=QWEN_IMAGES | {"patch_size": 14, "min_pixels": 28**2, "max_pixels": 112**2},
     ),
     "qwen3_vl": Family(
-        "qwen3_vl",
-        **QWEN,
-        settings={
-            "text_config": TEXT
-            | {"head_dim": 32, "rope_parameters": MROPE | {"mrope_interleaved": True}},
-            "vision_config": QWEN_TOWER
-            | {"deepstack_visual_indexes": [0], "num_position_embeddings": 64},
-        },
+        *("qwen3_vl", *QWEN),
+        text={"head_dim": 32, "rope_parameters": MROPE | {"mrope_interleaved": True}},
+        tower=QWEN_TOWER | {"deepstack_visual_indexes": [0], "num_position_embeddings": 64},
         processor={"processor_class": "Qwen3VLProcessor"},
         images=QWEN_IMAGES
         | {"patch_size": 16, "size": {"shortest_edge": 32**2, "longest_edge": 128**2}},
     ),
     "gemma3 with images": Family(
         "gemma3",
-        "{{ bos_token }}"
+        families.BOS
         + chat_template("<start_of_image>", "<start_of_turn>", "<end_of_turn>", "model"),
-        (
-            *("<end_of_turn>", "<start_of_turn>", "<start_of_image>", "<end_of_image>"),
-            "<image_soft_token>",
-        ),
-        {
-            "boi_token": "<start_of_image>",
-            "eoi_token": "<end_of_image>",
-            "image_token": "<image_soft_token>",
-        },
-        {
-            "boi_token_index": "<start_of_image>",
-            "eoi_token_index": "<end_of_image>",
-            "image_token_index": "<image_soft_token>",
-        },
-        {
-            "text_config": TEXT
-            | {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 64}
-            | {"layer_types": ["sliding_attention", "full_attention"]},
-            "vision_config": SIGLIP | {"image_size": 56},
-            "mm_tokens_per_image": 4,
-        },
-        {"processor_class": "Gemma3Processor", "image_seq_length": 4},
-        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}},
+        ("<end_of_turn>", "<start_of_turn>", *GEMMA.values()),
+        ids={f"{name}_index": token for name, token in GEMMA.items()},
+        text=families.SLIDING | families.HALVES,
+        tower=SIGLIP,
+        processor={"processor_class": "Gemma3Processor", "image_seq_length": 4},
+        images={"image_processor_type": "Gemma3ImageProcessor", "size": SQUARE},
+        named=GEMMA,
+        more={"mm_tokens_per_image": 4},
     ),
     "smolvlm": Family(
         "smolvlm",
-        chat_template("<image>", "<|im_start|>", "<end_of_utterance>"),
-        (
-            *("<end_of_utterance>", "<|im_start|>", "<image>", "<fake_token_around_image>"),
-            "<global-img>",
-        ),
-        {},
-        {"image_token_id": "<image>"},
-        {
-            "text_config": TEXT | {"model_type": "llama"},
-            "vision_config": SIGLIP | {"image_size": 56},
-            "scale_factor": 2,
-        },
-        {"processor_class": "SmolVLMProcessor", "image_seq_len": 4},
-        {
-            "image_processor_type": "SmolVLMImageProcessor",
-            "do_image_splitting": False,
-            **{"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 56}},
-        },
+        chat_template("<image>", "<|im_start|>", UTTERANCE),
+        (UTTERANCE, "<|im_start|>", "<image>", "<fake_token_around_image>", "<global-img>"),
+        ids={"image_token_id": "<image>"},
+        text={"model_type": "llama"},
+        tower=SIGLIP,
+        processor={"processor_class": "SmolVLMProcessor", "image_seq_len": 4},
+        images={"image_processor_type": "SmolVLMImageProcessor", "do_image_splitting": False}
+        | {"size": SMALL, "max_image_size": SMALL},
+        more={"scale_factor": 2},
     ),
 }
 
@@ -167,17 +134,17 @@ FAMILIES = {
 def build(name: str, parent: Path) -> Path:
     """Save a random model of the family, its tokenizer and its processor, into a new folder."""
     family = FAMILIES[name]
-    end, *others = family.tokens
-    tokenizer = tokenizer_for(family.template, end, *others, model_max_length=512)
+    tokenizer = families.tokenizer_for(family.template, *family.tokens)
     tokenizer._set_model_specific_special_tokens(dict(family.named))
+    ends = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in families.ENDS}
     number = tokenizer.convert_tokens_to_ids
-    ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
-    ids["pad"] = tokenizer.pad_token_id
-    ends = {f"{kind}_token_id": token for kind, token in ids.items()}
-    settings = dict(family.settings)
-    settings["text_config"] = settings["text_config"] | ends
-    named = {key: number(token) for key, token in family.ids.items()}
-    config = AutoConfig.for_model(family.model_type, **settings, **named, **ends)
+    config = AutoConfig.for_model(
+        family.model_type,
+        text_config=TEXT | family.text | ends,
+        vision_config=family.tower,
+        **{key: number(token) for key, token in family.ids.items()},
+        **{**family.more, **ends},
+    )
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
     if name == "gemma3 with images":  # zeros, as transformers makes it, would hide the images

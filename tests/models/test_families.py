@@ -6,6 +6,7 @@ import families
 import pytest
 import torch
 from families import FAMILIES
+from peft.tuners.lora import LoraLayer
 
 from grpo_nb import models
 from grpo_nb.models import hub, template
@@ -28,26 +29,26 @@ def folders(tmp_path_factory):
 
 
 def policy_of(folder, backend, **settings):
-    config = families.settings_of(folder, backend, **settings)
-    return models.load_policy(config)
+    return models.load_policy(families.settings_of(folder, backend, **settings))
 
 
-@pytest.mark.parametrize(("backend", "in_4bit"), [("unsloth", True), ("transformers", False)])
-def test_an_adapter_reaches_every_linear_layer_and_the_experts(folders, backend, in_4bit):
-    from peft.tuners.lora import LoraLayer
+def assert_all_is_adapted(name, model):
+    """Every linear layer of the decoder, and the experts."""
+    base = model.get_base_model()
+    adapted = {n for n, module in base.named_modules() if isinstance(module, LoraLayer)}
+    linear = {n for n, m in base.named_modules() if isinstance(m, torch.nn.Linear)}
+    linear = {n.removesuffix(".base_layer") for n in linear if ".lora_" not in n} - {"lm_head"}
+    left = {".".join(n.split(".")[-2:]) for n in linear - adapted}
+    assert left == LEFT.get(name, set()), name
+    stacked = [n for n, weight in base.named_parameters() if weight.ndim == 3]
+    experts = [n for n in stacked if n.endswith(("gate_up_proj", "down_proj"))]
+    assert sum(hasattr(m, "parameter_name") for m in base.modules()) == len(experts), name
 
+
+def test_an_adapter_of_transformers_reaches_every_linear_layer_and_the_experts(folders):
     for name, folder in folders.items():
-        policy = policy_of(folder, backend, **{"model.load_in_4bit": in_4bit})
-        base = policy.model.get_base_model()
-        adapted = {n for n, module in base.named_modules() if isinstance(module, LoraLayer)}
-        linear = {n for n, m in base.named_modules() if isinstance(m, torch.nn.Linear)}
-        linear = {n.removesuffix(".base_layer") for n in linear if ".lora_" not in n} - {"lm_head"}
-        left = {".".join(n.split(".")[-2:]) for n in linear - adapted}
-        assert left == LEFT.get(name, set()), name
-        stacked = [n for n, weight in base.named_parameters() if weight.ndim == 3]
-        experts = [n for n in stacked if n.endswith(("gate_up_proj", "down_proj"))]
-        wrapped = [m for m in base.modules() if hasattr(m, "parameter_name")]
-        assert len(wrapped) == len(experts), name
+        policy = policy_of(folder, "transformers", **{"model.load_in_4bit": False})
+        assert_all_is_adapted(name, policy.model)
 
 
 @BACKENDS
@@ -66,7 +67,9 @@ def test_which_layers_have_an_adapter_may_be_said(folders, backend):
     [*((name, "unsloth") for name in FAMILIES if name not in TWINS), ("qwen3_moe", "transformers")],
 )
 def test_a_family_learns_and_merges_as_it_was_trained(folders, name, backend, runs_dir):
-    moved, how, checks, parity = families.learn(name, folders[name], backend)
+    trainer = families.start(name, folders[name], backend)
+    assert_all_is_adapted(name, trainer.policy.model)
+    moved, how, checks, parity = families.outcome_of(trainer)
     assert moved[0] == moved[1] > 0
     assert {check.state for check in checks.values()} == {"ok"}, checks
     assert parity["kl"] < 1e-4

@@ -4,9 +4,11 @@ import shutil
 import subprocess
 import sys
 import weakref
+from contextlib import nullcontext
 
 import forked
 import pytest
+import short_trainings
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -23,13 +25,9 @@ PROMPTS = [build_prompt(f"What is {a} + {b}?") for a, b in ((47, 38), (12, 34), 
 
 
 @pytest.fixture(scope="module")
-def base():
-    return models.load_checkpoint(TINY, adapter=None, quantization="16bit")
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return hub.load_tokenizer(TINY)
+def engine():
+    base = models.load_checkpoint(TINY, adapter=None, quantization="16bit")
+    return models.TransformersEngine(base, hub.load_tokenizer(TINY))
 
 
 @pytest.mark.parametrize("path", ["nowhere", "/no/such/model", "../x/y", "data/arithmetic.jsonl"])
@@ -38,11 +36,16 @@ def test_a_model_path_that_does_not_exist_is_named(path):
         hub.find_model(path)
 
 
-def test_a_tokenizer_without_chat_template_is_refused(tmp_path):
-    shutil.copytree(project_path(TINY), tmp_path / "m")
-    (tmp_path / "m/chat_template.jinja").unlink()
+def test_a_template_that_opens_no_answer_is_refused_and_so_is_none(tmp_path):
+    folder = shutil.copytree(project_path(TINY), tmp_path / "m")
+    text = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    (folder / "chat_template.jinja").write_text(text)
+    tokenizer = hub.load_tokenizer(str(folder))
+    with pytest.raises(ValueError, match=r"ignores add_generation_prompt: .* 'user: What is"):
+        template.check_template(tokenizer, [{"role": "user", "content": "What is 47?"}])
+    (folder / "chat_template.jinja").unlink()
     with pytest.raises(ValueError, match="has no chat template"):
-        hub.load_tokenizer(str(tmp_path / "m"))
+        hub.load_tokenizer(str(folder))
 
 
 BOTH, VLLM, PLAIN = ("vllm", "vllm_bnb_plugin"), ("vllm",), {"policy.backend": "transformers"}
@@ -64,15 +67,11 @@ def packages(monkeypatch, *names, gpu=True):
         (("vllm", "4bit"), VLLM, True, r"the package vllm-bnb-plugin \(pip inst"),
     ],
 )
-def test_vllm_is_used_where_it_can_be_and_refused_by_name(
-    asked, present, gpu, expected, monkeypatch
-):
+def test_vllm_is_used_or_refused_by_name(asked, present, gpu, expected, monkeypatch):
     packages(monkeypatch, *present, gpu=gpu)
-    if isinstance(expected, bool):
+    is_refused = isinstance(expected, str)
+    with pytest.raises(RuntimeError, match=expected) if is_refused else nullcontext():
         assert models.use_vllm(*asked) is expected
-    else:
-        with pytest.raises(RuntimeError, match=expected):
-            models.use_vllm(*asked)
 
 
 def test_vllm_is_for_unsloth_with_lora_and_warns_of_a_missing_plugin(monkeypatch):
@@ -85,13 +84,13 @@ def test_vllm_is_for_unsloth_with_lora_and_warns_of_a_missing_plugin(monkeypatch
         assert models.use_vllm("detect", "4bit") is False
 
 
-def test_the_prompt_ends_where_the_completion_begins(tokenizer):
+def test_the_prompt_ends_where_the_completion_begins(engine):
+    tokenizer = engine.tokenizer
     text = template.render(tokenizer, PROMPTS[0])
     assert text.endswith("<|im_start|>assistant\n")
     tokenizer([text, "a"], padding=True)  # must not leave padding on
-    assert template.count_tokens(tokenizer, [*PROMPTS[:1], build_prompt("a")])[0] == len(
-        tokenizer(text)["input_ids"]
-    )
+    ids = tokenizer(text)["input_ids"]
+    assert template.count_tokens(tokenizer, [PROMPTS[0], build_prompt("a")])[0] == len(ids)
     assert template.count_tokens(tokenizer, []) == []
     check = template.check_template(tokenizer, PROMPTS[0])
     assert check.state == "ok" and check.evidence.endswith(r"<|im_start|>assistant\n'")
@@ -100,69 +99,39 @@ def test_the_prompt_ends_where_the_completion_begins(tokenizer):
     assert shown.endswith("⟦<|im_start|>⟧assistant|⏎\n|")
 
 
-def test_a_template_without_generation_prompt_is_refused(tmp_path):
-    shutil.copytree(project_path(TINY), tmp_path / "m")
-    text = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    (tmp_path / "m/chat_template.jinja").write_text(text)
-    tokenizer = hub.load_tokenizer(str(tmp_path / "m"))
-    with pytest.raises(ValueError, match=r"ignores add_generation_prompt: .* 'user: What is"):
-        template.check_template(tokenizer, [{"role": "user", "content": "What is 47?"}])
+def test_samples_depend_on_the_seed_alone_and_a_batch_counts_them(engine, monkeypatch):
+    """A batch bounds the memory, also within the samples of one prompt."""
+    sizes, generate = [], engine.model.generate
 
+    def watched(**inputs):
+        sizes.append(len(inputs["input_ids"]))
+        return generate(**inputs)
 
-@pytest.fixture(scope="module")
-def engine(base, tokenizer):
-    return models.TransformersEngine(base, tokenizer)
+    def sample(seed):
+        how = {"temperature": 1.0, "num_generations": 3, "batch_size": 2, "seed": seed}
+        return engine.generate(PROMPTS, max_completion_length=12, **how)
 
-
-def test_generation_depends_on_the_seed_alone(engine):
-    import torch
-
-    def sample(seed, batch_size=64):
-        return engine.generate(
-            PROMPTS,
-            max_completion_length=40,
-            temperature=1.0,
-            num_generations=4,
-            seed=seed,
-            batch_size=batch_size,
-        )
-
+    monkeypatch.setattr(engine.model, "generate", watched)
     before = torch.random.get_rng_state()
     first = sample(seed=1)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert [len(group) for group in first] == [4, 4, 4]
-    assert sample(seed=1) == first
-    assert sample(seed=2) != first
+    assert (sizes, [len(group) for group in first]) == ([2, 2, 2, 2, 1], [3, 3, 3])
+    assert sample(seed=1) == first != sample(seed=2)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_greedy_answers_depend_neither_on_the_batch_nor_on_the_padding_side(
-    engine, monkeypatch, side
-):
+def test_greedy_answers_depend_neither_on_the_batch_nor_on_the_padding_side(engine, monkeypatch):
     """Unsloth's trainer pads on the right, where generation would give garbage."""
     uneven = [*PROMPTS, build_prompt("What is 1 + 2? " + "Think of it. " * 4)]
     alone = engine.generate(uneven, max_completion_length=40, batch_size=1)
-    monkeypatch.setattr(engine.tokenizer, "padding_side", side)
-    assert engine.generate(uneven, max_completion_length=40, batch_size=4) == alone
-    assert engine.tokenizer.padding_side == side, "it is the trainer's"
+    for side in ("left", "right"):
+        monkeypatch.setattr(engine.tokenizer, "padding_side", side)
+        assert engine.generate(uneven, max_completion_length=40, batch_size=4) == alone
+        assert engine.tokenizer.padding_side == side, "it is the trainer's"
     assert engine.generate([], max_completion_length=4) == []
 
 
-def test_a_batch_counts_sequences_samples_included(engine, monkeypatch):
-    """What bounds the memory; also within the samples of one prompt."""
-    seen, generate = [], engine.model.generate
-
-    def watched(**inputs):
-        seen.append(len(inputs["input_ids"]))
-        return generate(**inputs)
-
-    monkeypatch.setattr(engine.model, "generate", watched)
-    how = {"temperature": 1.0, "num_generations": 3, "batch_size": 2}
-    answers = engine.generate(PROMPTS, max_completion_length=4, **how)
-    assert (seen, [len(group) for group in answers]) == ([2, 2, 2, 2, 1], [3, 3, 3])
-
-
-def test_completions_are_cut_at_the_length(engine, tokenizer):
+def test_completions_are_cut_at_the_length(engine):
+    tokenizer = engine.tokenizer
     ((cut,),) = engine.generate(PROMPTS[:1], max_completion_length=3)
     assert (cut.tokens, cut.truncated) == (3, True)
     assert len(tokenizer(cut.text)["input_ids"]) == 3
@@ -189,11 +158,9 @@ def trained(tmp_path_factory, forks):
         given = {"OMP_NUM_THREADS": "1", "GRPO_NB_RUNS": str(folder)}
         given["PYTHONPATH"] = str(PROJECT_ROOT)
         python = forked.python() if backend == "transformers" else [sys.executable]
-        command = [*python, str(script), backend]
-        done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-        report = json.loads((folder / "report.json").read_text())
-        reports[backend] = {**report, "adapter": folder / "asked/train/adapter"}
+        subprocess.run([*python, str(script), backend], env=os.environ | given, check=True)
+        reports[backend] = json.loads((folder / "report.json").read_text())
+        reports[backend]["adapter"] = folder / "asked/train/adapter"
     return reports
 
 
@@ -211,27 +178,21 @@ def test_both_backends_train_from_the_same_policy_each_without_the_other(trained
 @pytest.mark.parametrize("backend", ["transformers", "unsloth"])
 def test_asking_the_policy_does_not_change_its_training(trained, backend):
     asked, alone = trained[backend]["asked"], trained[backend]["4bit"]
-    assert len(alone["metrics"]) == 3
-    assert asked["metrics"] == alone["metrics"]
+    assert len(alone["metrics"]) == 2 and asked["metrics"] == alone["metrics"]
     assert (asked["texts"], asked["moved"]) == (alone["texts"], alone["moved"])
 
 
-def texts(answers):
-    return [group[0].text for group in answers]
+def answers(engine):
+    groups = engine.generate(short_trainings.PROMPTS, max_completion_length=48)
+    return [group[0].text for group in groups]
 
 
 @pytest.mark.parametrize("backend", ["transformers", "unsloth"])
 def test_the_policy_answers_as_its_saved_adapter(trained, backend):
     """Also in a training that checkpoints activations, with which generation gives garbage."""
-    from short_trainings import PROMPTS as asked
-
-    def answers(adapter):
-        engine = models.open_engine(TINY, adapter=adapter, quantization="4bit")
-        return texts(engine.generate(asked, max_completion_length=48))
-
-    expected = trained[backend]["asked"]["answers"]
-    assert answers(trained[backend]["adapter"]) == expected
-    assert answers(None) != expected
+    adapter, expected = trained[backend]["adapter"], trained[backend]["asked"]["answers"]
+    assert answers(models.open_engine(TINY, adapter=adapter, quantization="4bit")) == expected
+    assert answers(models.open_engine(TINY, adapter=None, quantization="4bit")) != expected
 
 
 def plain_policy(**settings):
@@ -259,15 +220,11 @@ def test_a_closed_engine_lets_its_model_go():
 
 
 def test_saved_weights_go_into_a_policy_in_place(trained):
-    from short_trainings import PROMPTS as asked
-
     policy = plain_policy()
-    before = texts(policy.generate(asked, max_completion_length=48))
-    kept = [id(parameter) for parameter in policy.model.parameters()]
+    before, places = answers(policy), [*map(id, policy.model.parameters())]
     models.load_weights(policy, trained["transformers"]["adapter"])
-    after = texts(policy.generate(asked, max_completion_length=48))
-    assert after == trained["transformers"]["asked"]["answers"] != before
-    assert [id(parameter) for parameter in policy.model.parameters()] == kept
+    assert answers(policy) == trained["transformers"]["asked"]["answers"] != before
+    assert [*map(id, policy.model.parameters())] == places
 
 
 def test_weights_that_do_not_fit_are_refused(trained, tmp_path):
@@ -283,8 +240,7 @@ def test_weights_that_do_not_fit_are_refused(trained, tmp_path):
     }.items():
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             models.load_weights(policy, folder)
-    after = policy.model.parameters()
-    assert all(a.equal(b) for a, b in zip(before, after, strict=True))
+    assert all(map(torch.equal, before, policy.model.parameters()))
     fewer = plain_policy(**{"lora.lora_alpha": 32, "lora.target_modules": "q_proj"})
     with pytest.raises(ValueError, match=r"down_proj.lora_A.* is only in one of them"):
         models.load_weights(fewer, adapter)
@@ -293,16 +249,13 @@ def test_weights_that_do_not_fit_are_refused(trained, tmp_path):
 def test_a_full_models_weights_go_into_a_policy(tmp_path):
     policy, other = plain_policy(**FULL), plain_policy(**FULL)
     assert all(parameter.requires_grad for parameter in policy.model.parameters())
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter += 0.01
+    for parameter in policy.model.parameters():
+        parameter.data += 0.01
     policy.model.save_pretrained(tmp_path)
     models.load_weights(other, tmp_path)
-    for a, b in zip(policy.model.parameters(), other.model.parameters(), strict=True):
-        assert a.equal(b)
+    assert all(map(torch.equal, policy.model.parameters(), other.model.parameters()))
     path = tmp_path / "model.safetensors"
-    weights = load_file(path)
-    save_file({k: v.clone() for k, v in weights.items() if "embed" not in k}, path)
+    save_file({k: v.clone() for k, v in load_file(path).items() if "embed" not in k}, path)
     with pytest.raises(ValueError, match=r"model.embed_tokens.weight is only in one of them"):
         models.load_weights(other, tmp_path)
 

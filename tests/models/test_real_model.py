@@ -5,6 +5,7 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 SETTINGS = {
     "task": "json_extraction",
     "model.model_name": str(SMOLLM2),
-    "train.sft_steps": 8,
+    "train.sft_steps": 6,
     "train.sft_learning_rate": 5e-4,
     "grpo.max_steps": 2,
     "grpo.per_device_train_batch_size": 8,
@@ -53,7 +54,7 @@ def trained(tmp_path_factory):
         count = partial(template.count_tokens, policy.tokenizer)
         data.prepare_run(run, config.data, config.seed, count, chosen)
         run.write_config(config)
-        rows, held_out = data.load(run, "train"), data.load(run, "eval")[:12]
+        held_out = data.load(run, "eval")[:12]
         bench = bench_of(config, chosen, policy.tokenizer)
 
         def right() -> float:
@@ -62,55 +63,49 @@ def trained(tmp_path_factory):
             table = bench.table(held_out, [[one.text for one in group] for group in groups])
             return passed(table, chosen).mean()
 
-        share = {"base": right()}
+        shares = [right()]
         sentence = stages.warm_up(policy, stage)
-        share["warm-up"] = right()
-        trainer = stages.build_trainer(policy, chosen, rows, stage)
+        shares.append(right())
+        trainer = stages.build_trainer(policy, chosen, data.load(run, "train"), stage)
         grpo_nb.preflight(trainer).refuse()
         trainer.guard = grpo_nb.Guard(trainer, every=config.train.guard_steps)
         trainer.train()
-        share["trained"] = right()
-        yield {"stage": stage, "policy": policy, "trainer": trainer, "share": share} | {
-            "sentence": sentence
-        }
+        yield SimpleNamespace(trainer=trainer, shares=[*shares, right()], sentence=sentence)
 
 
 def test_it_is_loaded_with_its_template_and_ends_its_turns(trained):
-    policy = trained["policy"]
+    policy = trained.trainer.policy
     assert isinstance(policy.engine, DenseEngine)
     prompt = [{"role": "user", "content": "What is the capital of France?"}]
     text = template.render(policy.tokenizer, prompt)
-    assert text.endswith(
-        "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-    )
+    end = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    assert text.endswith(end)
     others = [[{"role": "user", "content": f"What is {n} + 1?"}] for n in (1, 2, 3)]
     groups = policy.generate([prompt, *others], max_completion_length=64, adapter=False)
     assert "Paris" in groups[0][0].text
     # Not all of them: in bf16, rounding decides whether so small a model repeats itself.
-    ended = [answer for [answer] in groups if not answer.truncated]
-    assert ended
-    assert {policy.tokenizer.decode(answer.ids[-1:]) for answer in ended} == {"<|im_end|>"}
+    ends = {answer.ids[-1] for [answer] in groups if not answer.truncated}
+    assert policy.tokenizer.convert_ids_to_tokens(list(ends)) == ["<|im_end|>"]
 
 
 def test_the_warm_up_teaches_the_form_and_the_training_keeps_it(trained):
-    share = trained["share"]
-    assert share["base"] == 0 and share["warm-up"] >= 0.3
-    assert share["trained"] >= share["warm-up"] - 0.17
-    assert trained["sentence"].startswith("8 SFT warm-up steps: loss")
+    base, warm, final = trained.shares
+    assert base == 0 and warm >= 0.3 and final >= warm - 0.17
+    assert trained.sentence.startswith("6 SFT warm-up steps: loss")
 
 
 def test_the_guard_was_silent_and_the_steps_were_real(trained):
-    lines = training.read_lines(trained["stage"].run / "train/metrics.jsonl")
+    lines = training.read_lines(trained.trainer.folder / "metrics.jsonl")
     steps = [line for line in lines if "reward" in line]
     assert [line["step"] for line in steps] == [1, 2]
     assert any(line["grad_norm"] > 0 for line in steps)
-    scores = [look.score for look in trained["trainer"].guard.looks]
+    scores = [look.score for look in trained.trainer.guard.looks]
     assert len(scores) >= 2 and np.abs(scores).max() < 4.7
 
 
 def test_the_merged_model_is_the_policy(trained):
-    stage = Stage(trained["stage"].run, "04", trained["stage"].config)
-    folder, check = export.merge_run(stage)
+    run, config = trained.trainer.stage.run, trained.trainer.stage.config
+    folder, check = export.merge_run(Stage(run, "04", config))
     assert check.state == "ok", check.evidence
-    assert json.loads((stage.run / "model/parity.json").read_text())["kl"] < 0.05
+    assert json.loads((run / "model/parity.json").read_text())["kl"] < 0.05
     assert (folder / "model.safetensors").stat().st_size > 2e8

@@ -29,20 +29,19 @@ def qwen(folders):
     return folders["qwen2_5_vl"]
 
 
-def engine_for(folder):
-    return models.open_engine(str(folder), adapter=None, quantization="16bit")
+@pytest.fixture(scope="module")
+def engines(folders):
+    how = {"adapter": None, "quantization": "16bit"}
+    return {name: models.open_engine(str(folder), **how) for name, folder in folders.items()}
 
 
 def test_the_processor_has_the_tokenizer_and_no_part_for_videos(qwen):
+    """A model of text has no processor."""
     tokenizer = hub.load_tokenizer(str(qwen), {"greeting": "hi"})
     processor = tokenizer.processor
     assert processor.tokenizer is tokenizer
     assert "video_processor" not in processor.to_dict()
-    assert processor.chat_template == tokenizer.chat_template
-    assert "greeting" in processor.chat_template
-
-
-def test_a_model_of_text_has_no_processor():
+    assert "greeting" in processor.chat_template == tokenizer.chat_template
     tokenizer = hub.load_tokenizer("data/tiny_base")
     assert not hasattr(tokenizer, "processor")
     with pytest.raises(ValueError, match=r"carry images, which .*tiny_base' does not read"):
@@ -72,24 +71,21 @@ def test_a_question_cannot_forge_an_image(folders, name):
 
 def test_a_template_without_a_system_role_gets_the_system_prompt_before_the_image(qwen):
     tokenizer = hub.load_tokenizer(str(qwen))
-    tokenizer.chat_template = (
-        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}"
-        + tokenizer.chat_template
-    )
+    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    tokenizer.chat_template = refusal + tokenizer.chat_template
     text = template.render(tokenizer, chat("Which color?", RED))
     assert text.index("Say it.") < text.index("<|image_pad|>") < text.index("Which color?")
-    check = template.check_template(tokenizer, chat("Which color?", RED))
-    assert "no system role" in check.evidence
+    evidence = template.check_template(tokenizer, chat("Which color?", RED)).evidence
+    assert "no system role" in evidence
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_completions_depend_on_the_image_and_not_on_the_batch(folders, name):
-    engine = engine_for(folders[name])
+def test_completions_depend_on_the_image_and_not_on_the_batch(engines, name):
+    engine = engines[name]
     alone = [engine.generate([one], max_completion_length=8)[0][0] for one in TWO_SIZES]
     pair = [group[0] for group in engine.generate(TWO_SIZES, max_completion_length=8)]
-    tokenizer = engine.tokenizer
     inputs = [
-        template.with_completion(tokenizer, chat("Which color?", image), pair[0].ids)
+        template.with_completion(engine.tokenizer, chat("Which color?", image), pair[0].ids)
         for image in (RED, BLUE)
     ]
     with torch.no_grad():
@@ -100,16 +96,16 @@ def test_completions_depend_on_the_image_and_not_on_the_batch(folders, name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_prompts_with_and_without_images_share_a_batch(folders, name):
-    engine = engine_for(folders[name])
+def test_prompts_with_and_without_images_share_a_batch(engines, name):
     mixed = [chat("Which color?"), chat("Which?", RED, BLUE), chat("Which color?", RED)]
-    groups = engine.generate(mixed, max_completion_length=4, temperature=1, num_generations=3)
+    how = {"max_completion_length": 4, "temperature": 1, "num_generations": 3}
+    groups = engines[name].generate(mixed, **how)
     assert [len(group) for group in groups] == [3, 3, 3]
     assert all(sample.tokens for group in groups for sample in group)
 
 
 def test_a_token_of_an_image_is_never_sampled(qwen):
-    engine = engine_for(qwen)
+    engine = models.open_engine(str(qwen), adapter=None, quantization="16bit")
     tokens = hub.image_tokens(engine.model.config)
     head = engine.model.lm_head.weight
     with torch.no_grad():
@@ -120,8 +116,8 @@ def test_a_token_of_an_image_is_never_sampled(qwen):
     engine.model.generation_config.suppress_tokens = None
     with pytest.raises((ValueError, IndexError)):
         [group] = engine.generate([chat("Which color?", RED)], **sampling)
-        found = {token for sample in group for token in sample.ids} & set(tokens)
-        raise ValueError(found) if found else AssertionError
+        if {token for sample in group for token in sample.ids} & set(tokens):
+            raise ValueError
 
 
 @pytest.mark.parametrize("tower", [False, True])

@@ -30,9 +30,9 @@ def texts(answers):
     return [group[0].text for group in answers]
 
 
-def alike(ours, theirs):
-    """What differs lies within the rounding of bf16."""
-    return sum(a == b for a, b in zip(ours, theirs, strict=True)) >= 0.8 * len(ours)
+def equal(ours, theirs):
+    """The share of equal answers; what differs otherwise lies within the rounding of bf16."""
+    return sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
 
 
 def opened(adapter, name):
@@ -53,9 +53,8 @@ def test_vllm_answers_as_transformers_does(run):
             greedy[name, folder] = engine.generate(PROMPTS, max_completion_length=48)
             if (name, folder) == ("vllm", None):
                 engine.close()
-        assert alike(greedy["vllm", folder], greedy["transformers", folder])
-    moved = [a != b for a, b in zip(greedy["vllm", adapter], greedy["vllm", None], strict=True)]
-    assert sum(moved) >= 12
+        assert equal(greedy["vllm", folder], greedy["transformers", folder]) >= 0.8
+    assert equal(greedy["vllm", adapter], greedy["vllm", None]) <= 0.25
 
     def sample(seed):
         settings = {"temperature": 1.0, "num_generations": 4, "seed": seed}
@@ -67,5 +66,5 @@ def test_vllm_answers_as_transformers_does(run):
     ((cut,),) = engine.generate(PROMPTS[:1], max_completion_length=3)
     assert (cut.tokens, cut.truncated) == (3, True)
     below = engine.generate(PROMPTS, max_completion_length=48, adapter=False)
-    assert alike(texts(below), texts(greedy["vllm", None]))
+    assert equal(texts(below), texts(greedy["vllm", None])) >= 0.8
     engine.close()

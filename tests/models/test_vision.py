@@ -12,16 +12,11 @@ RED, BLUE = disc("red"), disc("blue")
 TWO_SIZES = [chat("Which color?", RED), chat("And this?", disc("blue", 84))]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def smolvlm():
-    with vision_families.smolvlm_loads():
-        yield
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     parent = tmp_path_factory.mktemp("vision")
-    return {name: vision_families.build(name, parent) for name in FAMILIES}
+    with vision_families.smolvlm_loads():
+        yield {name: vision_families.build(name, parent) for name in FAMILIES}
 
 
 @pytest.fixture

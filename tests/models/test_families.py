@@ -19,7 +19,8 @@ LEFT["gemma3 vision"] = {f"self_attn.{part}_proj" for part in ("q", "k", "v", "o
 LEFT["gemma3 vision"] |= {"mlp.fc1", "mlp.fc2", "attention.out_proj"}  # of what reads images
 NO_SYSTEM = {"mistral", "mistral window", "gemma2"}
 THINKING = {"qwen3 thinking", "qwen3_5", "deepseek distill"}
-TWINS = {"qwen3 thinking", "deepseek distill"}  # the architecture of another, with its own template
+# The architecture of another, with its own template; tiny_base, which most tests train, is a qwen2.
+TWINS = {"qwen3 thinking", "deepseek distill", "qwen2"}
 
 
 @pytest.fixture(scope="module")

@@ -179,20 +179,15 @@ class RewardSet(NamedTuple):
 
     @property
     def format_name(self) -> str:
-        """Return the name of the first format reward, reported as "well-formed"; "" if none."""
-        return next(iter(self.formats), "")
+        """Return the name of the first format reward, reported as "well-formed"; "" if none.
 
-    @property
-    def formats(self) -> list[str]:
-        """Return the names of the rewards that pay for the form alone, whatever the answer is.
-
-        They read no column, and pay more for words in the form than for any number of words without
-        it. If no reward does, the same is tried with an answer in JSON. Async rewards, such as
-        judges, are not asked.
+        A format reward pays for the form alone: it reads no column, and pays more for words in the
+        form than for any number of words without it. If no reward does, the same is tried with an
+        answer in JSON. Async rewards, such as judges, are not asked.
         """
         texts = [self.form.write(WORDS, answer) for answer in ANSWERS]
-        lists = ([f.__name__ for f in self.reward_funcs if _pays_form(f, text)] for text in texts)
-        return next(filter(None, lists), [])
+        pairs = ((func, text) for text in texts for func in self.reward_funcs)
+        return next((func.__name__ for func, text in pairs if _pays_form(func, text)), "")
 
 
 def _pays_form(func: Callable[..., Any], text: str) -> bool:

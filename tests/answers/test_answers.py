@@ -7,13 +7,7 @@ from answer_rules import RIGHT, WRONG, rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb.answers import (
-    compare_answers,
-    extract_tag,
-    find_answer,
-    parse_number,
-    read_answer,
-)
+from grpo_nb.answers import compare_answers, extract_tag, find_answer, parse_number, read_answer
 
 
 @pytest.mark.parametrize(("rule", "reference", "answer"), rows(RIGHT))
@@ -31,33 +25,32 @@ UNUSABLE = ["", "  ", r"\frac{1}{", "1 +", "{" * 30, "9^{9^{9^{9}}}", "7" * 501,
 
 
 @pytest.mark.parametrize("reference", UNUSABLE)
-@pytest.mark.parametrize("answer", ["18", "17 or 18"])
-def test_a_reference_that_cannot_be_used_gives_none_whatever_the_answer(reference, answer):
-    verdict, reason = compare_answers(reference, answer)
-    assert verdict is None and "cannot be used: " in reason
+def test_a_reference_that_cannot_be_used_gives_none_whatever_the_answer(reference):
+    for answer in ("18", "17 or 18"):
+        verdict, reason = compare_answers(reference, answer)
+        assert verdict is None and "cannot be used: " in reason
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("", None),
-        ("85", "85"),
-        ("<answer>85", None),
-        ("<answer>1</answer><answer>2</answer>", "2"),
-        (r"\boxed{1} </think> so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        (r"$x = \boxed{1}$ or $x = \boxed{2}$", r"\boxed{1}, \boxed{2}"),
-        (r"\boxed{1}? No: \boxed{2}", r"\boxed{1}? No: \boxed{2}"),
-        (r"first \boxed{3}. The answer is $5$.", "5"),
-        (r"\boxed{\phantom{0}} is 4, so the answer is \(\boxed{4}\).", r"\(\boxed{4}\)."),
-        ("a 1.\n**Final Answer**\n2. I hope it is right.", "2"),
-        ("Answer: 5 pears. Wait, 6.", "Answer: 5 pears. Wait, 6."[8:]),
-        *[("steps #### 1\n#### 85", "85"), ("####", None), ("   ", None)],
-        ("It is 3 + 4. Therefore, there are 7 pears in it.", "7"),
-        ("3 or 4 of them", "3 or 4 of them"),
-    ],
-)
-def test_where_a_completion_says_its_answer(text, answer):
-    assert find_answer(text) == answer
+SAID = {  # completion: its answer
+    "<answer>85": None,
+    "<answer>1</answer><answer>2</answer>": "2",
+    r"\boxed{1} </think> so \boxed{\frac{1}{2}}.": r"\frac{1}{2}",
+    r"$x = \boxed{1}$ or $x = \boxed{2}$": r"\boxed{1}, \boxed{2}",
+    r"\boxed{1}? No: \boxed{2}": r"\boxed{1}? No: \boxed{2}",
+    r"first \boxed{3}. The answer is $5$.": "5",
+    r"\boxed{\phantom{0}} is 4, so the answer is \(\boxed{4}\).": r"\(\boxed{4}\).",
+    "a 1.\n**Final Answer**\n2. I hope it is right.": "2",
+    "Answer: 5 pears. Wait, 6.": "5 pears. Wait, 6.",
+    "steps #### 1\n#### 85": "85",
+    "It is 3 + 4. Therefore, there are 7 pears in it.": "7",
+    "3 or 4 of them": "3 or 4 of them",
+    **dict.fromkeys(["", "   ", "####"]),
+}
+
+
+@pytest.mark.parametrize("text", SAID)
+def test_where_a_completion_says_its_answer(text):
+    assert find_answer(text) == SAID[text]
 
 
 NOT_3 = (
@@ -91,16 +84,14 @@ def test_a_megabyte_is_read_in_linear_time(flood):
         assert not compare_answers("x+1", find_answer(written))[0]
 
 
-@given(st.integers())
-def test_every_integer_is_read_with_and_without_commas(number):
-    if len(f"{number:,}") <= 100:
-        assert parse_number(str(number)) == number
-        assert parse_number(f"{number:,}") == number
+DECIMALS = st.decimals(
+    allow_nan=False, allow_infinity=False, places=4, min_value=-1e9, max_value=1e9
+)
 
 
-@given(st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-1e9, max_value=1e9))
-def test_decimals_are_read_exactly(number):
-    assert parse_number(str(number)) == Fraction(number)
+@given(DECIMALS | st.integers(-(10**70), 10**70))
+def test_numbers_are_read_exactly_with_and_without_commas(number):
+    assert parse_number(str(number)) == parse_number(f"{number:,}") == Fraction(number)
 
 
 @given(st.text(max_size=200) | st.text(alphabet="<>/answer 12"))

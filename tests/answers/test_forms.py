@@ -16,17 +16,12 @@ from grpo_nb.rewards import soft_format_reward as formed
 from grpo_nb.runs import Run, Stage
 from grpo_nb.runs.config import resolve
 
-NAMED = ["tags:think,answer", "tags:start_working_out,SOLUTION"]
-EVERY = [*FORMS, *NAMED]
+EVERY = [*FORMS, "tags:think,answer", "tags:start_working_out,SOLUTION"]
 THINK = "<think>\n"
 each_form = pytest.mark.parametrize("name", EVERY)
-each_opening = pytest.mark.parametrize("opened", ["", THINK], ids=["", "opened"])
+each_opened = pytest.mark.parametrize("opened", ["", THINK], ids=["", "opened"])
 SUMS = [(47, 38), (1, 1), (9, 6)]
 ROWS = [{"prompt": [], "question": f"{a} + {b}?", "answer": str(a + b)} for a, b in SUMS]
-
-
-def math_in(name, opened=""):
-    return load_preset("math", form=name, opened=opened)
 
 
 def scores(preset, text, row=ROWS[0]):
@@ -34,10 +29,10 @@ def scores(preset, text, row=ROWS[0]):
     return dict(zip(preset.names, line, strict=True))
 
 
-@each_opening
+@each_opened
 @each_form
 def test_reference_wins_attacks_lose_and_a_wrong_answer_too(name, opened, runs_dir):
-    preset = math_in(name, opened)
+    preset = load_preset("math", form=name, opened=opened)
     for row in ROWS:
         full = {func.__name__: func.range[1] for func in preset.reward_funcs}
         assert scores(preset, preset.reference(row), row) == full
@@ -52,27 +47,24 @@ def test_reference_wins_attacks_lose_and_a_wrong_answer_too(name, opened, runs_d
 
 @each_form
 def test_an_honest_answer_in_another_form_earns_nothing_for_its_format(name):
-    form = find_form(name)
-    if form.has("marks"):
-        for other in EVERY:
-            text = find_form(other).reference(ROWS[0])
-            assert form.is_well_formed(text) == (other == name), other
+    for other in EVERY if find_form(name).has("marks") else ():
+        text = find_form(other).reference(ROWS[0])
+        assert find_form(name).is_well_formed(text) == (other == name), other
 
 
 NO_MARKS = st.text(st.characters(codec="utf-8", exclude_characters="<>#`{}\\")).map(str.strip)
 
 
+@each_form
 @settings(max_examples=50)
 @given(reasoning=NO_MARKS.filter(bool), answer=NO_MARKS.filter(bool))
-@pytest.mark.parametrize("name", EVERY)
 def test_what_is_written_is_read(name, reasoning, answer):
     for opened in ("", THINK):
-        form = find_form(name)._replace(opened=opened)
-        said = form.write(reasoning, " ".join(answer.split()))
-        assert form.extract(said) == " ".join(answer.split())
+        form, line = find_form(name)._replace(opened=opened), " ".join(answer.split())
+        said = form.write(reasoning, line)
+        assert form.extract(said) == line
         assert form.is_well_formed(said) and form.progress(said) == 1
-        if form.has("reasoning"):
-            assert form.reasoning(said).strip() == reasoning
+        assert form.reasoning(said).strip() == (reasoning if form.has("reasoning") else "")
 
 
 READ = [  # form, what the template opened, completion, what is read, whether it is well-formed
@@ -111,12 +103,14 @@ def test_what_is_read_and_what_is_well_formed(name, opened, text, answer, formed
     assert 0 <= form.progress(text) <= 1
 
 
-@each_opening
+FLOODS = ("<think>", "</think>", "<answer>", "<answer", "</answer>", r"\boxed{", "{}", "#### ")
+
+
+@each_opened
 @each_form
 def test_a_megabyte_of_anything_is_read_in_linear_time(name, opened):
     form = find_form(name)._replace(opened=opened)
-    floods = ("<think>", "</think>", "<answer>", "<answer", "</answer>", r"\boxed{", "{}", "#### ")
-    for flood in (*floods, "```python\n", "{"):
+    for flood in (*FLOODS, "```python\n", "{"):
         text = flood * (1_000_000 // len(flood))
         form.extract(text), form.is_well_formed(text), form.progress(text), form.reasoning(text)
 
@@ -124,19 +118,19 @@ def test_a_megabyte_of_anything_is_read_in_linear_time(name, opened):
 @pytest.mark.parametrize("name", ["tag", "tags:a", "tags:a,a", "tags:a b,c", "hash:a,b", "tags:"])
 def test_a_form_that_is_none_is_refused(name):
     with pytest.raises(ValueError, match=r"rewards\.form '?tag'?: did you mean|rewards.form = "):
-        math_in(name)
+        find_form(name)
 
 
 def test_a_set_follows_its_form():
-    assert math_in("").form == TAGS
-    assert math_in("tags").reward_funcs == load_preset("math").reward_funcs
-    boxed = math_in("boxed")
-    assert "\\boxed{}" in boxed.form.system_prompt
-    assert boxed.names == load_preset("math").names
-    assert math_in("code").names == boxed.names[:3]  # without that of the reasoning
-    assert math_in("plain").names == [correct.__name__]
-    again = boxed.in_form("tags")
-    assert scores(again, again.reference(ROWS[0])) == scores(math_in(""), again.reference(ROWS[0]))
+    math = load_preset("math")
+    assert math.form == TAGS
+    assert math.in_form("tags").reward_funcs == math.reward_funcs
+    boxed = math.in_form("boxed")
+    assert "\\boxed{}" in boxed.form.system_prompt and boxed.names == math.names
+    assert math.in_form("code").names == math.names[:3]  # without that of the reasoning
+    assert math.in_form("plain").names == [correct.__name__]
+    again, text = boxed.in_form("tags"), math.reference(ROWS[0])
+    assert scores(again, text) == scores(math, text)
     asks = load_preset("summarization", form="tags").form.system_prompt
     assert asks.endswith("</answer>. The result is a summary of the text in one sentence.")
 

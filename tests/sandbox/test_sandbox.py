@@ -1,6 +1,5 @@
 """Every attack as an ordinary user and, where these tests run as root, as root too."""
 
-import contextlib
 import errno
 import json
 import os
@@ -13,12 +12,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo_nb import sandbox
-from grpo_nb.sandbox import Limits, choose_backend, run_tests
+from grpo_nb.sandbox import Limits, choose_backend, parse_tests, reason_of, run_tests
 
 QUICK = Limits(seconds=1.0, memory_mib=128, output_bytes=4096, processes=16)
 SQUARE = "def f(x): return x * x"
@@ -56,87 +56,80 @@ def f(x):
     return x * x
 """
 
-# name: (program, tests, what the reason says); none may pass a test
+HARNESS = "import sys\nh = sys._getframe(2).f_globals\n"  # what runs the program inside
+
+# name: (program, what the reason says); none may pass a test of CALLS
 ATTACKS = {
-    "infinite loop": ("while True: pass", CALLS, "timed out after 1 s"),
-    "sleeps": ("import time\ntime.sleep(60)", CALLS, "timed out"),
+    "infinite loop": ("while True: pass", "timed out after 1 s"),
+    "sleeps": ("import time\ntime.sleep(60)", "timed out"),
     "ignores signals": (
         "import signal\nfor s in range(1, 65):\n try: signal.signal(s, 1)\n"
-        " except (OSError, ValueError): pass\nwhile True: pass", CALLS, "timed out"),
-    "fork bomb": (FORKS, CALLS, ""),
-    "memory bomb": ("x = []\nwhile True: x.append(bytearray(10**8))", CALLS, "out of memory"),
-    "output flood": ("while True: print('x' * 999)", CALLS, "timed out"),
-    "error flood": ("import sys\nwhile True: sys.stderr.write('x' * 999)", CALLS, "raised OSError"),
-    "result flood": ("def f(x): return 'x' * 10**7", CALLS, "returned more than 4096 bytes"),
+        " except (OSError, ValueError): pass\nwhile True: pass", "timed out"),
+    "fork bomb": (FORKS, ""),
+    "memory bomb": ("x = []\nwhile True: x.append(bytearray(10**8))", "out of memory"),
+    "output flood": ("while True: print('x' * 999)", "timed out"),
+    "error flood": ("import sys\nwhile True: sys.stderr.write('x' * 999)", "raised OSError"),
+    "result flood": ("def f(x): return 'x' * 10**7", "returned more than 4096 bytes"),
     "result channel flood": (
         "import os\nwhile True:\n for fd in range(3, 4096):\n  try: os.write(fd, b'x' * 9999)\n"
-        "  except OSError: pass", CALLS, "returned more than 4096 bytes"),
-    "equal to all": ("class E:\n def __eq__(s, o): return True\ndef f(x): return E()", CALLS,
+        "  except OSError: pass", "returned more than 4096 bytes"),
+    "equal to all": ("class E:\n def __eq__(s, o): return True\ndef f(x): return E()",
                      "wrong value: got <E object>, expected 4"),
     "subclass of int": ("class E(int):\n def __eq__(s, o): return True\ndef f(x): return E(5)",
-                        CALLS, "wrong value: got <E object>"),
+                        "wrong value: got <E object>"),
     "patched builtins": ("import builtins\nbuiltins.all = builtins.any = builtins.isinstance = "
-                         "lambda *a: True\nbuiltins.type = lambda *a: int\ndef f(x): return 5",
-                         CALLS, ""),
+                         "lambda *a: True\nbuiltins.type = lambda *a: int\ndef f(x): return 5", ""),
     "patched harness": (
-        "import sys\nh = sys._getframe(2).f_globals\n"
-        "h['send'] = h['encode'] = lambda *a: 'null'\ndef f(x): return 5", CALLS, ""),
-    "exit 0": ("import os\nos._exit(0)", CALLS, "exited with status 0 before it gave a result"),
-    "sys.exit": ("import sys\nsys.exit(0)", CALLS, "raised SystemExit: 0"),
-    "prints PASS": ("print('PASS\\n2 passed\\nOK')\ndef f(x): return None", CALLS, "got None"),
-    "junk as result": (WRITE_JUNK + "def f(x): return 5", CALLS, "wrong value: got 5"),
-    "closes the channel": ("import os\nos.closerange(0, 4096)\ndef f(x): return 4", CALLS, ""),
+        HARNESS + "h['send'] = h['encode'] = lambda *a: 'null'\ndef f(x): return 5", ""),
+    "exit 0": ("import os\nos._exit(0)", "exited with status 0 before it gave a result"),
+    "sys.exit": ("import sys\nsys.exit(0)", "raised SystemExit: 0"),
+    "prints PASS": ("print('PASS\\n2 passed\\nOK')\ndef f(x): return None", "got None"),
+    "junk as result": (WRITE_JUNK + "def f(x): return 5", "wrong value: got 5"),
+    "closes the channel": ("import os\nos.closerange(0, 4096)\ndef f(x): return 4", ""),
     "forged results": (
-        "import sys\nh = sys._getframe(2).f_globals\n"
-        "for v in ('true', '{\"other\": 4}', '[[', '{\"set\": [[]]}', '[' * 9999):\n"
-        " h['send']('value', v)\ndef f(x): return 4", CALLS, ""),
+        HARNESS + "for v in ('true', '{\"other\": 4}', '[[', '{\"set\": [[]]}', '[' * 9999):\n"
+        " h['send']('value', v)\ndef f(x): return 4", ""),
     "forged empty reason": (
-        "import sys\nh = sys._getframe(2).f_globals\n"
-        "for kind in ('failed', 'value', ''): h['send'](kind, '\"\"')", CALLS, "failed"),
+        HARNESS + "for kind in ('failed', 'value', ''): h['send'](kind, '\"\"')", "failed"),
     "forged reason without end": (
-        "import sys\nh = sys._getframe(2).f_globals\nh['send']('failed', '[' * 900 + ']' * 900)",
-        CALLS, "sent a result that cannot be read"),
+        HARNESS + "h['send']('failed', '[' * 900 + ']' * 900)", "a result that cannot be read"),
     "forged number too large": (
-        "import sys\nh = sys._getframe(2).f_globals\n"
-        "for _ in range(2): h['send']('value', '9' * 5000)",
-        CALLS, "sent a result that cannot be read"),
-    "forged terminal codes": ("raise ValueError('\\x1b[2J \\ud800')", CALLS, "?[2J ?"),
-    "looks for the answer": (SEARCH, ["assert f(1)", "assert f(2) == 918273645"], "got False"),
-    "recursion without limit": ("import sys\nsys.setrecursionlimit(10**9)\n"
-                                "def f(x): return [*map(f, [x])]", CALLS, ""),
-    "contains itself": ("def f(x):\n r = []\n r.append(r)\n return r", CALLS, "RecursionError"),
-    "segmentation fault": ("import ctypes\nctypes.string_at(0)", CALLS, "crashed with signal 11"),
-    "syntax error": ("def f(", CALLS, "raised SyntaxError"),
-    "lone surrogate": ("def f(x): return '\\ud800'", CALLS, "wrong value"),
-    "huge expression": ("x = " + "-" * 100_000 + "1", CALLS, ""),
-    "cannot be described": ("class E(Exception):\n def __str__(s): 1 / 0\ndef f(x): raise E", CALLS,
+        HARNESS + "for _ in range(2): h['send']('value', '9' * 5000)", "a result that cannot be"),
+    "forged terminal codes": ("raise ValueError('\\x1b[2J \\ud800')", "?[2J ?"),
+    "looks for the answer": (SEARCH, "got False"),
+    "recursion without limit": (
+        "import sys\nsys.setrecursionlimit(10**9)\ndef f(x): return [*map(f, [x])]", ""),
+    "contains itself": ("def f(x):\n r = []\n r.append(r)\n return r", "RecursionError"),
+    "segmentation fault": ("import ctypes\nctypes.string_at(0)", "crashed with signal 11"),
+    "syntax error": ("def f(", "raised SyntaxError"),
+    "lone surrogate": ("def f(x): return '\\ud800'", "wrong value"),
+    "huge expression": ("x = " + "-" * 100_000 + "1", ""),
+    "cannot be described": ("class E(Exception):\n def __str__(s): 1 / 0\ndef f(x): raise E",
                             "cannot be shown"),
-    "a generator": ("def f(x): yield 4", CALLS, "wrong value: got <generator object>"),
-    "True for 1": ("def f(x): return x > 0", {"function": "f", "cases": [[[1], 1]]}, "got True"),
-    "tuple for list": ("def f(x): return 1, 2", {"function": "f", "cases": [[[1], [1, 2]]]},
-                       "got (1, 2), expected [1, 2]"),
+    "a generator": ("def f(x): yield 4", "wrong value: got <generator object>"),
 }  # fmt: skip
+ATTACKED = {name: CALLS for name in ATTACKS}
+ATTACKED["looks for the answer"] = ["assert f(1)", "assert f(2) == 918273645"]
 
 # name: (program, what f(argument) must return): what a well-meaning program sees inside
 PROBE = """
-def f({argument}):
-    try: {attempt}
+def f(x):
+    try: %s
     except (OSError, MemoryError) as error: return type(error).__name__
     return "done"
 """
 PROBES = {
     **{
-        f"read {path}": (PROBE.format(argument="x", attempt=f"return open({path!r}).read()"), None)
+        f"read {path}": (PROBE % f"return open({path!r}).read()", None)
         for path in ("/etc/passwd", __file__, "/proc/1/environ", "/proc/self/environ", "/dev/mem")
     },
     **{
-        f"write {path}": (PROBE.format(argument="x", attempt=f"open({path!r}, 'w')"), None)
+        f"write {path}": (PROBE % f"open({path!r}, 'w')", None)
         for path in ("/x", "/usr/lib/x", f"{sys.base_prefix}/x", "/dev/x", "/mnt/x", "/dev/shm/x")
     },
     "see the environment": ("import os\ndef f(x): return 'hunter2' in repr(os.environ)", False),
-    "gain privileges": (PROBE.format(argument="x", attempt="import os; os.setuid(0)"), None),
-    "write a large file": (
-        PROBE.format(argument="x", attempt="open('/tmp/x', 'wb').write(bytes(10**8))"), None),
+    "gain privileges": (PROBE % "import os; os.setuid(0)", None),
+    "write a large file": (PROBE % "open('/tmp/x', 'wb').write(bytes(10**8))", None),
     "fill /tmp": (
         "def f(x):\n try:\n  for i in range(99): open(f'/tmp/{i}', 'wb').write(bytes(10**6))\n"
         " except OSError as e: return e.errno", errno.ENOSPC),
@@ -153,13 +146,6 @@ PROBES = {
 TOLERATED = {"FileNotFoundError", "PermissionError", "OSError", "NotADirectoryError"}
 
 
-@pytest.fixture(scope="session", autouse=True)
-def secret_in_the_environment():
-    os.environ["SANDBOX_TEST_TOKEN"] = "hunter2"
-    yield
-    del os.environ["SANDBOX_TEST_TOKEN"]
-
-
 @pytest.fixture(scope="module")
 def server():
     """A port on the loopback interface that accepts connections."""
@@ -167,22 +153,22 @@ def server():
         yield listening.getsockname()[1]
 
 
-def run_many(programs, *, workers=None, **options):
+def run_many(programs, **options):
     """The verdicts of (code, tests) pairs, run side by side."""
-    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return list(pool.map(lambda program: run_tests(*program, **options), programs))
 
 
 def all_programs(port: int) -> dict[str, tuple[str, object]]:
     connect = f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)"
-    programs = {name: (code, tests) for name, (code, tests, _) in ATTACKS.items()}
-    forks = {name: programs.pop(name) for name in list(programs) if name.startswith("fork bomb")}
+    programs = {name: (code, ATTACKED[name]) for name, (code, _) in ATTACKS.items()}
     programs |= {
         name: (code, {"function": "f", "cases": [[[1], wanted]]})
         for name, (code, wanted) in PROBES.items()
     }
-    programs["connect"] = (PROBE.format(argument="x", attempt=connect), ["assert f(1) == ''"])
-    return programs | forks  # last: with 16 processes each they slow down what runs beside them
+    programs["connect"] = (PROBE % connect, ["assert f(1) == ''"])
+    # Last, since its 16 processes slow down what runs beside it.
+    return programs | {"fork bomb": programs.pop("fork bomb")}
 
 
 def as_ordinary_user(programs: list) -> list[sandbox.Verdict]:
@@ -202,14 +188,9 @@ def as_ordinary_user(programs: list) -> list[sandbox.Verdict]:
         Path(place).chmod(0o755)
         shutil.copytree(Path(sandbox.__file__).parent, f"{place}/grpo_nb/sandbox")
         source = f"import sys; sys.path.insert(0, {place!r})\n" + call
-        prefix = os.path.realpath(sys.base_prefix)
-        done = subprocess.run(
-            ["unshare", "--mount", "sh", "-c", script, prefix, source],
-            input=json.dumps([programs, QUICK]),
-            capture_output=True,
-            text=True,
-            cwd="/",
-        )
+        prefix, job = os.path.realpath(sys.base_prefix), json.dumps([programs, QUICK])
+        command = ["unshare", "--mount", "sh", "-c", script, prefix, source]
+        done = subprocess.run(command, input=job, capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stderr
     return [sandbox.Verdict(*verdict) for verdict in json.loads(done.stdout)]
 
@@ -220,10 +201,12 @@ def verdicts(request, server):
     if problem := sandbox.bubblewrap.bubblewrap_problem():
         pytest.skip(f"bubblewrap does not work here: {problem}")
     programs = all_programs(server)
-    if request.param == "as an ordinary user" and os.geteuid() == 0:
-        found = as_ordinary_user(list(programs.values()))
-    else:
-        found = run_many(list(programs.values()), limits=QUICK, backend="bubblewrap")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SANDBOX_TEST_TOKEN", "hunter2")
+        if request.param == "as an ordinary user" and os.geteuid() == 0:
+            found = as_ordinary_user(list(programs.values()))
+        else:
+            found = run_many(programs.values(), limits=QUICK, backend="bubblewrap")
     return dict(zip(programs, found, strict=True))
 
 
@@ -232,17 +215,14 @@ def test_an_attack_gains_nothing_and_gets_its_reason(verdicts, name):
     verdict = verdicts[name]
     assert verdict.passed == 0 and verdict.failure == ""
     assert len(verdict.reasons) == verdict.total
-    assert ATTACKS[name][2] in verdict.reasons[0]
-    assert all(verdict.reasons)
+    assert ATTACKS[name][1] in verdict.reasons[0] and all(verdict.reasons)
 
 
 @pytest.mark.parametrize("name", PROBES)
 def test_nothing_outside_is_read_or_written(verdicts, name):
     verdict = verdicts[name]
-    if PROBES[name][1] is None:
-        assert any(f"got '{error}'" in verdict.reasons[0] for error in TOLERATED), verdict
-    else:
-        assert verdict.share == 1, verdict
+    refused = any(f"got '{error}'" in verdict.reasons[0] for error in TOLERATED)
+    assert refused if PROBES[name][1] is None else verdict.share == 1, verdict
 
 
 def test_the_network_is_out_of_reach(verdicts, server):
@@ -250,12 +230,9 @@ def test_the_network_is_out_of_reach(verdicts, server):
         assert "got 'ConnectionRefusedError'" in verdicts["connect"].reasons[0]
 
 
-def processes_with(text: str) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            found += [command for command in [path.read_text()] if text in command]
-    return found
+def marked_processes() -> list[psutil.Process]:
+    processes = psutil.process_iter(["cmdline"])
+    return [process for process in processes if MARKER in str(process.info["cmdline"])]
 
 
 def test_nothing_is_left_behind():
@@ -267,36 +244,30 @@ def test_nothing_is_left_behind():
         assert run_tests(code, CALLS, limits=QUICK, backend="bubblewrap").share == 1
     for code in ("while True: pass", FORKS):
         run_tests(code, CALLS, limits=QUICK, backend="bubblewrap")
-    assert processes_with(MARKER) == []
+    assert marked_processes() == []
     assert len(list(Path("/proc/self/fd").iterdir())) == files
     assert children.read_text() == before
     assert not Path(f"/tmp/{MARKER}").exists()
 
 
-BACKENDS = pytest.mark.parametrize("backend", ["bubblewrap", "monty"])
 CORRECT = {
-    "calls": (SQUARE, CALLS),
     "calls as JSON": (SQUARE, json.dumps(CALLS)),
     "a dataset's row, other shapes None": (SQUARE, CALLS | {"inputs": None}),
     "reads an empty stdin": (f"{SQUARE}\ntry: input()\nexcept Exception: pass", CALLS),
     "asserts": (SQUARE, ASSERTS),
-    "a method": (
-        "class Solution:\n    def f(self, a, b): return a + b",
-        {"function": "Solution().f", "cases": [[[1, 2], 3]]},
-    ),
+    "a method": ("class Solution:\n    def f(self, a, b): return a + b",
+                 {"function": "Solution().f", "cases": [[[1, 2], 3]]}),
     "a helper named like ours": ("def send(x): return 4\ndef f(x): return send(x)", ASSERTS[:1]),
     "prints too": ("def f(x):\n    print('seen', x)\n    return x * x", CALLS),
     "100 kB of code": ("#" * 100_000 + "\n" + SQUARE, CALLS),
-    "an int for a float": ("def f(x): return x", {"function": "f", "cases": [[[3], 3.0]]}),
-    "NaN": ("def f(x): return float('nan')", {"function": "f", "cases": [[[3], float("nan")]]}),
-    "dict": (
-        "def f(x): return {1: (2, {3}), 'a': [None, True], (1, 2): 'x', 2.5: -4}",
-        ["assert f(0) == {(1, 2): 'x', 2.5: -4, 1: (2, {3}), 'a': [None, True]}"],
-    ),
-}
+    "a dict": (
+        "def f(x): return {1: (2, {3}), 'a': [None, True], (1, 2): 'x', 2.5: float('nan')}",
+        {"function": "f", "cases": [[[0], {(1, 2): "x", 2.5: float("nan"), 1: (2, {3}),
+                                           "a": [None, True]}]]}),
+}  # fmt: skip
 
 
-@BACKENDS
+@pytest.mark.parametrize("backend", ["bubblewrap", "monty"])
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_correct_program_passes(backend, name):
     code, tests = CORRECT[name]
@@ -304,20 +275,14 @@ def test_a_correct_program_passes(backend, name):
     assert verdict.share == 1 and not verdict.failure and not any(verdict.reasons), verdict
 
 
-SOME_PASS = "def f(x):\n    if x == 3: raise ValueError('no  threes')\n    return 5 - x // 9"
-REASONS = {  # program: (tests, the reasons)
-    SOME_PASS: ({"function": "f", "cases": [[[1], 5], [[3], 5], [[9], 5], [[4], 5]]},
-                ("", "raised ValueError: no threes", "wrong value: got 4, expected 5", "")),
-    "def f(x):\n    while x > 2: pass\n    return 4": (ASSERTS, ("", "timed out after 1 s")),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("code", REASONS)
-def test_each_test_is_judged_by_itself(code):
-    tests, reasons = REASONS[code]
+def test_each_test_is_judged_by_itself():
+    code = "def f(x):\n if x == 3: raise ValueError('no  threes')\n"
+    code += " while x > 9: pass\n return 5 - x // 9"
+    tests = {"function": "f", "cases": [[[x], 5] for x in (1, 3, 9, 4, 10)]}
     verdict = run_tests(code, tests, limits=QUICK, backend="bubblewrap")
-    assert verdict == (reasons.count(""), len(reasons), reasons, "")
-    assert verdict.share == reasons.count("") / len(reasons)
+    reasons = "", "raised ValueError: no threes", "wrong value: got 4, expected 5", ""
+    assert verdict == (2, 5, (*reasons, "timed out after 1 s"), "")
+    assert verdict.share == 0.4
 
 
 KINDS = ("tuple", "set", "frozenset", "dict", "other", "none")
@@ -331,9 +296,7 @@ FORGED = st.recursive(
 LINES = FORGED.map(lambda value: json.dumps(["value", value]).encode())
 
 
-JUDGES = sandbox.program_tests.parse_tests(
-    ["assert f(2) == {(1, 2.0): {3}}", "assert not f(2)", "assert f(2)"]
-)
+JUDGES = parse_tests(["assert f(2) == {(1, 2.0): {3}}", "assert not f(2)", "assert f(2)"])
 
 
 @settings(max_examples=500)
@@ -342,7 +305,7 @@ JUDGES = sandbox.program_tests.parse_tests(
 def test_whatever_a_sandbox_sends_back_ends_in_a_verdict(line):
     kind, payload = sandbox.bubblewrap._read(line, 10**6)
     assert kind == "value" or (kind == "failed" and isinstance(payload, str))
-    assert all(isinstance(sandbox.values.reason_of(test, (kind, payload)), str) for test in JUDGES)
+    assert all(isinstance(reason_of(test, (kind, payload)), str) for test in JUDGES)
 
 
 # (assert, what f returns, passes)
@@ -352,6 +315,7 @@ JUDGED = [
     ("assert f(2) == 4.0", "4", True),
     ("assert f(2) == 1", "True", False),
     ("assert f(2) == {1}", "{True}", False),
+    ("assert f(2) == [1, 2]", "(1, 2)", False),
     ("assert f(2)[0] == 4", "[4]", True),
     ("assert sorted(f(2)) == [1, 2]", "{2, 1}", True),
     ("assert f(lambda x: x > 2) == 4", "4", True),
@@ -371,26 +335,17 @@ def test_asserts_are_judged_outside_by_type_and_value():
         assert (verdict.share == 1) is row[2], (row, verdict)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "assert all(f(i) == i for i in range(9))",  # builtins.all may be patched
-        "assert isinstance(f(2), int)",
-        "assert math.isclose(f(2), 4)",
-        "assert abs(f(2) - 4) < 0.1",  # the answer would enter, and f may return a number-like
-        "assert f(2) == 4 and f(3) == 9",
-        "assert f(2).startswith('a')",
-        "assert isclose(f(2), 4)",
-        "assert 4 == f(2)",
-        "assert f(2) != 4",
-        "assert 'abc'.startswith(f(2))",
-        "assert f(2) == f(3)",
-        "assert f(2) is 4",
-        "assert 2 == 2",
-        "assert f(2) ==",
-        "print(f(2))",
-    ],
-)
+UNJUDGED = [
+    "assert all(f(i) == i for i in range(9))",  # builtins.all may be patched
+    "assert abs(f(2) - 4) < 0.1",  # the answer would enter, and f may return a number-like
+    *("assert isinstance(f(2), int)", "assert math.isclose(f(2), 4)", "assert isclose(f(2), 4)"),
+    *("assert f(2) == 4 and f(3) == 9", "assert f(2).startswith('a')", "assert 4 == f(2)"),
+    *("assert f(2) != 4", "assert 'abc'.startswith(f(2))", "assert f(2) == f(3)"),
+    *("assert f(2) is 4", "assert 2 == 2", "assert f(2) ==", "print(f(2))"),
+]
+
+
+@pytest.mark.parametrize("text", UNJUDGED)
 def test_an_assert_that_the_program_would_judge_is_refused(text):
     with pytest.raises(ValueError, match="cannot be judged from outside the program") as caught:
         run_tests(SQUARE, [text])
@@ -452,35 +407,29 @@ def test_a_sandbox_that_fails_is_no_fault_of_the_program(monkeypatch):
     assert "could not start" in run_tests(SQUARE, CALLS, backend="bubblewrap").failure
 
 
+MONTYS = {  # program: the reason
+    "while True: pass": "timed out after 1 s",
+    "x = 'a' * 10**10": "out of memory",
+    "def f(x): return 'x' * 9999": "returned more than 4096 bytes",
+    "def f(x): return True": "wrong value: got True, expected 4",
+    "def f(x): raise ValueError('no')": "raised ValueError: no",
+    "open('/etc/passwd')": "raised PermissionError",
+    ATTACKS["equal to all"][0]: "wrong value",
+}
+
+
 def test_monty_withstands_the_attacks():
-    programs = [(code, tests) for code, tests, _ in ATTACKS.values()]
+    programs = [(code, ATTACKED[name]) for name, (code, _) in ATTACKS.items()]
     programs += [(code, ["assert f(1) == 'done'"]) for code, _ in PROBES.values()]
-    programs += [(DAEMON, CALLS), ("def f(x): return open('/etc/passwd').read()", CALLS)]
+    programs += [(code, CALLS) for code in (DAEMON, *MONTYS)]
     started = time.monotonic()
-    for program, verdict in zip(
-        programs, run_many(programs, limits=QUICK, backend="monty"), strict=True
-    ):
-        assert verdict.passed == 0, (program, verdict)
-        assert all(verdict.reasons)
+    verdicts = run_many(programs, limits=QUICK, backend="monty")
+    for program, verdict in zip(programs, verdicts, strict=True):
+        assert verdict.passed == 0 and all(verdict.reasons), (program, verdict)
     assert time.monotonic() - started < 30
-    assert processes_with(MARKER) == []
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("while True: pass", "timed out after 1 s"),
-        ("x = 'a' * 10**10", "out of memory"),
-        ("def f(x): return 'x' * 9999", "returned more than 4096 bytes"),
-        ("def f(x): return True", "wrong value: got True, expected 4"),
-        ("def f(x): raise ValueError('no')", "raised ValueError: no"),
-        ("open('/etc/passwd')", "raised PermissionError"),
-        ("class E:\n def __eq__(s, o): return True\ndef f(x): return E()", "wrong value"),
-    ],
-)
-def test_monty_gives_the_same_reasons(code, reason):
-    verdict = run_tests(code, CALLS, limits=QUICK, backend="monty")
-    assert verdict.reasons[0].startswith(reason)
+    assert marked_processes() == []
+    for verdict, reason in zip(verdicts[-len(MONTYS) :], MONTYS.values(), strict=True):
+        assert verdict.reasons[0].startswith(reason)
 
 
 def test_what_monty_lacks_is_a_failure_and_no_fault_of_the_program():

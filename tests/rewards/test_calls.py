@@ -1,5 +1,6 @@
 """A call of a reward leaves the process as it was, ends it never, and can be limited."""
 
+import asyncio
 import contextlib
 import os
 import random
@@ -11,19 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hackable import lifted
 
-from grpo_nb.rewards import call
+from grpo_nb.rewards import call, reward
 from grpo_nb.rewards.calls import TookTooLong, limited
-
-ROW = {"question": "2+2?", "prompt": [{"role": "user", "content": "2+2?"}], "answer": "4"}
-CHANGES = {
-    "the random numbers of torch": lambda: torch.manual_seed(0),
-    "the random numbers of `random`": lambda: random.seed(0),
-    "the random numbers of numpy": lambda: np.random.seed(0),
-    "the working directory": lambda: os.chdir("/"),
-    "torch's grad mode": lambda: torch.set_grad_enabled(False),
-}
 
 
 def state():
@@ -31,33 +22,39 @@ def state():
     return [*numbers, torch.is_grad_enabled(), Path.cwd()]
 
 
-def scorer(change):
-    def score(response: str, answer: str) -> float:
-        change()
-        return float(f">{answer}<" in response)
+def change_everything():
+    torch.manual_seed(0), random.seed(0), np.random.seed(0)
+    torch.set_grad_enabled(False)
+    os.chdir("/")
 
-    return lifted(score, "mine")
+
+@reward()
+def changing(response: str) -> float:
+    change_everything()
+    return 1 / float(response)
 
 
 async def awaited(completions, **_):
-    torch.manual_seed(0)
-    return [1.0 for _ in completions]
+    change_everything()
+    return [1 / float(completion) for completion in completions]
 
 
-@pytest.mark.parametrize("what", CHANGES)
-def test_what_a_reward_changes_is_put_back(what):
-    func, before = scorer(CHANGES[what]), state()
-    for _ in range(2):
-        assert call(func, completions=["<answer>4</answer>"], answer=["4"]) == [1.0]
-        assert state() == before
-
-
-def test_an_async_reward_and_one_that_raises_change_nothing_either():
+@pytest.mark.parametrize("func", [changing, awaited])
+def test_what_a_reward_changes_is_put_back_and_if_it_raises_too(func):
     before = state()
-    assert call(awaited, completions=["a"]) == [1.0]
+    for _ in range(2):
+        assert call(func, completions=["1"]) == [1.0]
+        assert state() == before
     with pytest.raises(ZeroDivisionError):
-        call(scorer(lambda: [torch.manual_seed(0), 1 / 0]), completions=["a"], answer=["4"])
+        call(func, completions=["0"])
     assert state() == before
+
+
+def test_an_async_reward_is_called_where_an_event_loop_runs_already():
+    async def notebook_cell():
+        return call(awaited, completions=["1"])
+
+    assert asyncio.run(notebook_cell()) == [1.0]
 
 
 def loop():

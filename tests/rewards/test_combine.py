@@ -9,9 +9,6 @@ from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import Adaptive, gated, reward, reward_set
 from grpo_nb.rewards.load import load_preset
 
-RIGHT = "<reasoning>1+1=2</reasoning><answer>2</answer>"
-WRONG = RIGHT.replace(">2<", ">3<")
-
 
 @reward()
 def length_reward(response: str) -> float:
@@ -27,14 +24,14 @@ async def slow_judge(completions, **_):
     return [0.5] * len(completions)
 
 
-def at(step):
-    return SimpleNamespace(global_step=step)
+def called(func, step, *completions):
+    func(completions=completions, trainer_state=SimpleNamespace(global_step=step))
 
 
 def test_a_gate_pays_where_it_is_open_else_the_least_score_and_none_where_a_part_does():
     func = gated(rewards.numeric_correctness_reward, by=rewards.soft_format_reward)
-    completions = [RIGHT, WRONG, "2", RIGHT + RIGHT]
-    assert func(completions=completions, answer=["2"] * 4) == [1.0, 0.0, 0.0, 0.0]
+    right, wrong = (f"<reasoning>1+1</reasoning><answer>{n}</answer>" for n in (2, 3))
+    assert func(completions=[right, wrong, "2"], answer=["2"] * 3) == [1.0, 0.0, 0.0]
     assert func.columns == ["answer"]
     assert gated(sign_reward, by=length_reward)(completions=["+", "-"]) == [-1.0, -1.0]
     assert gated(length_reward, by=sign_reward)(completions=["+", "-", "?"]) == [0.1, 0.0, None]
@@ -45,22 +42,22 @@ def test_a_gate_pays_where_it_is_open_else_the_least_score_and_none_where_a_part
 def test_an_adaptive_weight_rises_while_success_is_rare_and_falls_when_it_is_common():
     func = Adaptive(length_reward, change=2.0, least=0.25, greatest=4.0)
     for step in range(5):
-        func(completions=[""] * 4, trainer_state=at(step))
+        called(func, step, "", "")
     assert func.value == 4.0
     for step in range(5, 20):
-        func(completions=["x" * 10] * 4, trainer_state=at(step))
+        called(func, step, "x" * 10, "x" * 10)
     assert func.value == 0.25
-    func(completions=["x" * 10, "", ""], trainer_state=at(20))
+    called(func, 20, "x" * 10, "", "")
     assert func.value == 0.25  # a third: between the marks
 
 
 def test_an_adaptive_weight_survives_a_checkpoint_and_moves_once_a_step_of_the_training():
     func = Adaptive(length_reward, change=2.0)
     for _ in range(3):
-        func(completions=[""], trainer_state=at(1))
+        called(func, 1, "")
     fresh = Adaptive(length_reward, change=2.0)
     fresh.value, fresh.step = func.value, func.step
-    fresh(completions=[""], trainer_state=at(1))
+    called(fresh, 1, "")
     assert (fresh.value, fresh.step) == (2.0, 1), "the step was counted before the checkpoint"
     # Of several processes only the first validates; it would wait for the others' scores.
     fresh.step, fresh.gather_scores = -1, lambda scores: pytest.fail("the others validate nothing")
@@ -122,9 +119,5 @@ def test_a_set_takes_a_presets_form_without_its_rewards(load):
     chosen = load(f"{ONE}form = 'json_extraction'")
     assert chosen.form == load_preset("json_extraction").form
     assert chosen.names == ["exact_match_reward"]
-    again = load(
-        "from grpo_nb import rewards\n"
-        "form = rewards.Adaptive(rewards.soft_format_reward)\n"
-        "reward_funcs, reward_weights = [form], [0.5]"
-    )
-    assert again.reward_weights == [0.5] and isinstance(again.reward_funcs[0], Adaptive)
+    named_form = "form = rewards.Adaptive(rewards.soft_format_reward)\nreward_funcs = [form]"
+    assert isinstance(load(named_form).reward_funcs[0], Adaptive)

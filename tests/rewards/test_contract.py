@@ -1,13 +1,11 @@
-"""`@reward`: failures, columns, reasons; and rewards from elsewhere."""
+"""`@reward`: failures, columns, reasons."""
 
-import asyncio
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from grpo_nb.rewards import Scored, call, reward
-from grpo_nb.rewards.sets import is_async
 
 
 def test_a_column_that_is_missing_or_of_another_length_is_named():
@@ -21,24 +19,14 @@ def test_a_column_that_is_missing_or_of_another_length_is_named():
         needs(completions=["1", "2"], answer=["1"])
 
 
-def test_an_exception_raises_with_the_completion_it_came_from():
-    @reward()
-    def broken(response: str) -> float:
-        return float(response)
-
-    with pytest.raises(ValueError, match="could not convert") as caught:
-        broken(completions=["1", "x"])
-    assert caught.value.__notes__ == ["in reward broken, completion 1 of the batch"]
-
-
-def test_skipped_failures_are_none_counted_and_explained():
-    counted = {}
-
-    @reward(on_error="skip")
+def test_a_failure_raises_with_its_completion_or_is_skipped_counted_and_explained():
     def fragile(response: str) -> float:
         return float(response)
 
-    completions = ["1", "x", "nan", "inf"]
+    with pytest.raises(ValueError, match="could not convert") as caught:
+        reward()(fragile)(completions=["1", "x"])
+    assert caught.value.__notes__ == ["in reward fragile, completion 1 of the batch"]
+    fragile, counted, completions = reward(on_error="skip")(fragile), {}, ["1", "x", "nan", "inf"]
     scores = fragile(completions=completions, log_metric=counted.__setitem__)
     assert scores == [1.0, None, None, None]
     assert counted == {"fragile/skipped": 3.0}
@@ -54,28 +42,14 @@ def test_a_score_out_of_range_is_refused():
 
 
 def test_optional_columns_prompt_and_trainer_state_are_read_and_reasons_logged():
-    logged = {}
-
     @reward(high=10)
     def reads(response: str, prompt: str, unit: str = "", trainer_state=None) -> Scored:
         return Scored(len(prompt) + trainer_state.global_step, f"{response}{unit}")
 
-    given = {"prompts": ["ab"], "trainer_state": SimpleNamespace(global_step=3)}
+    logged, given = {}, {"prompts": ["ab"], "trainer_state": SimpleNamespace(global_step=3)}
     assert reads(completions=["5"], **given, log_extra=logged.__setitem__) == [5.0]
     assert logged == {"reads/reason": ["5"]}
     assert reads.explain(completions=["5"], **given, unit=["kg"])[0].reason == "5kg"
-
-
-def test_an_async_reward_of_trls_shape_is_called_anywhere():
-    async def judged(completions, **_):
-        return [1.0] * len(completions)
-
-    async def notebook_cell():
-        return call(judged, completions=["a"])
-
-    assert is_async(judged)
-    assert call(judged, completions=list("abc")) == [1.0] * 3
-    assert asyncio.run(notebook_cell()) == [1.0]
 
 
 def test_past_the_allowed_share_of_none_it_raises():

@@ -9,15 +9,12 @@ from reasoning_gym.factory import DATASETS
 from grpo_nb.data.gym import REFUSED
 from grpo_nb.rewards import gym_reward, load_preset
 
-WRITES = (
-    "open('{}', 'w').write('x')",
-    "[open('{}', 'w')]",
-    "__import__('os').system('touch {}')",
-    "exec(\"open('{}', 'w')\")",
-)
+WRITES = ["open('{}', 'w').write('x')", "[open('{}', 'w')]", "exec(\"open('{}', 'w')\")"]
+WRITES += ["__import__('os').system('touch {}')"]
 LOOPS = "[" + " ".join(["'a'", *(f"for {name} in '{'a' * 90}'" for name in "abcdef")]) + "]"
 NEVER_ENDS = (LOOPS, "9**9**8", "1e999999999", "1/1e-999999999", "[" * 5000, "9" * 5000, "(" * 5000)
 NEVER_ENDS += ("(9\n**9\n**8)",)
+RUN_CODE = ["binary_matrix", "n_queens", "spiral_matrix", "string_insertion", "countdown"]
 SLOW = {"knight_swap"}  # takes seconds to begin
 
 
@@ -54,9 +51,7 @@ def test_an_answer_is_right_if_the_scorer_says_so_in_any_spelling_it_takes():
     assert paid(f"({terms})", terms, entry) == 1
 
 
-@pytest.mark.parametrize(
-    "task", ["binary_matrix", "n_queens", "spiral_matrix", "string_insertion", "countdown"]
-)
+@pytest.mark.parametrize("task", RUN_CODE)
 def test_code_never_reaches_a_scorer_that_would_run_it(task, monkeypatch):
     answer, entry = entry_of(task)
     code = ["answer", "oracle_answer", "[[0]]", "['a']", "entry['answer']", "(lambda: 1)()", "9**9"]
@@ -67,13 +62,10 @@ def test_code_never_reaches_a_scorer_that_would_run_it(task, monkeypatch):
 
 
 def test_any_of_the_boards_of_n_queens_is_right():
-    made = [reasoning_gym.create_dataset("n_queens", size=20, seed=seed) for seed in range(3)]
-    item = next(
-        each for data in made for each in data if len(each["metadata"]["valid_answers"]) > 1
-    )
-    entry = json.dumps({"task": "n_queens", "options": {}, "metadata": item["metadata"]})
-    for board in item["metadata"]["valid_answers"]:
-        assert paid(board, item["answer"], entry) == 1
+    for item in reasoning_gym.create_dataset("n_queens", size=20, seed=0):
+        entry = json.dumps({"task": "n_queens", "options": {}, "metadata": item["metadata"]})
+        for board in item["metadata"]["valid_answers"]:
+            assert paid(board, item["answer"], entry) == 1
 
 
 @pytest.mark.parametrize("text", ["", " ", "NaN", "nanj", "inf", "[NaN, NaN]", "1" * 20_000])

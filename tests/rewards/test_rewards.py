@@ -11,25 +11,18 @@ from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.rewards.sets import PRESETS, built_in
 
 GOOD = "<reasoning>7+8=15, 4+3+1=8</reasoning><answer>85</answer>"
-COLUMNS = {"answer": "85"}
-COLUMNS["entry"] = '{"task": "chain_sum", "options": {}, "metadata": {}}'
+EXPECTED = {"json_fields_reward": '{"a": 1}', "multiple_choice_reward": "B"}
+COLUMNS = {"entry": '{"task": "chain_sum", "options": {}, "metadata": {}}'}
 SLOW = {"code_execution_reward", "code_generation_reward", "math_verify_reward"}  # a process each
 ALL = {name: func for name, func in built_in().items() if name not in (*SLOW, "environment_reward")}
 each_reward = pytest.mark.parametrize("func", ALL.values(), ids=list(ALL))
-OF_TEXT = {name: preset for name, preset in PRESETS.items() if name != "environment"}
-each_preset = pytest.mark.parametrize("preset", OF_TEXT.values(), ids=list(OF_TEXT))
 ALPHABET = '<>/ranswe oig1+=2.,x{}[]":`\n\\½٣é'
 
 
-def columns_for(func, rows, **given):
-    values = COLUMNS | given
-    if func.__name__ == "json_fields_reward" and "answer" not in given:
-        values["answer"] = '{"a": 1}'
-    return {name: [values[name]] * rows for name in func.columns}
-
-
 def score_all(func, completions, **given):
-    return func(completions=completions, **columns_for(func, len(completions), **given))
+    values = COLUMNS | {"answer": EXPECTED.get(func.__name__, "85")} | given
+    columns = {name: [values[name]] * len(completions) for name in func.columns}
+    return func(completions=completions, **columns)
 
 
 def one(func, text, **given):
@@ -56,12 +49,10 @@ def test_a_megabyte_of_anything_is_scored(func):
         assert one(func, flood * (1_000_000 // len(flood))) is not None
 
 
-@each_preset
-def test_a_preset_has_one_or_three_to_five_rewards_and_correctness_weighs_most(preset):
-    assert len(preset.names) == len(set(preset.names))
-    assert preset.names == ["gym_reward"] or 3 <= len(preset.names) <= 5
-    first, *others = preset.reward_weights
-    assert first >= sum(others)
+def test_in_a_preset_correctness_weighs_most():
+    for preset in PRESETS.values():
+        first, *others = preset.reward_weights
+        assert first >= sum(others)
 
 
 def test_tolerance_is_an_option_with_a_name_of_its_own():
@@ -73,11 +64,9 @@ def test_tolerance_is_an_option_with_a_name_of_its_own():
         rewards.numeric_correctness_reward.configured(relativ=0.01)
 
 
-def test_a_gold_that_is_no_number_gives_none_and_too_many_of_them_raise():
-    func = rewards.numeric_correctness_reward
-    assert one(func, GOOD, answer="eighty-five") is None
+def test_golds_that_are_no_numbers_give_none_and_too_many_of_them_raise():
     with pytest.raises(RuntimeError, match=r"could not score 30 of 30 .* 'many' is not a number"):
-        score_all(func, [GOOD] * 30, answer="many")
+        score_all(rewards.numeric_correctness_reward, [GOOD] * 30, answer="many")
 
 
 TABLES = {
@@ -124,33 +113,25 @@ TABLES = {
         ("<reasoning>therefore because thus so</reasoning>", 0.0, "talk"),
         ("7+8=15", 0.0, "outside the tag"),
     ],
-    "no_repetition_penalty": [
-        ("a b c a b c a b c", -4 / 7, "a loop"),
-    ],
+    "no_repetition_penalty": [("a b c a b c a b c", -4 / 7, "a loop")],
     "multiple_choice_reward": [
         ("<answer>B</answer>", 1.0, "bare"),
         ("<answer>b. Paris</answer>", 1.0, "with its text"),
         ("<answer>B or A</answer>", 0.0, "two options"),
         ("<answer>Boats</answer>", 0.0, "a word"),
     ],
-    "exact_match_reward": [
-        ("<answer>850</answer>", 0.0, "contains the expected"),
-    ],
+    "exact_match_reward": [("<answer>850</answer>", 0.0, "contains the expected")],
     "fuzzy_match_reward": [
         ("<answer>85</answer>", 1.0, "equal"),
         ("<answer>nothing alike at all</answer>", 0.0, "below the threshold"),
     ],
-    "overlap_reward": [
-        ("85 85 85 85", 0.4, "stuffing costs precision"),
-        ("", 0.0, "nothing"),
-    ],
+    "overlap_reward": [("85 85 85 85", 0.4, "stuffing costs precision"), ("", 0.0, "nothing")],
 }  # fmt: skip
-OF_TEXT_EXPECTED = [name for name, func in ALL.items() if "answer" in func.columns]
-EXPECTED = {"json_fields_reward": '{"a": 1}', "multiple_choice_reward": "B"}
+READ_ANSWERS = {name for name, func in ALL.items() if "answer" in func.columns}
 CASES = [(name, *case) for name, cases in TABLES.items() for case in cases]
 
 
-@pytest.mark.parametrize("name", sorted(set(OF_TEXT_EXPECTED) - {"json_fields_reward"}))
+@pytest.mark.parametrize("name", sorted(READ_ANSWERS - {"json_fields_reward"}))
 def test_nothing_does_not_equal_an_empty_gold(name):
     """In a graded reward 0 may be the middle: what counts is that nothing is paid."""
     scores = score_all(ALL[name], ["", "<answer></answer>"], answer="")
@@ -159,25 +140,23 @@ def test_nothing_does_not_equal_an_empty_gold(name):
 
 @pytest.mark.parametrize(("name", "text", "score", "reason"), CASES)
 def test_adversarial_tables(name, text, score, reason):
-    given = {"answer": EXPECTED[name]} if name in EXPECTED else {}
-    assert one(built_in()[name], text, **given) == pytest.approx(score), reason
+    assert one(ALL[name], text) == pytest.approx(score), reason
 
 
 @pytest.mark.parametrize(
-    ("func", "tokens", "score"),
+    ("name", "scores"),
     [
-        (rewards.ideal_length_reward, 100, 1.0),
-        (rewards.ideal_length_reward, 150, 0.6065),
-        (rewards.min_length_reward, 10, 0.5),
-        (rewards.min_length_reward, 10_000, 1.0),
-        (rewards.max_length_penalty, 2, 0.0),
-        (rewards.max_length_penalty, 768, -0.5),
+        ("ideal_length_reward", {100: 1.0, 150: 0.6065}),
+        ("min_length_reward", {10: 0.5, 10_000: 1.0}),
+        ("max_length_penalty", {2: 0.0, 768: -0.5}),
     ],
 )
-def test_length_is_in_tokens_where_trl_gives_them_else_in_words(func, tokens, score):
-    (found,) = func.explain(completions=["six words"], completion_ids=[[0] * tokens])
-    assert found == (pytest.approx(score, abs=1e-4), f"{tokens} tokens")
-    assert func.explain(completions=["a b c d e f"])[0].reason == "6 words"
+def test_length_is_in_tokens_where_trl_gives_them_else_in_words(name, scores):
+    ids = [[0] * tokens for tokens in scores]
+    scored = ALL[name].explain(completions=["two words"] * 2, completion_ids=ids)
+    assert [one.score for one in scored] == pytest.approx(list(scores.values()), abs=1e-4)
+    assert [one.reason for one in scored] == [f"{tokens} tokens" for tokens in scores]
+    assert ALL[name].explain(completions=["two words"])[0].reason == "2 words"
 
 
 TESTS = {"function": "f", "cases": [[[1], 2], [[2], 3]]}
@@ -208,12 +187,11 @@ def test_code_generation_weighs_format_syntax_and_execution():
     assert scores == [1.0, 0.625, 0.125, 0.0]
 
 
-WRITTEN = runpy.run_path(str(PROJECT_ROOT / "docs/list_rewards.py"))["markdown"]()
-
-
 def test_the_page_is_what_the_rewards_declare():
     page = (PROJECT_ROOT / "docs/rewards.md").read_text(encoding="utf-8")
-    assert page == WRITTEN, "run python docs/list_rewards.py"
+    markdown = runpy.run_path(str(PROJECT_ROOT / "docs/list_rewards.py"))["markdown"]
+    assert page == markdown(), "run python docs/list_rewards.py"
+    assert set(built_in()) <= set(dir(rewards))
 
 
 LISTS = {

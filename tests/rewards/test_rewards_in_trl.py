@@ -42,14 +42,16 @@ reward_funcs += [cosine, repetition, overlong]
     for block in blocks(PROJECT_ROOT / "docs/coming-from.md", "python")
     if block.text.startswith("# rewards.py")
 ]
+FOREIGN = {"trl": TRLS, "docs/coming-from.md": EXAMPLE}
 # As public notebooks have them: tags that are counted, marks, an async one, a list with weights.
-STRANGERS = ("dev/sound/small_tag_counts", "dev/sound/format_and_answer")
-STRANGERS += ("held_out/sound/async_signs", "held_out/sound/three_with_weights")
-FILES = [PROJECT_ROOT / f"benchmarks/reward_files/{name}.py" for name in STRANGERS]
-FOREIGN = {path.stem: path.read_text(encoding="utf-8") for path in FILES}
-FOREIGN |= {"trl": TRLS, "docs/coming-from.md": EXAMPLE}
+for name in ("dev/sound/small_tag_counts", "dev/sound/format_and_answer",
+             "held_out/sound/async_signs", "held_out/sound/three_with_weights"):  # fmt: skip
+    path = PROJECT_ROOT / f"benchmarks/reward_files/{name}.py"
+    FOREIGN[path.stem] = path.read_text(encoding="utf-8")
 OURS = [func for func in built_in().values() if set(func.columns) <= {"answer"}]
 OURS = [func for func in OURS if func.__name__ != "json_fields_reward"]  # its expected are JSON
+CORRECT = {"correctness_reward_func", "check_answer", "solved", "right_name", "accuracy_reward"}
+CORRECT |= {"numeric_correctness_reward", "cosine_scaled_reward"}
 
 
 @pytest.fixture(scope="module")
@@ -63,41 +65,30 @@ def trained(tmp_path_factory):
 
     sets = [load_python(folder / f"{Path(name).stem}.py", text) for name, text in FOREIGN.items()]
     adaptive = Adaptive(built_in()["soft_format_reward"].configured("adaptive_format"))
-    ours = [*OURS, adaptive, patient_judge]
-    funcs = {func.__name__: func for one in sets for func in one.reward_funcs}
-    funcs |= {func.__name__: func for func in ours}
-    config = resolve(
-        "tiny-cpu",
-        {"grpo.max_steps": 2, "grpo.per_device_train_batch_size": 16, "train.eval_steps": 0},
-    )
+    theirs = [func for one in sets for func in one.reward_funcs]
+    funcs = {func.__name__: func for func in (spy, *theirs, *OURS, adaptive, patient_judge)}
+    changes = {"grpo.max_steps": 2, "grpo.per_device_train_batch_size": 16, "train.eval_steps": 0}
+    config = resolve("tiny-cpu", changes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(folder))
         tokenizer, run = hub.load_tokenizer(config.model.model_name), Run("foreign")
         data.prepare_run(run, config.data, 0, partial(template.count_tokens, tokenizer))
         rows = [row | {"solution": f"${row['answer']}$"} for row in data.load(run, "train")[:32]]
         run.write_config(config)
-        chosen = reward_set([(func, 1.0) for func in (spy, *funcs.values())])
-        trainer = trainer_of(run, chosen=chosen, rows=rows)
-        trainer.train()
-    tables = map(pd.read_parquet, sorted((folder / "foreign/train/completions").glob("*.parquet")))
-    about = {"tokenizer": tokenizer, "trainer": trainer, "rows": rows, "config": config}
-    about |= dict(zip(("table", "last"), tables, strict=True), adaptive_step=adaptive.step)
-    return SimpleNamespace(called=calls[0], **about)
-
-
-def rows_of(called):
-    """The data's rows, as `called` has their columns."""
-    columns = [key for key in called if key not in TRLS_OWN]
-    values = zip(called["prompts"], *map(called.get, columns), strict=True)
-    return [dict(zip(("prompt", *columns), of_row, strict=True)) for of_row in values]
+        chosen = reward_set([(func, 1.0) for func in funcs.values()])
+        trainer_of(run, chosen=chosen, rows=rows).train()
+    table = pd.read_parquet(min((folder / "foreign/train/completions").glob("*.parquet")))
+    bench = reward_lab.Bench(load_preset("math"), config.grpo, tokenizer)
+    return SimpleNamespace(called=calls[0], bench=bench, rows=rows, config=config, table=table)
 
 
 def test_a_reward_outside_a_training_is_called_as_trl_calls_it(trained):
     called = trained.called
     texts = [completion[0]["content"] for completion in called["completions"]]
-    rows = rows_of(called)
-    ours = reward_lab.Bench(load_preset("math"), trained.config.grpo, trained.tokenizer)
-    given = ours.arguments(rows, texts)
+    columns = [key for key in called if key not in TRLS_OWN]
+    values = zip(called["prompts"], *map(called.get, columns), strict=True)
+    rows = [dict(zip(("prompt", *columns), of_row, strict=True)) for of_row in values]
+    given = trained.bench.arguments(rows, texts)
     assert given.keys() == called.keys()
     for key, values in called.items():
         if isinstance(values, list):
@@ -112,23 +103,20 @@ def test_a_reward_outside_a_training_is_called_as_trl_calls_it(trained):
 @pytest.mark.parametrize("name", FOREIGN)
 def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(name, trained, runs_dir):
     """Adopted from a cell, scored and judged as there, and loaded as notebook 3 loads them."""
-    by_question = {row["question"]: row for row in trained.rows}
-    questions = list(dict.fromkeys(trained.called["question"]))
-    groups = trained.table.groupby(trained.called["question"], sort=False)
-    texts_P_G = [
-        [one[0]["content"] for one in groups.get_group(q)["completion"]] for q in questions
-    ]
-    rows = [by_question[question] for question in questions]
+    groups = [group for _, group in trained.table.groupby(trained.called["question"], sort=False)]
+    texts_P_G = [[one[0]["content"] for one in group["completion"]] for group in groups]
+    by_question = dict.fromkeys(trained.called["question"])  # these come first
+    by_question |= {row["question"]: row for row in trained.rows}
+    train_rows = list(by_question.values())
+    rows = train_rows[: len(groups)]
     samples = [[Sample(text, len(text), False) for text in texts] for texts in texts_P_G]
     tried, stage = Baseline(rows, samples), Stage(Run("own"), "02", trained.config)
-    plain = reward_lab.Bench(load_preset("math"), trained.config.grpo, trained.tokenizer)
-    train_rows = [*rows, *(row for row in trained.rows if row["question"] not in questions)]
-    test = reward_lab.RewardTest(stage, train_rows, tried, plain)
+    test = reward_lab.RewardTest(stage, train_rows, tried, trained.bench)
     test = stages.adopt(test, FOREIGN[name])
     ours = test.bench
     scores = ours.table(rows, texts_P_G)[ours.preset.names].to_numpy()
-    earned = pd.concat([groups.get_group(question) for question in questions])
-    np.testing.assert_allclose(scores, earned[ours.preset.names].to_numpy(float), atol=1e-6)
+    earned = pd.concat(groups)[ours.preset.names].to_numpy(float)
+    np.testing.assert_allclose(scores, earned, atol=1e-6)
     assert ours.preset.correct_func.__name__ in CORRECT
     verdict = reward_lab.judge(test)
     assert verdict.probes is not None, verdict
@@ -139,7 +127,3 @@ def test_foreign_rewards_earn_in_notebook_2_what_they_earn_in_training(name, tra
     assert "the rewards " in sentence.partition("not those")[0]
     again = test.using(loaded).table()[loaded.names].to_numpy()
     np.testing.assert_array_equal(again, scores)
-
-
-CORRECT = ("correctness_reward_func", "check_answer", "solved", "right_name", "accuracy_reward")
-CORRECT += ("numeric_correctness_reward", "cosine_scaled_reward")

@@ -4,42 +4,28 @@ from pictures import ROWS
 
 from grpo_nb.reward_lab import Bench
 from grpo_nb.rewards import reward, reward_set
-from grpo_nb.rewards.prompts import as_text, in_parts
+from grpo_nb.rewards.prompts import as_text
 
-SAID = [[{"role": "assistant", "content": text}] for text in ("4", "5")]
-PLAIN = [as_text(row["prompt"]) for row in ROWS[:2]]
-SHOWN = [in_parts(row["prompt"]) for row in ROWS[:2]]
-IMAGES = [row["images"] for row in ROWS[:2]]
+SHOWN = ROWS[:2]
 
 
-def test_a_lifted_reward_reads_the_prompt_as_text_and_the_images_beside_it():
-    calls = []
-
-    @reward()
-    def looks(response, prompt, images):
-        calls.append((prompt, images))
-        return 0.0
-
-    looks(prompts=SHOWN, completions=SAID, images=IMAGES)
-    assert [prompt for prompt, _ in calls] == PLAIN
-    assert [images for _, images in calls] == IMAGES
-
-
-def test_a_reward_in_trls_shape_gets_what_trl_gives():
+def test_a_reward_in_trls_shape_gets_what_trl_gives_and_a_lifted_one_the_prompt_as_text():
     from trl.data_utils import prepare_multimodal_messages
 
-    calls = []
+    calls, looks = [], []
 
-    def shaped(prompts, completions, **columns):
-        calls.append((prompts, completions, columns))
+    def shaped(prompts, completions, images, **_):
+        calls.append((prompts, completions, images))
         return [0.0] * len(completions)
 
-    Bench(reward_set([(shaped, 1.0)])).score(ROWS[:2], ["a", "b"])
-    [(prompts, completions, columns)] = calls
-    expected = [
-        prepare_multimodal_messages(as_text(row["prompt"]), images=row["images"])
-        for row in ROWS[:2]
-    ]
-    assert prompts == expected
-    assert completions == [[{"role": "assistant", "content": text}] for text in "ab"]
-    assert columns["images"] == [row["images"] for row in ROWS[:2]]
+    @reward()
+    def lifted(response, prompt, images):
+        looks.append((prompt, images))
+        return 0.0
+
+    Bench(reward_set([(shaped, 1.0), (lifted, 1.0)])).score(SHOWN, ["a", "b"])
+    plain, images = [as_text(row["prompt"]) for row in SHOWN], [row["images"] for row in SHOWN]
+    prompts = list(map(prepare_multimodal_messages, plain, images))
+    completions = [[{"role": "assistant", "content": text}] for text in "ab"]
+    assert calls == [(prompts, completions, images)]
+    assert looks == list(zip(plain, images, strict=True))

@@ -426,6 +426,7 @@ class _Search:
     def __init__(self, scorer: Scorer, ways: Mapping[str, dict[int, str]], reasoning: str) -> None:
         self.scorer, self.ways, self.reasoning = scorer, ways, reasoning
         self.others = {way: others_of(answers) for way, answers in ways.items()}
+        self.sizes = {way: np.mean([len(a) for a in each.values()]) for way, each in ways.items()}
 
     def best(self, candidates: Sequence[tuple[str, str]]) -> Written | None:
         """Return the candidate that earns most among those whose own answers beat others'."""
@@ -474,8 +475,7 @@ class _Search:
 
     def _is_long(self, way: str) -> bool:
         """Return whether these answers are much longer than those of another way to read them."""
-        sizes = {name: np.mean([len(a) for a in each.values()]) for name, each in self.ways.items()}
-        return bool(sizes[way] > 4 * min(sizes.values()) + 20)
+        return bool(self.sizes[way] > 4 * min(self.sizes.values()) + 20)
 
     def _gains(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:
         """Return each candidate's mean total, and how much more that is than another's answer."""

@@ -36,6 +36,11 @@ def test_rows_differ_even_in_the_order_of_what_is_added_and_follow_the_seed():
     assert first == again and len({*first} & {*other}) < len(first)
 
 
+def test_as_many_rows_are_made_as_asked_for():
+    counts = {rows: prepared("gcd", rows).report["rows_read"] for rows in (7, 0)}
+    assert counts == {7: 7, 0: 1000}
+
+
 def test_several_tasks_are_mixed_by_weight_with_options_below_their_names():
     made = prepared("3*chain_sum+gcd", 80, options={"chain_sum": EASY}, shots=1)
     tasks = Counter(json.loads(row["entry"])["task"] for row in all_rows(made))

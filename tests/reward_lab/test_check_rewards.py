@@ -332,11 +332,15 @@ def test_a_reward_that_leaves_a_program_running_in_a_thread_is_named_and_the_pro
         assert not thread.is_alive()
 
 
-def test_a_form_with_a_character_that_nobody_sees_is_named():
+@pytest.mark.parametrize(
+    ("pattern", "character"),
+    [("<answer>(.*?)<\answer>", r"'\x07'"), (r"<answer>(.*?)\\n</answer>", r"'\\n'")],
+)
+def test_a_form_with_a_character_that_nobody_means_is_named(pattern, character):
     """A backslash before a letter, in a pattern without its r, is another character."""
-    odd = mine(lambda t, a: float(re.findall("<answer>(.*?)<\answer>", t) == [a]))
+    odd = mine(lambda t, a: float(re.findall(pattern, t) == [a]))
     verdict = found(odd)
-    assert names_of(verdict, "stop") == ["odd character"] and "'\\x07'" in str(verdict)
+    assert names_of(verdict, "stop") == ["odd character"] and character in str(verdict)
 
 
 def test_a_right_answer_that_earns_less_than_nothing_is_not_taken_for_right():
@@ -436,6 +440,31 @@ def test_marks_of_chat_templates_are_no_form():
 def test_a_reward_that_compares_the_batch_is_attacked_in_groups():
     verdict = found(shorter)
     assert verdict.passed and verdict.roles == {"shorter": "right"}, verdict
+
+
+def fewer_of_a_group(completions, answer, **_):
+    """Pay less where more of a group is right; a batch is made of whole groups of eight."""
+    right = [exact(*pair) for pair in zip(texts_of(completions), answer, strict=True)]
+    groups = [right[place : place + 8] for place in range(0, len(right), 8)]
+    return [each - sum(group) / 99 * each for group in groups for each in group]
+
+
+def whole_groups(completions, answer, **_):
+    assert len(completions) % 8 == 0
+    return fewer_of_a_group(completions, answer)
+
+
+@pytest.mark.parametrize("reward", [fewer_of_a_group, whole_groups])
+def test_a_reward_that_is_written_for_whole_groups_gets_them(reward):
+    verdict = found(reward)
+    assert verdict.passed and names_of(verdict, "warning") == [], verdict
+
+
+def test_a_place_within_the_group_that_is_paid_is_named_all_the_same():
+    def but_the_first(completions, answer, **_):
+        return [s * (n > 0) for n, s in enumerate(fewer_of_a_group(completions, answer))]
+
+    assert names_of(found(but_the_first), "stop") == ["but_the_first: order"]
 
 
 JUDGES = [
@@ -1083,6 +1112,9 @@ def test_a_program_that_exits_is_tried_where_one_row_is_all_that_time_allows():
         return float(run.returncode == 0)
 
     assert "program" in names_of(found(mine(tested, "answer", "tests"), PROGRAMS), "stop")
+    nested = [{"prompt": row["prompt"], "about": row} for row in PROGRAMS]
+    of_field = mine(lambda text, about: tested(text, about["answer"], about["tests"]), "about")
+    assert "program" in names_of(found(of_field, nested), "stop")
 
 
 # -- what is right is paid, and rows
@@ -1092,12 +1124,25 @@ def long(completions, **_):
     return [len(text) / 99 for text in completions]
 
 
+def as_number(text):
+    """Take what is no number for 0."""
+    return float(text) if re.fullmatch(r"\d+", text) else 0.0
+
+
+def gated_by_length(completions, **_):
+    form = re.compile(r"(?s)<think>.+</think><answer>.+</answer>")
+    return [(len(t) > 42) + 1.0 if form.fullmatch(t) else 0.0 for t in texts_of(completions)]
+
+
+SOME_WORDS = [*NUMBERS, *({"prompt": "Is it so?", "answer": word} for word in ("yes", "no"))]
 EMPTY = [*NUMBERS, {"prompt": "What is nothing?", "answer": ""}]
 OF_EMPTY = mine(lambda t, a: float(a in said(t) and (not a or said(t) == a)))
 ASKS_BOX = [{**row, "prompt": row["prompt"] + " Put it in \\boxed{}."} for row in NUMBERS]
 WHOLE = [
     ("nothing earns", "stop", mine(lambda t, a: 1.0), NUMBERS),
     ("reads no answer", "warning", long, NUMBERS),
+    ("reads no answer", "warning", gated_by_length, NUMBERS),
+    ("any answer", "warning", mine(lambda t, a: as_number(said(t)) == as_number(a)), SOME_WORDS),
     ("no reference", "note", long, [{"prompt": "Write."}] * 4),
     ("reference loses", "warning", mine(lambda t, a: exact(t, a) * (a != "77")), NUMBERS),
     ("empty reference", "stop", OF_EMPTY, EMPTY),
@@ -1130,6 +1175,16 @@ def test_sampled_completions_without_differences_are_named():
     assert "on each of 2 prompts" in check.evidence
     assert not found(SOUND, completions=["<answer>41</answer>", "?"]).findings
     assert not found(SOUND, completions=[["<answer>41</answer>", "?"]]).findings
+
+
+def test_sampled_completions_that_earn_more_than_the_right_answer_are_shown():
+    polite = mine(lambda t, a: exact(t, a) + ("please" in t), name="polite")
+    sampled = [[f"please <answer>{row['answer']}</answer>", "?"] for row in NUMBERS]
+    verdict = found(polite, completions=[[each[0]] for each in sampled])
+    (check,) = [each for each in verdict.findings if each.name == "above the reference"]
+    assert check.state == "note"
+    assert "'please <answer>41</answer>' earns 1 more" in check.evidence
+    assert "above the reference" not in names_of(found(polite, completions=sampled))
 
 
 def test_wrong_completions_that_the_model_is_paid_for_are_attacks_on_every_row():

@@ -10,7 +10,7 @@ from grpo_nb import machine, runs
 from grpo_nb.__main__ import main
 from grpo_nb.files import write_json
 from grpo_nb.runs import Run, config, profiles
-from grpo_nb.runs.config import flatten, resolve
+from grpo_nb.runs.config import resolve
 from grpo_nb.training.stock import solve_batch
 
 GPUS = [profile for profile in profiles.PROFILES if profiles.MEMORY_GIB[profile]]
@@ -33,10 +33,8 @@ SIZES = {
     *("grpo.per_device_train_batch_size", "grpo.gradient_accumulation_steps"),
     *("grpo.warmup_steps", "grpo.max_completion_length"),
 }
-
-
-VLLM = {"model.fast_inference": "vllm"}
-WHOLE = {"model.full_finetuning": True}
+VLLM, WHOLE = {"model.fast_inference": "vllm"}, {"model.full_finetuning": True}
+BY_TRL = {"grpo.vllm_mode": "server", "policy.backend": "transformers"}
 REFUSED = [  # settings; what the refusal says
     ({"grpo.max_stepz": 3}, "'grpo.max_stepz': did you mean 'grpo.max_steps'"),
     ({"trian.beta": 3}, "'trian.beta': did you mean 'grpo.beta'"),
@@ -48,22 +46,9 @@ REFUSED = [  # settings; what the refusal says
     ({"grpo.per_device_train_batch_size": 1}, "accumulation_steps 1 = 1; take a batch of 8"),
     ({"model.max_seq_length": 64}, "max_completion_length = 304; raise it to 304"),
     (WHOLE, "trains no 4-bit weights: set model.load_in_4bit = False"),
-    (
-        {"train.sft_steps": 12},
-        "sft_steps has no rows to learn from: set data.sft_rows = 64",
-    ),
-    (
-        VLLM | {"policy.backend": "transformers"},
-        "needs policy.backend = 'unsloth' .*: set model.f",
-    ),
-    (
-        VLLM | WHOLE | {"model.load_in_4bit": False},
-        "and LoRA on .*: set model.fast_inf",
-    ),
-    (
-        {"grpo.vllm_mode": "server", "policy.backend": "transformers"},
-        "vllm_mode needs policy.backend = .*: set both, or leave grpo.vllm_mode out",
-    ),
+    (VLLM | {"policy.backend": "transformers"}, "needs policy.backend = 'unsloth' .*: set model.f"),
+    (VLLM | WHOLE | {"model.load_in_4bit": False}, "and LoRA on .*: set model.fast_inf"),
+    (BY_TRL, "vllm_mode needs policy.backend = .*: set both, or leave grpo.vllm_mode out"),
 ]
 
 
@@ -79,40 +64,35 @@ def test_a_prepared_run_whose_rows_do_not_do_is_refused_as_a_stage_starts(runs_d
     write_json(run / "data/report.json", {"train_rows": 7})
     with pytest.raises(ValueError, match=r"7 rows to train on .* fewer than the 8 prompts"):
         runs.start("03", "x", force=True)
-    with pytest.raises(ValueError, match=r"train\.sft_steps has no rows"):
+    with pytest.raises(ValueError, match=r"train\.sft_steps has no rows .*: set data\.sft_r"):
         runs.start("02", "x", {"train.sft_steps": 3}, force=True)
     assert run.manifest() == {}
     for fewer in ({"grpo.per_device_train_batch_size": 8}, {"grpo.steps_per_generation": 1}):
         runs.start("03", "x", fewer, force=True)
 
 
-def test_each_value_has_its_source_and_meaning():
-    own = {"task": "code", "grpo.beta": 0.1, "grpo.max_steps": 9}
+def test_each_value_has_its_source_which_it_keeps_and_an_edited_one_was_set():
+    """A task sets data and rewards, and on the tiny profile the model, too."""
+    own = {"task": "json_extraction", "grpo.beta": 0.1, "grpo.max_steps": 9}
     resolved = resolve("l4-24gb", own, {"grpo.max_steps": 5, "data.source": "mine.jsonl"})
-    rows = {row["setting"]: row for row in config.describe(resolved, "seed", "data", "grpo")}
+    rows = {row["setting"]: row for row in config.describe(resolved, "seed", *config.SECTIONS)}
     assert all(row["meaning"] for row in rows.values())
-    told = {name: (row["value"], row["from"]) for name, row in rows.items()}
-    expected = {
+    assert {
         "grpo.max_steps": (5, "set"),
         "data.source": ("mine.jsonl", "set"),
         "grpo.beta": (0.1, "set"),
-        "data.answer_kind": ("code", "task code"),
+        "data.answer_kind": ("json", "task json_extraction"),
         "data.subset": ("main", "profile l4-24gb"),
-        "grpo.learning_rate": (1e-5, "profile l4-24gb"),
+        "model.model_name": (resolve("l4-24gb").model.model_name, "profile l4-24gb"),
         "grpo.temperature": (1.0, "default"),
         "seed": (0, "default"),
-    }
-    assert expected.items() <= told.items()
-
-
-def test_a_value_keeps_its_source_while_it_is_stored_and_an_edited_one_was_set():
+    }.items() <= {name: (row["value"], row["from"]) for name, row in rows.items()}.items()
+    assert resolve("tiny-cpu", {"task": "json_extraction"}).model.model_name == "data/task_base"
     stored = config.stored(resolve("l4-24gb", {"grpo.beta": 0.1, "grpo.temperature": 1.0}))
     stored["grpo.max_steps"] = 7, stored["grpo.max_steps"][1]
     again = resolve("l4-24gb", {"train.eval_steps": 5}, stored=stored)
-    assert config.set_values(again) == {
-        **{"grpo.beta": 0.1, "grpo.temperature": 1.0},
-        **{"grpo.max_steps": 7, "train.eval_steps": 5},
-    }
+    edited = {"grpo.beta": 0.1, "grpo.temperature": 1.0, "grpo.max_steps": 7}
+    assert config.set_values(again) == edited | {"train.eval_steps": 5}
     assert again.sources["grpo.learning_rate"] == "profile l4-24gb"
     assert again.sources["grpo.save_steps"] == "default"
 
@@ -130,16 +110,6 @@ def test_every_profile_with_every_task_is_valid_divides_and_survives_being_store
         grpo.per_device_train_batch_size,
         grpo.gradient_accumulation_steps,
     )
-
-
-def test_a_task_sets_data_and_rewards_and_on_the_tiny_profile_the_model():
-    tiny = resolve("tiny-cpu", {"task": "json_extraction"})
-    assert (tiny.data.source, tiny.rewards.preset) == ("json_extraction", "json_extraction")
-    assert (tiny.data.answer_kind, tiny.model.model_name) == ("json", "data/task_base")
-    large = resolve("l4-24gb", {"task": "json_extraction"})
-    assert large.data.source == "json_extraction"
-    assert large.model == resolve("l4-24gb").model
-    assert flatten(resolve("tiny-cpu", {"task": "math"})) == flatten(resolve("tiny-cpu"))
 
 
 @given(*(st.integers(1, 64), st.integers(2, 32), st.integers(1, 300), st.integers(1, 8)))
@@ -178,9 +148,8 @@ def estimate(settings):
     activations = 2 * rows * tokens * (layers * hidden + 4 * hidden + 3 * mlp)
     logits = 3 * 4 * grpo.max_completion_length * VOCABULARY
     cache = 2 * 2 * layers * kv * tokens * rows * grpo.gradient_accumulation_steps
-    return tuple(
-        part / 2**30 for part in (weights + lora + activations + logits, weights + lora + cache)
-    )
+    always = weights + lora
+    return (always + activations + logits) / 2**30, (always + cache) / 2**30
 
 
 @pytest.mark.parametrize("profile", GPUS)
@@ -188,11 +157,10 @@ def test_a_profile_fits_its_gpu(profile):
     settings = resolve(profile)
     update, generation = estimate(settings)
     memory, share = profiles.MEMORY_GIB[profile], settings.model.gpu_memory_utilization
-    if (
-        settings.model.unsloth_vllm_standby
-    ):  # of 40 GB and more: unsloth_zoo/vllm_utils.py 2026.10.9, load_vllm
+    standby = settings.model.unsloth_vllm_standby
+    if standby:  # of 40 GB and more: unsloth_zoo/vllm_utils.py 2026.10.9, load_vllm
         share = 0.925 * 0.95
-    reserved = 0 if settings.model.unsloth_vllm_standby else generation
+    reserved = 0 if standby else generation
     assert generation < share * memory, "keys and values of a step do not fit into vLLM's share"
     assert update + reserved + 2 < memory, "CUDA and vLLM's own take some 2 GiB"
 
@@ -220,21 +188,12 @@ def test_the_profile_is_the_largest_that_fits(found, profile, monkeypatch):
     assert profiles.detect_profile("me/my-model") == real
 
 
-@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-0.5B-Instruct", "/models/mine"])
-def test_a_real_model_without_a_gpu_gets_sizes_for_one(model, monkeypatch):
+def test_a_real_model_without_a_gpu_gets_sizes_for_one(monkeypatch):
     monkeypatch.setattr(profiles, "gpu_name", lambda: "")
-    profile = "smollm2-cpu"
-    chosen = resolve("auto", {"model.model_name": "earlier"}, {"model.model_name": model})
-    assert (chosen.profile, chosen.model.model_name) == (profile, model)
-    source = {setting: chosen.sources[setting] for setting in SIZES - {"model.model_name"}}
-    assert set(source.values()) == {f"profile {profile}"}
-    assert chosen.sources["model.model_name"] == "set"
-
-
-def answer_as_nvidia_smi(answers, folder, monkeypatch):
-    (folder / "nvidia-smi").write_text(f"#!/bin/sh\ncase $1 in {answers} esac\n")
-    (folder / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    chosen = resolve("auto", {"model.model_name": "earlier"}, {"model.model_name": "/models/mine"})
+    assert (chosen.profile, chosen.model.model_name) == ("smollm2-cpu", "/models/mine")
+    sources = {chosen.sources[setting] for setting in SIZES - {"model.model_name"}}
+    assert sources == {"profile smollm2-cpu"} and chosen.sources["model.model_name"] == "set"
 
 
 @pytest.mark.parametrize(
@@ -250,7 +209,9 @@ def test_what_cuda_13_cannot_use_is_said_and_gets_the_cpus_profile(
     driver, capability, fault, tmp_path, monkeypatch, capsys
 ):
     answers = f"*driver*) echo {driver};; *cap*) echo {capability};; *) echo Tesla T4, 15360 MiB;;"
-    answer_as_nvidia_smi(answers, tmp_path, monkeypatch)
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncase $1 in {answers} esac\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert machine.gpu_fault().endswith(fault) and bool(machine.gpu_fault()) == bool(fault)
     assert profiles.detect_profile() == ("tiny-cpu" if fault else "t4-16gb")
     main(["doctor"])

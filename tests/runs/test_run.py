@@ -1,6 +1,5 @@
 """What a run takes and refuses before it starts, and what ends one of its notebooks too early."""
 
-import os
 import re
 
 import nbformat
@@ -62,13 +61,11 @@ def test_the_plan_says_where_each_setting_comes_from_and_starts_nothing(runs_dir
     text = "name: mine\nprofile: l4-24gb\ngrpo.beta: 0.1\nseed: 1\n"
     arguments = ["run", "-f", write(runs_dir, text, "r.yaml"), "--set", "seed=4", "--dry-run"]
     assert main([*arguments, "--to", "03"]) == 0
-    printed = capsys.readouterr().out
-    for line in (r"seed +4 +set$", r"grpo.beta +0.1 +set$", r"lora.r +32 +profile"):
-        assert re.search(line, printed, re.MULTILINE)
+    printed = " ".join(capsys.readouterr().out.split())
+    for said in ("seed 4 set", "grpo.beta 0.1 set", "lora.r 32 profile", "02_test_rewards, 03_tr"):
+        assert said in printed
     assert "grpo.temperature" not in printed, "which is the default"
-    flat = re.sub(r"\s", "", printed)
-    assert "01_prepare_data,02_test_rewards,03_train_grpo" in flat
-    assert "04_merge_and_infer" not in flat
+    assert "04_merge_and_infer" not in printed
     assert [path.name for path in runs_dir.iterdir()] == ["r.yaml"]
 
 
@@ -97,19 +94,13 @@ def test_the_same_file_goes_on_from_a_later_stage(runs_dir, capsys):
     assert "needs 02_test_rewards, which is not started" in capsys.readouterr().err
 
 
-def test_what_was_set_is_kept_for_stages_that_run_again(runs_dir):
-    run = Run("again")
-    run.write_config(config.resolve("tiny-cpu", {"grpo.max_steps": 3}))
-    assert notebooks.resolve_run(run, first="03", force=True)[1] == {"grpo.max_steps": 3}
-
-
 @pytest.fixture
 def execute(runs_dir, forks, tmp_path, monkeypatch):
     """Stage 01 with cells of its own, in a kernel of its own."""
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "r/notebooks").mkdir(parents=True)
     monkeypatch.setattr(notebooks, "PROJECT_ROOT", tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PROJECT_ROOT)]))
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT_ROOT))
 
     def run(*cells, **settings):
         book = nbformat.v4.new_notebook(metadata={"language_info": {"name": "python"}})
@@ -122,28 +113,19 @@ def execute(runs_dir, forks, tmp_path, monkeypatch):
     return run
 
 
-def entry():
-    return Run("r").manifest()["01"]
-
-
 @pytest.mark.parametrize(
     ("cell", "said"),
     [
         ("import sys; sys.exit()", "ended before its last cell"),
-        ("import sys; sys.exit('no rows')", "failed in cell 4: SystemExit: no rows"),
-        ("import os; os.kill(os.getpid(), 9)", "its kernel died: .* memory"),
+        ("import os; os.kill(os.getpid(), 9)", "its kernel died: .* memory .* before is kept"),
     ],
 )
 def test_a_notebook_that_ends_early_has_failed_and_says_how(execute, cell, said):
     with pytest.raises(StageFailed) as failed:
         execute(START, cell, FINISH)
-    text = str(failed.value)
-    assert re.search(f"01_prepare_data .*{said}", text), text
-    assert "Traceback" not in text
-    assert entry()["status"] == "failed"
-    assert re.search(said, entry()["error"])
-    if "memory" in said:
-        assert "What was written before is kept" in text
+    assert re.search(f"01_prepare_data .*{said}", str(failed.value)), failed.value
+    entry = Run("r").manifest()["01"]
+    assert entry["status"] == "failed" and re.search(said, entry["error"])
     kept = nbformat.read(Run("r") / "notebooks/01_prepare_data.ipynb", 4)
     assert next(cell for cell in kept.cells if START in cell.source).execution_count
 
@@ -153,5 +135,5 @@ def test_a_notebook_that_fails_before_it_begins_leaves_the_result_of_before(exec
     Run("r").record("01", done)
     with pytest.raises(StageFailed, match=r"'data.eval_rws': did you mean 'data.eval_rows'"):
         execute(START, FINISH, **{"data.eval_rws": 5})
-    assert entry() == done
+    assert Run("r").manifest()["01"] == done
     assert not (Run("r") / "config.yaml").exists()

@@ -11,12 +11,10 @@ import forked
 import pandas as pd
 import pytest
 from safetensors.torch import load_file
-from trainings import arguments_of, comparable, lines_of, make_run
+from trainings import comparable, lines_of, make_run
 
-from grpo_nb import ranks, stages, training
 from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.runs import Run, refuse_undone
-from grpo_nb.runs.config import resolve
 from grpo_nb.training.interruptions import is_whole
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -30,10 +28,12 @@ TWO = {
 OURS = PROJECT_ROOT / "tests/rank.py"
 
 
-def launch(run, *arguments, processes=2):
-    """Processes of tests/rank.py; 0: one without a launcher."""
+def launch(run, *arguments, processes=2, code=0):
+    """Processes of tests/rank.py, which end with a code; 0 processes: one without a launcher."""
     started = launcher(processes) if processes else []
-    return python(*started, str(OURS), run.name, *arguments, root=run.path.parent)
+    done = python(*started, str(OURS), run.name, *arguments, root=run.path.parent)
+    assert done.returncode == code, done.stderr
+    return done
 
 
 def launcher(processes):
@@ -60,8 +60,7 @@ def two_processes(tmp_path_factory, forks):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("ranks")))
         run = make_run("whole", **TWO | {"train.guard_steps": 2})
-    done = launch(run)
-    assert done.returncode == 0, done.stderr
+    launch(run)
     return run
 
 
@@ -83,8 +82,6 @@ def same(one, other):
     return True
 
 
-PLANTED = TWO | {"model.load_in_4bit": False, "grpo.bf16": False}
-PLANTED |= {"train.eval_steps": 2}
 ADAPTIVE = """from grpo_nb import rewards
 math = rewards.PRESETS["math"]
 adaptive = rewards.Adaptive(rewards.soft_format_reward, low=0.75, change=1.5)
@@ -93,30 +90,30 @@ reward_weights = [1, *math.reward_weights[2:], 0.25]
 """
 
 
+def mixed_rewards(folder):
+    """A weight that adapts, a placebo, and rows drawn by their difficulty."""
+    (folder / "adaptive.py").write_text(ADAPTIVE)
+    return {
+        "rewards.preset": str(folder / "adaptive.py"),
+        "train.placebo": "shuffled",
+        "train.difficulty": True,
+    }
+
+
 def test_a_run_killed_three_times_ends_as_one_that_was_not(runs_dir):
-    preset = runs_dir / "adaptive.py"
-    preset.write_text(ADAPTIVE)
-    settings = {"policy.backend": "transformers", "grpo.max_steps": 8}
-    settings |= {"rewards.preset": str(preset), "train.placebo": "shuffled"}
-    settings |= {"train.difficulty": True}
+    settings = {"policy.backend": "transformers", "grpo.max_steps": 8} | mixed_rewards(runs_dir)
     whole, killed = make_run("whole", **settings), make_run("killed", **settings)
-    done = launch(whole, processes=0)
-    assert done.returncode == 0, done.stderr
-    said = []
-    for phase, step in (("generation", 3), ("backward", 5), ("saving", 6)):
-        done = launch(killed, phase, "0", str(step), processes=0)
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        said.append(done.stdout)
+    launch(whole, processes=0)
+    told = ("begins at step 1 of 8", "goes on after step 2 of 8", "goes on after step 4 of 8")
+    faults = (("generation", "3"), ("backward", "5"), ("saving", "6"))
+    for (phase, step), said in zip(faults, told, strict=True):
+        done = launch(killed, phase, "0", step, processes=0, code=-signal.SIGKILL)
+        assert said in done.stdout
     newest, torn = killed / "train/checkpoint-4", killed / "train/checkpoint-6"
     assert newest.is_dir() and not is_whole(torn)
     weights = newest / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])  # and the disk lost the end of a file
-    last = launch(killed, processes=0)
-    assert last.returncode == 0, last.stderr
-    assert "begins at step 1 of 8" in said[0]
-    assert "goes on after step 2 of 8" in said[1]
-    assert "goes on after step 4 of 8" in said[2]
-    assert "checkpoint-4 cannot be read: removed" in last.stdout
+    assert "checkpoint-4 cannot be read: removed" in launch(killed, processes=0).stdout
     assert comparable(killed) == comparable(whole)
     factors = {line.get("soft_format_reward/factor") for line in comparable(whole)}
     assert len(factors) > 2, "the adaptive weight never moved"
@@ -131,63 +128,48 @@ def test_two_processes_train_as_one_and_go_on_with_each_other_s_work(runs_dir):
 
     A weight adapts to the scores of all, but not in a validation, which is the first one's alone.
     """
-    preset = runs_dir / "adaptive.py"
-    preset.write_text(ADAPTIVE)
-    settings = PLANTED | {"rewards.preset": str(preset), "train.placebo": "shuffled"}
-    settings |= {"train.difficulty": True}
+    settings = TWO | {"model.load_in_4bit": False, "grpo.bf16": False, "train.eval_steps": 2}
+    settings |= mixed_rewards(runs_dir)
     one, two, mixed = (make_run(name, **settings) for name in ("one", "two", "mixed"))
     for run, processes in ((one, 1), (two, 2)):
         done = launch(run, "planted", processes=processes)
-        assert done.returncode == 0, done.stderr
         assert f"2 prompts x 8 = 16 completions, on {processes} process(es)" in done.stdout
         assert done.stdout.count("step 4/4: reward") == 1, "every process spoke"
     assert any(line.get("grad_norm", 0) > 0.1 for line in comparable(one))
     assert same(one, two)
     for processes, stopped in ((2, 1), (1, 3)):  # SIGTERM to the last process alone
         last = str(processes - 1)
-        done = launch(mixed, "planted stop", last, str(stopped), processes=processes)
+        done = launch(mixed, "planted stop", last, str(stopped), processes=processes, code=1)
         said = f"KeyboardInterrupt: stopped after step {stopped}; the training is kept up to step"
-        assert done.returncode == 1 and done.stderr.count(said) == 1, done.stderr
-    done = launch(mixed, "planted")
-    assert "goes on after step 3 of 4" in done.stdout, done.stderr
+        assert done.stderr.count(said) == 1, done.stderr
+    assert "goes on after step 3 of 4" in launch(mixed, "planted").stdout
     assert same(one, mixed)
 
 
 def test_killed_and_failed_on_one_process_it_ends_as_if_nothing_had_been(two_processes, runs_dir):
     run = make_run("cut", **TWO)
     started = time.monotonic()
-    killed = launch(run, "kill", "1", "4")
-    assert killed.returncode == 1 and time.monotonic() - started < 120
+    killed = launch(run, "kill", "1", "4", code=1)
+    assert time.monotonic() - started < 120
     said = "another process of this run died; see its error; the training is kept up to step 2; run"
     own, _, report = killed.stderr.partition("Failures:")
     assert own.count(f"RuntimeError: {said}") == report.count(f"RuntimeError: {said}") == 1, own
     cause = report.partition("Root Cause")[2]
     assert "rank      : 1 " in cause and f"Signal {signal.SIGKILL.value}" in cause, killed.stderr
-    failed = launch(run, "raise", "1", "4")
-    assert failed.returncode == 1
+    failed = launch(run, "raise", "1", "4", code=1)
     assert "goes on after step 2 of 4" in failed.stdout
     own, _, report = failed.stderr.partition("Failures:")
     cause = report.partition("Root Cause")[2]
     assert "rank      : 1 " in cause and "exitcode  : 1 " in cause, failed.stderr
     assert cause.count("KeyError: 'no such column'") == 1, failed.stderr
     assert own.count("RuntimeError: another process of this run died; see its error;") == 1, own
-    last = launch(run)
-    assert last.returncode == 0, last.stderr
-    steps = [line["step"] for line in training.read_lines(run / "train/metrics.jsonl")]
-    assert steps == [1, 2, 3, 4]
+    launch(run)
+    assert [line["step"] for line in comparable(run)] == [1, 2, 3, 4]
     assert comparable(run) == comparable(two_processes)
     for name in ("train/adapter", "train/checkpoint-4"):
         weights = f"{name}/adapter_model.safetensors"
         assert (run / weights).read_bytes() == (two_processes / weights).read_bytes()
     assert run.manifest()["03"]["status"] == "done"
-
-
-def test_another_number_of_processes_is_refused(runs_dir):
-    run = make_run("alone", **TWO)
-    run.record("01", {"status": "done"})
-    done = python("-m", "grpo_nb", "train", run.name, "--processes", "2", root=runs_dir)
-    assert done.returncode == 2
-    assert "grpo-nb: expected 2 processes, but 1 were started: start them with" in done.stderr
 
 
 def test_unsloth_on_several_processes_is_refused_once(runs_dir):
@@ -201,33 +183,15 @@ def test_unsloth_on_several_processes_is_refused_once(runs_dir):
     assert f"ValueError: {said.removeprefix('grpo-nb: ')}" in cause, done.stderr
 
 
-def test_a_step_is_shared_evenly(runs_dir, monkeypatch):
-    config = resolve("tiny-cpu", {"grpo.per_device_train_batch_size": 32})
-    monkeypatch.setattr(ranks, "count", lambda: 16)
-    shared = arguments_of(config)
-    assert shared["per_device_train_batch_size"] == 2  # and a group is cut between processes
-    assert shared["gradient_accumulation_steps"] == 1
-
-
-def test_vllm_is_driven_by_trl_where_its_mode_is_set(runs_dir):
-    of_trl = {"policy.backend": "transformers", "model.load_in_4bit": False}
-    settings = of_trl | {"grpo.vllm_mode": "server", "grpo.vllm_server_base_url": "http://x:1"}
-    config = resolve("tiny-cpu", settings)
-    stages.refuse_arguments(config.grpo.model_extra)
-    passed = arguments_of(config)
-    assert passed["use_vllm"] and passed["vllm_mode"] == "server"
-    assert passed["vllm_server_base_url"] == "http://x:1"
-    assert passed["vllm_max_model_length"] == config.model.max_seq_length
-    for name, other in (("policy.backend", "unsloth"), ("model.load_in_4bit", True)):
-        with pytest.raises(ValueError, match="vllm_mode needs policy"):
-            resolve("tiny-cpu", settings | {name: other})
-
-
 def test_without_a_launcher_one_process_trains_and_hands_on(demo_run, runs_dir):
     run = Run("alone")
     shutil.copytree(demo_run.path, run.path)
+    command = ["-m", "grpo_nb", "train", str(run.path)]
+    done = python(*command, "--processes", "2", root=runs_dir)
+    assert done.returncode == 2
+    assert "grpo-nb: expected 2 processes, but 1 were started: start them with" in done.stderr
     short = ["--set", "grpo.max_steps=2", "--set", "policy.backend=transformers"]
-    done = python("-m", "grpo_nb", "train", str(run.path), *short, root=runs_dir)
+    done = python(*command, *short, root=runs_dir)
     assert done.returncode == 0, done.stderr
     assert "on 1 process(es)" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("next: 04_merge_and_infer.ipynb")

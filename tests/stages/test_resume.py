@@ -12,14 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainings import (
-    comparable,
-    lines_of,
-    make_run,
-    steps_that_move,
-    stop_at,
-    trainer_of,
-)
+from trainings import comparable, lines_of, make_run, steps_that_move, stop_at, trainer_of
 
 import grpo_nb
 from grpo_nb import rewards
@@ -29,6 +22,9 @@ from grpo_nb.stages import checkpoints
 from grpo_nb.stages.validation import Validation
 from grpo_nb.training.interruptions import newest_checkpoint, steps_of
 from grpo_nb.views import TrainingDashboard
+
+SIX = {"grpo.max_steps": 6, "train.eval_steps": 3, "grpo.save_steps": 2}
+PARTS = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")
 
 
 def at(trainer, step, act):
@@ -57,9 +53,6 @@ def straight(tmp_path_factory):
         return digests(run / "train/checkpoint-6"), comparable(run)
 
 
-SIX = {"grpo.max_steps": 6, "train.eval_steps": 3, "grpo.save_steps": 2}
-
-
 def ends_as(straight, run):
     """Whether a run has the metrics and the last checkpoint of the one that nothing disturbed."""
     last, (weights, metrics) = digests(run / "train/checkpoint-6"), straight
@@ -70,9 +63,6 @@ def stop_after(trainer, step):
     stop_at(trainer, step)
     with pytest.raises(KeyboardInterrupt, match=f"stopped after step {step}"):
         trainer.train()
-
-
-PARTS = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")
 
 
 def test_a_resume_that_fails_leaves_the_checkpoint_as_it_is(runs_dir, monkeypatch, straight):
@@ -105,73 +95,84 @@ def test_a_resume_that_fails_leaves_the_checkpoint_as_it_is(runs_dir, monkeypatc
     assert ends_as(straight, run)
 
 
-PLACES = {
-    "the guard's look, with noise on the weights": "grpo_nb.training.guard.p_values",
-    "a validation": "grpo_nb.environments.answer",
-    "the save of a checkpoint": "torch.save",
-    "a reward": "grpo_nb.training.stock.distinct",
-}
+PLACES = (
+    "grpo_nb.training.guard.p_values",  # the guard's look, with noise on the weights
+    "grpo_nb.environments.answer",  # a validation
+    "grpo_nb.training.stock.distinct",  # a reward
+    "torch.save",  # the save of a checkpoint
+)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_the_stop_button_pressed_twice_anywhere(runs_dir, place, straight, monkeypatch):
-    """In the kernel, where the same trainer then goes on; here after the first checkpoint."""
+def press_twice(*_):
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_the_stop_button_pressed_twice_anywhere(runs_dir, straight, monkeypatch):
+    """In the kernel, where the same trainer goes on each time; here from the first checkpoint."""
     run = make_run("here", **SIX)
-    one = trainer_of(run, **{"train.guard_steps": 3 if "noise" in place else 0})
-    module, _, name = PLACES[place].rpartition(".")
-    work = getattr(importlib.import_module(module), name)
-
-    def press_and_work(*args, **kwargs):
-        if one.state.global_step >= 3:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-        return work(*args, **kwargs)
-
+    one = trainer_of(run, **{"train.guard_steps": 3})
     moved = steps_that_move(one)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(PLACES[place], press_and_work)
-        one.train()
-    assert moved and checkpoints.trained_steps(run / "train") == 2
-    if "noise" in place:
-        noisy = len(moved)
-        one.monitor.watchers[-1](Update({"step": "stopped"}, 6, [], []))
-        assert len(moved) == noisy, "noise is left on the weights"
-    del one.monitor.watchers[-1]
+    for place in PLACES:
+        module, _, name = place.rpartition(".")
+        work = getattr(importlib.import_module(module), name)
+
+        def press_and_work(*args, work=work, **kwargs):
+            if one.state.global_step >= 3:
+                press_twice()
+            return work(*args, **kwargs)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(place, press_and_work)
+            one.train()
+        assert moved and checkpoints.trained_steps(run / "train") == 2, place
+        if place == PLACES[0]:
+            noisy = len(moved)
+            one.monitor.watchers[-1](Update({"step": "stopped"}, 6, [], []))
+            assert len(moved) == noisy, "noise is left on the weights"
+            del one.monitor.watchers[-1]
     one.train()
     assert ends_as(straight, run)
 
 
-@pytest.mark.parametrize("stopped", ["after an update", "and begun anew"])
-def test_step_1_begins_with_a_policy_that_is_not_trained_yet(runs_dir, stopped, straight):
+def test_step_1_begins_with_a_policy_that_is_not_trained_yet(runs_dir, straight):
     """Notebook 3 run twice by hand: its cells from the trainer on, or from the policy on."""
-    run, never = make_run("here", **SIX), {}
+    run = make_run("here", **SIX)
     one = trainer_of(run)
-    if stopped == "after an update":
-        at(one, 2, lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
-        with pytest.raises(KeyboardInterrupt):
-            one.train()
-    else:
-        stop_after(one, 3)
-        never = {"seed": 1}
-    kept = steps_of(run / "train")
-    for trainer in (trainer_of(run, one.policy, **never), *([] if never else [one])):
+    at(one, 2, press_twice)
+    with pytest.raises(KeyboardInterrupt):
+        one.train()
+    for trainer in (trainer_of(run, one.policy), one):
         with pytest.raises(ValueError, match="load the policy and build the trainer again"):
             trainer.train()
-    assert steps_of(run / "train") == kept and not (run / "train.old-1").exists()
-    trainer_of(run, **never).train()
-    assert never or ends_as(straight, run)
+    assert steps_of(run / "train") == []
+    trainer_of(run).train()
+    assert ends_as(straight, run)
 
 
-def test_a_signal_saves_first(start):
-    stopped = start()
-    number = signal.SIGINT
-    at(stopped, 3, lambda: os.kill(os.getpid(), number))
-    before = signal.getsignal(number)
+def test_a_signal_saves_first_and_other_settings_begin_anew_beside_it(start):
+    first = start()
+    at(first, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="after step 3; the training is kept up to step 3"):
-        stopped.train()
-    assert signal.getsignal(number) is before
-    assert steps_of(stopped.stage.run / "train") == [2, 3]
+        first.train()
+    assert signal.getsignal(signal.SIGINT) is before
+    assert [line["step"] for line in lines_of(first.stage.run)] == [1, 2, 3]
+    anew = {"grpo.learning_rate": 5e-4, "train.eval_steps": 0, "grpo.max_steps": 1}
+    with pytest.raises(ValueError, match="load the policy and build the trainer again"):
+        trainer_of(first.stage.run, first.policy, **anew).train()
+    other = start(**anew)
+    assert other.plan == (
+        "begins at step 1 of 1; what was trained here before (3 steps, with other "
+        "grpo.max_steps, grpo.learning_rate, the prompts held out to validate on) is kept as "
+        "train.old-1/"
+    )
+    assert {check.state for check in grpo_nb.preflight(other)} == {"ok"}
+    assert steps_of(first.folder) == [2, 3], "it is put aside as the training begins"
     assert start().plan == "goes on after step 3 of 12"
+    other.train()
+    assert steps_of(first.folder) == [1]
+    assert steps_of(first.folder.with_name("train.old-1")) == [2, 3]
 
 
 def test_a_full_disk_keeps_the_checkpoints_before(start):
@@ -190,35 +191,24 @@ def test_a_full_disk_keeps_the_checkpoints_before(start):
     trainer._save_checkpoint = save_with_little_room
     with pytest.raises(Exception, match=r"write|large") as caught:  # of torch or safetensors
         trainer.train()
-    folder = trainer.stage.run / "train"
-    assert checkpoints.trained_steps(folder) == 2
     assert "step 4 could not be kept" in caught.value.__notes__[0]
     assert "kept up to step 2; run this again" in caught.value.__notes__[1]
     assert start().plan == "goes on after step 2 of 12"
 
 
-def only(score):
-    """A set of one reward, of completions in a step: a number, None, or by their length."""
-
-    def only(completions, trainer_state, **_):
-        given = score(trainer_state.global_step + 1)
-        if given != "length":
-            return [given] * len(completions)
+def test_a_validation_without_scores_does_not_count(start, capsys):
+    def length(completions, **_):
         return [float(len(completion[0]["content"])) for completion in completions]
 
-    return rewards.reward_set([(only, 1.0)])
-
-
-@pytest.mark.parametrize("score", [None, math.inf])
-def test_a_validation_without_scores_does_not_count(start, score, capsys):
     def down(completions, **_):
-        return [score] * len(completions)
+        return [next(scores)] * len(completions)
 
-    one = start(only(lambda step: "length"), **{"grpo.max_steps": 2, "train.eval_steps": 1})
-    validated = one.policy, one.validation_rows, rewards.reward_set([(down, 1.0)])
-    one.validation = Validation(*validated, one.stage.config)
+    one = start(rewards.reward_set([(length, 1.0)]), **{"grpo.max_steps": 2, "train.eval_steps": 1})
+    scores, none = iter([0.0, None, math.inf]), rewards.reward_set([(down, 1.0)])
+    one.validation = Validation(one.policy, one.validation_rows, none, one.stage.config)
     one.train()
-    assert "step 2: this validation has no score" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert all(f"step {step}: this validation has no score" in said for step in (1, 2))
     assert (one.folder / "adapter").is_dir() and not (one.folder / "best").exists()
 
 
@@ -241,20 +231,6 @@ def test_an_out_of_memory_error_says_what_to_lower_and_keeps_the_steps(start):
     assert again.plan == "goes on after step 2 of 3"
 
 
-def test_a_training_with_other_settings_begins_anew_and_keeps_the_one_before(start):
-    first = start()
-    stop_after(first, 1)
-    assert [line["step"] for line in lines_of(first.stage.run)] == [1]
-    other = start(**{"grpo.learning_rate": 5e-4, "train.eval_steps": 0})
-    assert other.plan == (
-        "begins at step 1 of 12; what was trained here before (1 steps, with other "
-        "grpo.learning_rate, the prompts held out to validate on) is kept as train.old-1/"
-    )
-    assert {check.state for check in grpo_nb.preflight(other)} == {"ok"}
-    assert checkpoints.trained_steps(first.folder) == 1, "it is put aside as the training begins"
-    assert start().plan == "goes on after step 1 of 12"
-
-
 def test_stop_halts_run_all_in_a_notebook_and_the_same_trainer_goes_on(start):
     trainer = start(**{"grpo.max_steps": 3})
     trainer.monitor.dashboard = TrainingDashboard()  # as in a notebook
@@ -271,36 +247,26 @@ def test_stop_halts_run_all_in_a_notebook_and_the_same_trainer_goes_on(start):
         trainer.train()
 
 
-def test_a_training_that_ended_goes_on_only_if_there_is_more_to_do(start):
-    first = start(**{"grpo.max_steps": 1})
-    first.train()
-    before = (first.folder / "adapter/adapter_model.safetensors").read_bytes()
+def test_a_signal_in_the_last_step_hands_on_and_more_is_trained_only_if_there_is_more(start):
+    """Also where the hand-off itself was cut off: the last checkpoint has the weights."""
+    last = start(**{"grpo.max_steps": 1})
+    last.monitor.watchers.append(
+        lambda update: update.line["step"] == 1 and os.kill(os.getpid(), signal.SIGTERM)
+    )
+    with pytest.raises(KeyboardInterrupt, match="stopped after step 1"):
+        last.train()
+    adapter = last.folder / "adapter/adapter_model.safetensors"
+    before = adapter.read_bytes()
+    shutil.rmtree(adapter.parent)
     again = start(**{"grpo.max_steps": 1})
     assert again.plan.startswith("all 1 steps are trained: to train them again, remove ")
     again.train()
-    assert (first.folder / "adapter/adapter_model.safetensors").read_bytes() == before
+    assert adapter.read_bytes() == before
     longer = start(**{"grpo.max_steps": 2})
     assert longer.plan == "goes on after step 1 of 2"
     longer.train()
     assert [line["step"] for line in lines_of(longer.stage.run)] == [1, 2]
     assert "train.old-1" in start(**{"grpo.max_steps": 1}).plan
-
-
-def test_a_signal_in_the_last_step_hands_on_what_is_trained(start):
-    """Also where the hand-off itself was cut off: the last checkpoint has the weights."""
-    last = start(**{"grpo.max_steps": 2, "train.eval_steps": 0})
-    last.monitor.watchers.append(
-        lambda update: update.line["step"] == 2 and os.kill(os.getpid(), signal.SIGTERM)
-    )
-    with pytest.raises(KeyboardInterrupt, match="stopped after step 2"):
-        last.train()
-    adapter = last.folder / "adapter/adapter_model.safetensors"
-    before = adapter.read_bytes()
-    shutil.rmtree(adapter.parent)
-    again = start(**{"grpo.max_steps": 2, "train.eval_steps": 0})
-    assert again.plan.startswith("all 2 steps are trained")
-    again.train()
-    assert adapter.read_bytes() == before
 
 
 SOON = '"global_step": 4'

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 
 import numpy as np
 import pandas as pd
@@ -23,9 +22,10 @@ from grpo_nb.runs.config import flatten, resolve
 from grpo_nb.stages import validation
 
 STEPS = TINY_SETTINGS["grpo.max_steps"]
+FOUR = {"grpo.max_steps": 4}
 
 
-def test_our_rewards_and_advantages_are_those_trl_trained_on(demo_run):
+def test_our_rewards_and_advantages_are_those_trl_trained_on_and_can_be_read_back(demo_run):
     files = sorted((demo_run / "train/completions").glob("*.parquet"))
     assert len(files) == STEPS
     answers = {str(row["prompt"]): row["answer"] for row in load(demo_run, "train")}
@@ -38,15 +38,12 @@ def test_our_rewards_and_advantages_are_those_trl_trained_on(demo_run):
             np.testing.assert_allclose(scores, table[func.__name__], atol=1e-6)
         ours = advantages(table[MATH.names].to_numpy(), MATH.reward_weights, num_generations=8)
         np.testing.assert_allclose(ours, table["advantage"], atol=1e-6)
-
-
-def test_the_completions_of_training_can_be_read_back(demo_run):
     frame = stages.read_completions(demo_run, MATH)
     assert frame["step"].tolist() == sorted(frame["step"])
     assert len(frame) == STEPS * TINY_SETTINGS["grpo.per_device_train_batch_size"]
     assert frame["correct"].equals(frame["numeric_correctness_reward"] == 1)
-    answers = {row["question"]: row["answer"] for row in load(demo_run, "train")}
-    assert frame["reference"].tolist() == [answers[question] for question in frame["question"]]
+    of_question = {row["question"]: row["answer"] for row in load(demo_run, "train")}
+    assert frame["reference"].tolist() == [of_question[each] for each in frame["question"]]
 
 
 def test_the_adapter_is_safetensors_alone_and_has_moved(demo_run):
@@ -81,57 +78,71 @@ def test_steps_that_sample_nothing_have_a_line_and_a_validation_too(start):
     assert steps[1]["clip_ratio/region_mean"] > 0, "the policy has moved since it sampled"
 
 
-def test_an_update_tells_of_each_completion_with_its_total(start):
-    updates = []
-    one = start(**{"grpo.max_steps": 2, "train.eval_steps": 2})
-    one.monitor.watchers.append(updates.append)
-    one.train()
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Four steps, validated before and after them: the trainer and its updates."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_RUNS", str(tmp_path_factory.mktemp("trained")))
+        one, updates = trainer_of(make_run("here"), **FOUR, **{"train.eval_steps": 4}), []
+        one.stage.record_checks(grpo_nb.preflight(one))
+        one.monitor.watchers.append(updates.append)
+        one.train()
+    return one, updates
+
+
+def test_an_update_tells_of_each_completion_with_its_total(trained):
+    one, (begun, *steps, validated) = trained
     known = one.monitor.watch.expected
     assert known.rewards["soft_format_reward"] == (0.25, 0.0, 1.0)
     assert (known.correct, known.completions, known.eval_rows) == (MATH.names[0], 16, 1)
-    begun, first, second, validated = updates
-    for line in (first.line, second.line):
+    for line in [step.line for step in steps]:
         phases = sum(line[f"seconds/{phase}"] for phase in ("generation", "reward", "update"))
         assert phases == pytest.approx(line["step_time"])
         assert line["tokens_per_second"] > 0 and 0.1 < line["memory_gib"] < 24
     assert begun.line["step"] == 0 and "eval/accuracy" in begun.line
+    first, last = steps[0], steps[-1]
     assert len(first.completions) == 16
-    for one in first.completions:
-        scores = [one[name] for name in MATH.names]
-        assert one["reward"] == pytest.approx(np.dot(scores, MATH.reward_weights))
-        assert {"question", "completion", "advantage"} <= set(one)
-    totals = [one["reward"] for one in second.completions]
-    assert second.line["reward"] == pytest.approx(np.mean(totals), abs=1e-6)
-    assert validated.completions == [] and validated.line["step"] == 2
+    for each in first.completions:
+        scores = [each[name] for name in MATH.names]
+        assert each["reward"] == pytest.approx(np.dot(scores, MATH.reward_weights))
+        assert {"question", "completion", "advantage"} <= set(each)
+    totals = [each["reward"] for each in last.completions]
+    assert last.line["reward"] == pytest.approx(np.mean(totals), abs=1e-6)
+    assert validated.completions == [] and validated.line["step"] == 4
     assert 0 <= validated.line["eval/accuracy"] <= 1
 
 
-def test_the_best_adapter_is_handed_on(start, monkeypatch):
-    accuracies = iter([0.3, 0.5, 0.75, 0.75, 0.5])
-    figures = lambda self: {"eval/accuracy": next(accuracies)}  # noqa: E731
+def test_an_ended_training_says_in_the_manifest_what_it_looks_like(trained):
+    checks = trained[0].stage.run.manifest()["03"]["checks"]
+    states = {check["name"]: check["state"] for check in checks}
+    assert states["memory"] == states["alerts"] == "ok"
+    assert states["reward rises"] == "warning", "four steps are too few to tell"
+    assert {"context", "gradient", "time"} <= set(states)
+
+
+def test_validation_leaves_the_training_as_it_would_be_and_the_best_adapter_is_handed_on(
+    start, trained, monkeypatch
+):
+    accuracies, validate = iter([0.3, 0.5, 0.75, 0.75, 0.5]), validation.Validation.__call__
+
+    def figures(self):
+        return validate(self) | {"eval/accuracy": next(accuracies)}
+
     monkeypatch.setattr(validation.Validation, "__call__", figures)
-    one = start(**{"train.eval_steps": 1, "grpo.max_steps": 4})
+    one = start(**FOUR, **{"train.eval_steps": 1})
     one.train()
-    folder = one.stage.run / "train"
-    best = json.loads((folder / "best/eval.json").read_text())
-    assert best == {"step": 3, "score": 0.75, "eval/accuracy": 0.75}
+    often, seldom = (
+        [(line["reward"], line["loss"], line["grad_norm"]) for line in lines_of(each.stage.run)]
+        for each in (one, trained[0])
+    )
+    assert often == seldom
+    best = json.loads((one.folder / "best/eval.json").read_text())
+    assert (best["step"], best["score"], best["eval/accuracy"]) == (3, 0.75, 0.75)
     kept, best, last = (
-        (folder / name / "adapter_model.safetensors").read_bytes()
+        (one.folder / name / "adapter_model.safetensors").read_bytes()
         for name in ("adapter", "best", "checkpoint-4")
     )
     assert kept == best != last
-
-
-def test_validation_leaves_the_training_as_it_would_be(start):
-    def steps(**settings):
-        one = start(**{"grpo.max_steps": 3} | settings)
-        one.train()
-        lines = lines_of(one.stage.run)
-        return [(line["reward"], line["loss"], line["grad_norm"]) for line in lines]
-
-    often = steps(**{"train.eval_steps": 1})
-    shutil.rmtree(Run("here") / "train")
-    assert often == steps(**{"train.eval_steps": 3})
 
 
 def test_the_policy_writes_as_the_reference_answers_do_after_the_warm_up(runs_dir):
@@ -169,16 +180,6 @@ def test_a_run_starts_from_the_adapter_of_another(start):
     second.train()
     kl = lines_of(Run("second"))[0]["kl"]
     assert kl == pytest.approx(0, abs=1e-3), "the reference is what it starts from"
-
-
-def test_an_ended_training_says_in_the_manifest_what_it_looks_like(start):
-    one = start(**{"grpo.max_steps": 2})
-    one.stage.record_checks(grpo_nb.preflight(one))
-    one.train()
-    found = {c["name"]: c["state"] for c in one.stage.run.manifest()["03"]["checks"]}
-    assert found["memory"] == found["alerts"] == "ok"
-    assert found["reward rises"] == "warning", "two steps are too few to tell"
-    assert {"context", "gradient", "time"} <= set(found)
 
 
 def test_a_trainer_is_attached_again_and_only_with_the_rewards_that_were_tested(start):

@@ -54,20 +54,16 @@ def driver(folder, address, trials, seconds):
 
 
 def on_ray(folder, address, trials, **stub):
-    asked = stub_trials.prepare(folder, trials)
-    command = stub_trials.command(folder, **stub)
+    asked, command = stub_trials.prepare(folder, trials), stub_trials.command(folder, **stub)
     return sweep.run_sweep(asked, ray=address, command=command)
 
 
-def test_a_trial_that_fails_is_reported(ray_cluster, runs_dir, capsys):
-    assert on_ray(runs_dir, ray_cluster, 2, fails=9) == 1
-    said = capsys.readouterr().out
-    assert f"{ray_cluster}: 1 CPU and 0 GPU for each trial" in said
-    assert sorted(told(runs_dir, "begun")) == ["stub-000", "stub-001"]
-    assert said.count("failed: grpo-nb: not yet") == 2
+NAMES = ["stub-000", "stub-001", "stub-002"]
 
 
-def test_ctrl_c_leaves_no_trial_and_kill_9_neither(ray_cluster, runs_dir):
+def test_ctrl_c_and_kill_9_leave_no_trial_and_one_that_fails_is_reported(
+    ray_cluster, runs_dir, capsys
+):
     for number in (signal.SIGINT, signal.SIGKILL):
         with driver(runs_dir, ray_cluster, 3, seconds=600) as running:
             until(lambda: len(stub_trials.at_work(runs_dir)) == 2)
@@ -77,13 +73,15 @@ def test_ctrl_c_leaves_no_trial_and_kill_9_neither(ray_cluster, runs_dir):
             assert running.returncode == 130, said
             assert "the same command continues it" in said
         until(lambda: not stub_trials.at_work(runs_dir), seconds=15)
-    assert not told(runs_dir, "ended")
+    assert on_ray(runs_dir, ray_cluster, 3, fails=9) == 1
+    said = capsys.readouterr().out
+    assert f"{ray_cluster}: 1 CPU and 0 GPU for each trial" in said
+    assert said.count("failed: grpo-nb: not yet") == 3 and not told(runs_dir, "ended")
     assert on_ray(runs_dir, ray_cluster, 3) == 0
-    assert sorted(told(runs_dir, "ended")) == ["stub-000", "stub-001", "stub-002"]
+    assert sorted(told(runs_dir, "ended")) == NAMES
 
 
 def test_trials_of_a_lost_node_go_on_on_another(ray_cluster, runs_dir):
-    names = [f"stub-00{number}" for number in range(3)]
     with driver(runs_dir, ray_cluster, 3, seconds=3) as running:
         until(lambda: told(runs_dir, "begun"))
         (name,) = told(runs_dir, "begun")[-1:]
@@ -93,9 +91,9 @@ def test_trials_of_a_lost_node_go_on_on_another(ray_cluster, runs_dir):
             process.kill()
         said = running.communicate(timeout=120)[0]
     assert running.returncode == 0, said
-    assert sorted(told(runs_dir, "ended")) == names, "none is lost, and none ends twice"
+    assert sorted(told(runs_dir, "ended")) == NAMES, "none is lost, and none ends twice"
     lines = told(runs_dir)
-    assert sorted(told(runs_dir, "begun")) == sorted([*names, name])
+    assert sorted(told(runs_dir, "begun")) == sorted([*NAMES, name])
     assert on_ray(runs_dir, ray_cluster, 3) == 0
     assert told(runs_dir) == lines, "a second start runs nothing again"
 

@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,7 +7,7 @@ from PIL import Image
 from grpo_nb import evaluation
 from grpo_nb.__main__ import main
 from grpo_nb.data.rows import pack, write_rows
-from grpo_nb.files import write_json
+from grpo_nb.files import append_line, write_json
 from grpo_nb.pipeline import leaderboard
 from grpo_nb.rewards.prompts import build_prompt
 from grpo_nb.runs import NOTEBOOKS, Run, config
@@ -27,13 +25,9 @@ def make_run(name, right, questions=None, **settings):
     run.write_config(chosen)
     done = {stage: {"status": "done", "seconds": 90.0} for stage in NOTEBOOKS}
     write_json(run / "manifest.json", done)
-    (run / "train").mkdir()
+    append_line(run / "train/metrics.jsonl", {"step": 1, "reward": 1.0})
     (run / "data").mkdir()
     samples["base"][["question"]][: len(text)].to_parquet(run / "data/eval.parquet")
-    metrics = [{"step": step, "reward": step / 9} for step in range(1, 10)]
-    metrics.append({"step": 9, "eval/accuracy": 0.5})
-    text = "".join(json.dumps(line) + "\n" for line in metrics)
-    (run / "train/metrics.jsonl").write_text(text)
     return run.path
 
 
@@ -114,18 +108,12 @@ def test_the_command_writes_the_table_and_says_what_is_left_out(runs_dir, capsys
     folders, table = sorted(str(path) for path in runs_dir.iterdir()), runs_dir / "t.csv"
     assert main(["report", *folders, "--csv", str(table)]) == 0
     printed = capsys.readouterr().out
-    assert "1 of 1 differences are real" in printed
-    assert "ValueError: <no>" in printed
+    assert "1 of 1 differences are real" in printed and "ValueError: <no>" in printed
     found = pd.read_csv(table)
-    assert list(found["seconds"]) == [360, 360]
-    assert list(found["grpo.beta"]) == [0.5, 0.0]
-
-
-def test_nothing_to_compare(runs_dir, capsys):
-    (runs_dir / "empty").mkdir()
-    assert main(["report", str(runs_dir / "empty")]) == 2
+    assert list(found["seconds"]) == [360, 360] and list(found["grpo.beta"]) == [0.5, 0.0]
+    assert main(["report", str(runs_dir / "broken")]) == 2
     error = capsys.readouterr().err
     assert "no finished run among 1 folders" in error
-    assert "empty: 01_prepare_data of 'empty' is not started" in error
+    assert "broken: 01_prepare_data of 'broken' is failed: ValueError: <no>" in error
     with pytest.raises(ValueError, match="sweep notebooks/compare"):
         leaderboard.compare(leaderboard.named("compare"))

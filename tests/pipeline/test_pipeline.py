@@ -16,6 +16,7 @@ from grpo_nb.__main__ import main
 from grpo_nb.pipeline import checklist
 from grpo_nb.pipeline import notebooks as pipeline
 from grpo_nb.runs import Run
+from grpo_nb.training import read_lines
 
 
 @pytest.fixture
@@ -34,11 +35,15 @@ def test_the_summary_says_before_and_after_and_where_things_are(demo_run, capsys
     assert printed.endswith(f"results    {demo_run.path}\n")
 
 
+def by_functions(name, settings):
+    """The checks of stage 01, and the test and verdict of stage 02."""
+    start = partial(runs.start, run_name=name, settings=settings, all_stages=True)
+    return stages.prepare_data(start("01", profile="tiny-cpu")), *stages.test_rewards(start("02"))
+
+
 def test_the_functions_of_the_stages_write_what_the_notebooks_write(demo_run, runs_dir):
     """To the byte. The third is run by `train`, in tests/stages/test_ranks.py."""
-    start = partial(runs.start, run_name="functions", settings=TINY_SETTINGS, all_stages=True)
-    checks = stages.prepare_data(start("01", profile="tiny-cpu"))
-    test, verdict = stages.test_rewards(start("02"))
+    checks, test, verdict = by_functions("functions", TINY_SETTINGS)
     assert len(test.baseline.rows) == 4 and verdict.passed
     ours, theirs = Run("functions").manifest(), demo_run.manifest()
     assert [check.name for check in checks] == [line["name"] for line in theirs["01"]["checks"]]
@@ -49,10 +54,7 @@ def test_the_functions_of_the_stages_write_what_the_notebooks_write(demo_run, ru
 
 def test_a_task_of_programs_passes_the_test_of_its_rewards(runs_dir):
     small = {"data.max_rows": 40, "data.eval_rows": 8, "rewards.baseline_completions": 4}
-    small |= {"task": "code", "rewards.baseline_prompts": 4}
-    start = partial(runs.start, run_name="coder", settings=small, all_stages=True)
-    stages.prepare_data(start("01", profile="tiny-cpu"))
-    _, verdict = stages.test_rewards(start("02"))
+    *_, verdict = by_functions("coder", small | {"task": "code", "rewards.baseline_prompts": 4})
     assert verdict.passed, verdict
 
 
@@ -60,16 +62,11 @@ def test_a_failing_cell_stops_the_run_and_keeps_the_notebook(runs_dir, forks, ca
     single = runs_dir / "single.jsonl"
     single.write_text('{"question": "1 + 1?", "answer": "2"}\n')
     assert main(["run", "--name", "f", "--set", f"data.source={single}"]) == 1
-    error = capsys.readouterr().err
-    assert "01_prepare_data failed in cell" in error
-    assert f"usable rows left of {single}: 1" in error
-    assert "Traceback" not in error
-    run = Run("f")
+    error, run = capsys.readouterr().err, Run("f")
     entry = run.manifest()["01"]
-    assert entry["status"] == "failed"
-    assert re.search(
-        r"failed in cell \d+: ValueError: usable rows left of .*single.jsonl", entry["error"]
-    )
+    said = rf"failed in cell \d+: ValueError: usable rows left of {single}: 1"
+    assert re.search(f"01_prepare_data {said}", error) and "Traceback" not in error
+    assert entry["status"] == "failed" and re.search(said, entry["error"])
     assert "single.jsonl" in (run / "notebooks/01_prepare_data.ipynb").read_text()
     assert not (run / "notebooks/02_test_rewards.ipynb").exists()
 
@@ -78,21 +75,6 @@ def test_a_run_in_use_is_refused(runs_dir, capsys):
     with held("u", ".pipeline.lock"):
         assert main(["run", "--name", "u"]) == 1
     assert "run 'u' is in use by another process" in capsys.readouterr().err
-
-
-def test_a_later_stage_runs_again_alone_with_what_was_set_before(again):
-    before = again.manifest()
-    settings = {"grpo.learning_rate": "2e-3", "grpo.max_steps": 2}
-    pipeline.run_pipeline("again", settings=settings, first="03", last="03")
-    after, grpo = again.manifest(), again.config().grpo
-    assert after["02"] == before["02"]
-    assert after["03"]["started"] != before["03"]["started"]
-    assert again.settings() == TINY_SETTINGS | {"grpo.learning_rate": 2e-3, "grpo.max_steps": 2}
-    assert (grpo.learning_rate, grpo.max_steps) == (2e-3, 2)
-    assert grpo.per_device_train_batch_size == TINY_SETTINGS["grpo.per_device_train_batch_size"]
-    assert len(list((again / "train/completions").iterdir())) == 2
-    lines = (again / "train/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 2]  # two are validations
 
 
 def test_the_doctor_reports_and_says_what_to_type(capsys, monkeypatch):
@@ -117,13 +99,15 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(again, tmp_path, c
     arguments = ["run", "--name", "again", "--from", "02", "--set", f"rewards.preset={sheet}"]
     assert main(arguments) == 1
     error = capsys.readouterr().err
-    assert "the rewards failed their test: nothing written: ''" in error
-    assert "`ideal_length_reward_ideal_0_tolerance_1` pays 2" in error
-    assert "run 02_test_rewards.ipynb again, or set force = True" in error
+    for said in (
+        "the rewards failed their test: nothing written: ''",
+        "`ideal_length_reward_ideal_0_tolerance_1` pays 2",
+        "run 02_test_rewards.ipynb again, or set force = True",
+    ):
+        assert said in error
     assert again.state("03").why.startswith("failed: failed in cell")
     assert (again / "train/metrics.jsonl").read_bytes() == before
-    report = json.loads((again / "rewards/report.json").read_text())
-    assert not report["passed"]
+    assert not json.loads((again / "rewards/report.json").read_text())["passed"]
     assert again.manifest()["02"]["status"] == "done"
     with pytest.raises(pipeline.StageFailed, match="failed their test: nothing written: ''"):
         pipeline.print_summary(again, "02")
@@ -131,11 +115,13 @@ def test_training_is_refused_with_rewards_that_can_be_cheated(again, tmp_path, c
 
 
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
+    """Stage 03 alone, which keeps what was set before, and begins anew."""
+    before, set_before = again.manifest(), again.settings()
     command = [*forked.python(), "-m", "grpo_nb", "run", "--name=again", "--only=03"]
+    command += ["--set=grpo.max_steps=6", "--set=grpo.learning_rate=2e-3"]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     state, tick = again / "progress.json", threading.Event()
     state.unlink()
-    command += ["--set=grpo.max_steps=6", "--set=grpo.learning_rate=2e-3"]  # it begins anew
     with subprocess.Popen(command, **streams) as process:
         while process.poll() is None:
             if state.exists() and json.loads(state.read_text())["done"] >= 2:
@@ -152,9 +138,11 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
     assert done.returncode == 0, done.stderr
     notebook = (again / "notebooks/03_train_grpo.ipynb").read_text(encoding="utf-8")
     assert f"goes on after step {stopped} of 6" in notebook
-    lines = (again / "train/metrics.jsonl").read_text().splitlines()
-    trained = [line["step"] for line in map(json.loads, lines) if "reward" in line]
-    assert trained == list(range(1, 7))
+    lines = [line["step"] for line in read_lines(again / "train/metrics.jsonl")]
+    assert lines == [0, 1, 2, 3, 4, 5, 6, 6], "the first and the last are validations"
+    after = again.manifest()
+    assert after["02"] == before["02"] and after["03"]["started"] != before["03"]["started"]
+    assert again.settings() == set_before | {"grpo.learning_rate": 2e-3, "grpo.max_steps": 6}
 
 
 def test_a_task_with_images_goes_through_the_four_notebooks(runs_dir, forks):

@@ -34,7 +34,6 @@ def test_a_grid_with_seeds_is_planned_and_nothing_starts(runs_dir, capsys):
     ("text", "message"),
     [
         ("grid: {grpo.max_stepz: [1]}", "'grpo.max_stepz': did you mean 'grpo.max_steps'"),
-        ("grid: {}", "something to vary: either grid"),
         ("grid: {seed: []}", "something to vary: either grid"),
         ("grid: {seed: [1]}\nlist: [{seed: 1}]", "something to vary: either grid"),
         ("grid: {seed: [1]}\ngird: 1", "unknown key of a sweep 'gird': did you mean 'grid'"),

@@ -1,6 +1,7 @@
 """The rules every notebook keeps, nbval over them, and the Colab cell."""
 
 import ast
+import ensurepip
 import importlib.util
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import forked
@@ -128,17 +130,14 @@ def test_the_setup_cell_does_nothing_elsewhere(tmp_path, monkeypatch):
 
 def wheel(folder, name, version):
     """A package of one module, as pip installs it."""
-    files = {
-        f"{name}.py": f"version = {version!r}\n",
-        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        "top_level.txt": f"{name}\n",
-        "RECORD": "",
-    }
+    info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        for file, content in files.items():
-            inside = "" if file.endswith(".py") else f"{name}-{version}.dist-info/"
-            archive.writestr(inside + file, content)
+        archive.writestr(f"{name}.py", f"version = {version!r}\n")
+        head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        archive.writestr(f"{info}/METADATA", head)
+        about = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(f"{info}/WHEEL", about)
+        archive.writestr(f"{info}/RECORD", "")
 
 
 KERNEL = """import os, sys, types
@@ -162,43 +161,43 @@ def colab(folder, driver="", drive=False):
         nvidia_smi.chmod(0o755)
     cell = tagged("01", "setup").source.replace("drive=False", f"drive={drive}")
     (folder / "kernel.py").write_text(KERNEL.format(cell))
+    url = f"url.file://{folder / 'origin'}.insteadOf"
     environment = {
         "PATH": f"{nvidia_smi.parent}:{os.environ['PATH']}",
-        **{"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder / "wheels")},
-        **{"PIP_DISABLE_PIP_VERSION_CHECK": "1", "GIT_CONFIG_COUNT": "1"},
-        **{"GIT_CONFIG_KEY_0": f"url.file://{folder / 'origin'}.insteadOf"},
-        "GIT_CONFIG_VALUE_0": refresh.project_url(),
+        **{"PYTHONPATH": str(folder / "pip"), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        **{"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder / "wheels"), "GIT_CONFIG_COUNT": "1"},
+        **{"GIT_CONFIG_KEY_0": url, "GIT_CONFIG_VALUE_0": refresh.project_url()},
     }
-    command = [folder / "venv/bin/python", folder / "kernel.py"]
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=folder / "content", env=environment
+        [folder / "venv/bin/python", folder / "kernel.py"],
+        **{"capture_output": True, "text": True, "cwd": folder / "content", "env": environment},
     )
     return done.stdout + done.stderr, done.returncode
 
 
 @pytest.fixture
 def runtime(tmp_path):
+    """Its Python has the first versions of two packages, and pip beside it, which is quicker."""
     for name in ("origin/grpo_nb", "content", "wheels", "bin"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("__init__", "colab", "lazy", "machine"):
         shutil.copy(PROJECT_ROOT / f"grpo_nb/{name}.py", tmp_path / "origin/grpo_nb")
-    for name, more in (("requirements-cpu", ""), ("requirements", "cuda==1\n")):
-        text = (
-            f"# compiled\nipython==2\nold==2  # via grpo-nb\ntorch==2.13.0  # via grpo-nb\n{more}"
-        )
+    pins = "# compiled\nipython==2\nold==2  # via grpo-nb\ntorch==2.13.0  # via grpo-nb\n"
+    for name, text in (("requirements-cpu", pins), ("requirements", f"{pins}cuda==1\n")):
         (tmp_path / f"origin/{name}.txt").write_text(text)
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(tmp_path / "origin")]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
         subprocess.run([*git, *command], check=True)
-    both = ((name, version) for name in ("old", "ipython") for version in "12")
-    for name, version in (*both, ("torch", "2.13.0"), ("cuda", "1")):
-        wheel(tmp_path / "wheels", name, version)
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    pip = [tmp_path / "venv/bin/python", "-m", "pip", "install", "-q", "--no-index"]
-    subprocess.run(
-        [*pip, *(tmp_path / f"wheels/{name}-1-py3-none-any.whl" for name in ("old", "ipython"))],
-        check=True,
-    )
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (packages,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    for name in ("old", "ipython"):
+        for version in "12":
+            wheel(tmp_path / "wheels", name, version)
+        shutil.unpack_archive(tmp_path / f"wheels/{name}-1-py3-none-any.whl", packages, "zip")
+    wheel(tmp_path / "wheels", "torch", "2.13.0")
+    wheel(tmp_path / "wheels", "cuda", "1")
+    (bundled,) = Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl")
+    shutil.unpack_archive(bundled, tmp_path / "pip", "zip")
     return tmp_path
 
 
@@ -217,18 +216,16 @@ def test_on_colab_the_setup_cell_installs_once_and_stops_with_a_sentence(runtime
     said = f"Installing requirements.txt. {minutes}"
     assert colab(runtime, driver="580.65.06") == (said + restart, 1)
     (runtime / "wheels/cuda-1-py3-none-any.whl").unlink()
-    (installed,) = (runtime / "venv/lib").glob("python*/site-packages/cuda-1.dist-info")
-    shutil.rmtree(installed)
+    (packages,) = (runtime / "venv/lib").glob("python*/site-packages")
+    assert (packages / "ipython-1.dist-info").is_dir(), "the kernel's own stack stays as it is"
+    shutil.rmtree(packages / "cuda-1.dist-info")
     said, code = colab(runtime, driver="580.65.06")
-    assert code == 1
-    assert said.endswith("pip could not install requirements.txt; its message is above.\n")
-    (venv,) = (runtime / "venv/lib").glob("python*/site-packages")
-    assert (venv / "ipython-1.dist-info").is_dir(), "the kernel's own stack stays as it is"
+    failed = "pip could not install requirements.txt; its message is above.\n"
+    assert code == 1 and said.endswith(failed)
     for name in ("origin", "content/project"):
         shutil.rmtree(runtime / name)
     said, code = colab(runtime)
-    assert code == 1
-    assert said.endswith("cannot be fetched: set PROJECT_URL to a copy of it\n")
+    assert code == 1 and said.endswith("cannot be fetched: set PROJECT_URL to a copy of it\n")
 
 
 def test_what_colabs_kernel_is_made_of_stays_and_the_rest_has_what_it_imports():
@@ -344,8 +341,7 @@ def test_a_model_an_argument_and_a_callback_of_the_readers_own_are_trained(kerne
     settings = {"grpo.max_steps": 3, "grpo.per_device_train_batch_size": 16}
     run = execute("03", kernels, cells, run_name="demo", settings=settings)
     adapter = read_json(run / "train/adapter/adapter_config.json")
-    assert sorted(adapter["target_modules"]) == ["q_proj", "v_proj"]
-    assert adapter["r"] == 8
+    assert (sorted(adapter["target_modules"]), adapter["r"]) == (["q_proj", "v_proj"], 8)
     assert read_json(run / "train/state.json")["settings"]["grpo.epsilon_high"] == "0.28"
     assert read_lines(run / "train/metrics.jsonl")[-1]["step"] == 1
 
@@ -371,15 +367,16 @@ grpo_arguments |= {"gradient_checkpointing": False, "bf16": False}
 CLASSES = "print([kind.__module__.partition('.')[0] for kind in type(trainer).__mro__][0])"
 
 
-def test_the_calls_of_notebook_3_train_in_an_empty_notebook_with_plain_rewards(tmp_path):
+def test_the_calls_of_notebook_3_train_in_an_empty_notebook_with_plain_rewards(tmp_path, forks):
     """With the names for arguments that they take, and no run."""
     load, model, *rest = [cell.source for cell in code_cells("03") if has_tag(cell, "stock")]
     path = f"PATH = {str(PROJECT_ROOT / 'data/tiny_base')!r}"
     parts = [path, ARGUMENTS, load, model, PLAIN, *rest, "import sys", CLASSES]
     parts += ["print(trainer.state.global_step, 'grpo_nb.runs' in sys.modules)"]
+    (tmp_path / "notebook.py").write_text("\n".join(parts))
     environment = os.environ | QUIET | {"PYTHONPATH": str(PROJECT_ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", "\n".join(parts)],
+        [*forked.python(), str(tmp_path / "notebook.py")],
         **{"capture_output": True, "text": True, "env": environment, "cwd": tmp_path},
     )
     assert done.returncode == 0, done.stderr[-3000:]

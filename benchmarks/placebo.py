@@ -25,7 +25,7 @@ from grpo_nb.models import template
 from grpo_nb.pipeline import caused
 from grpo_nb.rewards import load_rewards
 from grpo_nb.runs import Run, runs_root
-from grpo_nb.runs.profiles import TASKS
+from grpo_nb.runs.config import TASKS
 
 RANDOM = """import random
 

@@ -16,7 +16,7 @@ from itertools import product
 
 from grpo_nb.files import read_json
 from grpo_nb.pipeline.notebooks import assigned, run_pipeline
-from grpo_nb.runs.profiles import TASKS
+from grpo_nb.runs.config import TASKS
 
 HAVE_A_BASE = [task for task, known in TASKS.items() if task == "math" or "tiny-cpu" in known]
 

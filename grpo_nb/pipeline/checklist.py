@@ -18,7 +18,7 @@ from grpo_nb.machine import PROJECT_ROOT, gpu_fault, gpu_name, installed_version
 from grpo_nb.models import cuda_available
 from grpo_nb.pipeline.caused import caused
 from grpo_nb.runs import NOTEBOOKS, Run, refuse_undone, runs_root
-from grpo_nb.runs.profiles import detect_profile
+from grpo_nb.runs.config import detect_profile
 from grpo_nb.sandbox import choose_backend
 
 NEEDED_DISK_GIB, NEEDED_MEMORY_GIB = 5, 4

@@ -36,7 +36,6 @@ from grpo_nb.models.hub import find_model
 from grpo_nb.names import refuse_unknown
 from grpo_nb.runs import NOTEBOOKS, Run, refuse_undone, resolve_stages
 from grpo_nb.runs import config as configs
-from grpo_nb.runs.profiles import TASKS
 from grpo_nb.signals import signals
 
 FOLDERS = ("data.source", "model.model_name")  # these may also be files
@@ -169,7 +168,7 @@ def _full_path(name: str, value: str) -> str:
     The name of a task, environment or preset is not taken for a folder of that name.
     """
     path, colon, of_file = value.partition(":") if ".py:" in value else (value, "", "")
-    folder = name in FOLDERS and path not in ("", *TASKS) and Path(path).is_dir()
+    folder = name in FOLDERS and path not in ("", *configs.TASKS) and Path(path).is_dir()
     there = folder or Path(path).is_file()
     return f"{Path(path).resolve()}{colon}{of_file}" if there else value
 

@@ -3,6 +3,11 @@
 Values are layered: library default < profile < task < value set for the run. An unknown name is
 rejected before anything starts, and the error suggests the nearest known name. A run's
 `config.yaml` stores each value with its source: `grpo.max_steps: [200, set]`.
+
+Profiles and tasks are YAML files: a profile suits a machine; a task sets what the model learns, and
+what it lists under a profile's name applies to that profile only. A profile's file also states how
+much memory the GPU must have (`memory_gib`). None of the GPU profiles has been measured on its GPU:
+tests/runs/test_config.py estimates their memory, and the preflight checks it before training.
 """
 
 import hashlib
@@ -19,8 +24,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo_nb.files import read_yaml
+from grpo_nb.machine import gpu_fault, gpu_name
 from grpo_nb.names import refuse_elsewhere, refuse_unknown
-from grpo_nb.runs.profiles import PROFILES, detect_profile, task_settings
 from grpo_nb.runs.settings import RunConfig
 
 SECTION_STAGE = {
@@ -39,7 +44,14 @@ SETTING_STAGE = {
     **dict.fromkeys(("model.gpu_memory_utilization", "model.unsloth_vllm_standby"), "03"),
 }
 SECTIONS = tuple(SECTION_STAGE)
-ARGUMENTS = read_yaml(Path(__file__).with_name("arguments.yaml"))  # of TRL's GRPOConfig
+HERE = Path(__file__).parent
+ARGUMENTS = read_yaml(HERE / "arguments.yaml")  # of TRL's GRPOConfig
+TASKS = {path.stem: read_yaml(path) for path in sorted(HERE.glob("tasks/*.yaml"))}
+PROFILES = {path.stem: read_yaml(path) for path in sorted(HERE.glob("profiles/*.yaml"))}
+# The profiles are ordered by GPU memory [GiB], smallest first.
+MEMORY_GIB = {name: profile.pop("memory_gib") for name, profile in PROFILES.items()}
+PROFILES = {name: PROFILES[name] for name in sorted(PROFILES, key=MEMORY_GIB.get)}
+TINY, REAL = "tiny-cpu", "smollm2-cpu"  # the profiles that need no GPU
 # {"task": …, "seed": …, "data.source": …}: the meaning of each setting, except `grpo.…`.
 MEANINGS = {name: RunConfig.model_fields[name].description for name in ("task", "seed")} | {
     f"{section}.{key}": field.description
@@ -89,6 +101,34 @@ def names_of_grpo_config() -> tuple[str, ...]:
     files = [trl / "trainer/grpo_config.py", *(trl / "trainer").glob("*base_config.py")]
     texts = [file.read_text("utf-8") for file in [*files, transformers / "training_args.py"]]
     return tuple(name for text in texts for name in re.findall(r"^    (\w+): ", text, re.MULTILINE))
+
+
+def detect_profile(model: Any = "") -> str:
+    """Return the largest profile that fits this machine's first GPU.
+
+    Between profiles of equal memory the GPU's name decides. Without a GPU that has at least 14 GiB
+    and supports CUDA 13, the result is `tiny-cpu`, whose model trains anywhere.
+
+    Args:
+        model: The `model.model_name` that is set, if any. If it is set and no GPU fits, the result
+            is `smollm2-cpu` instead, whose other settings suit a real model.
+    """
+    name, _, memory = ("" if gpu_fault() else gpu_name()).rpartition(",")
+    mib = re.match(r"\s*(\d+) MiB", memory)
+    gib = int(mib[1]) / 1024 if mib else 0
+    most = max(need for need in MEMORY_GIB.values() if need <= gib)
+    if not most:
+        return REAL if model else TINY
+    largest = [profile for profile in PROFILES if MEMORY_GIB[profile] == most]
+    matching = [profile for profile in largest if profile.partition("-")[0] in name.lower()]
+    return (matching or largest)[0]
+
+
+def task_settings(task: str, profile: str) -> dict[str, Any]:
+    """Return the settings of a task under a profile."""
+    refuse_unknown("task", task, list(TASKS))
+    everywhere = {name: v for name, v in TASKS[task].items() if name not in PROFILES}
+    return everywhere | TASKS[task].get(profile, {})
 
 
 def resolve(

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from grpo_nb import machine, runs
 from grpo_nb.__main__ import main
 from grpo_nb.files import write_json
-from grpo_nb.runs import Run, config, profiles
+from grpo_nb.runs import Run, config
 from grpo_nb.runs.config import resolve
 from grpo_nb.training.stock import solve_batch
 
-GPUS = [profile for profile in profiles.PROFILES if profiles.MEMORY_GIB[profile]]
+GPUS = [profile for profile in config.PROFILES if config.MEMORY_GIB[profile]]
 # Public figures: parameters and those of the embeddings [10^9], layers, hidden and MLP width, width
 # of queries, and of keys and values.
 QWEN = {
@@ -97,8 +97,8 @@ def test_each_value_has_its_source_which_it_keeps_and_an_edited_one_was_set():
     assert again.sources["grpo.save_steps"] == "default"
 
 
-@pytest.mark.parametrize("task", profiles.TASKS)
-@pytest.mark.parametrize("profile", profiles.PROFILES)
+@pytest.mark.parametrize("task", config.TASKS)
+@pytest.mark.parametrize("profile", config.PROFILES)
 def test_every_profile_with_every_task_is_valid_divides_and_survives_being_stored(profile, task):
     resolved = resolve(profile, {"task": task})
     assert (resolved.profile, resolved.task) == (profile, task)
@@ -156,7 +156,7 @@ def estimate(settings):
 def test_a_profile_fits_its_gpu(profile):
     settings = resolve(profile)
     update, generation = estimate(settings)
-    memory, share = profiles.MEMORY_GIB[profile], settings.model.gpu_memory_utilization
+    memory, share = config.MEMORY_GIB[profile], settings.model.gpu_memory_utilization
     standby = settings.model.unsloth_vllm_standby
     if standby:  # of 40 GB and more: unsloth_zoo/vllm_utils.py 2026.10.9, load_vllm
         share = 0.925 * 0.95
@@ -181,15 +181,15 @@ def test_a_profile_fits_its_gpu(profile):
     ],
 )
 def test_the_profile_is_the_largest_that_fits(found, profile, monkeypatch):
-    monkeypatch.setattr(profiles, "gpu_name", lambda: found)
-    assert profiles.detect_profile() == profile
+    monkeypatch.setattr(config, "gpu_name", lambda: found)
+    assert config.detect_profile() == profile
     assert resolve("auto").profile == profile
     real = "smollm2-cpu" if profile == "tiny-cpu" else profile
-    assert profiles.detect_profile("me/my-model") == real
+    assert config.detect_profile("me/my-model") == real
 
 
 def test_a_real_model_without_a_gpu_gets_sizes_for_one(monkeypatch):
-    monkeypatch.setattr(profiles, "gpu_name", lambda: "")
+    monkeypatch.setattr(config, "gpu_name", lambda: "")
     chosen = resolve("auto", {"model.model_name": "earlier"}, {"model.model_name": "/models/mine"})
     assert (chosen.profile, chosen.model.model_name) == ("smollm2-cpu", "/models/mine")
     sources = {chosen.sources[setting] for setting in SIZES - {"model.model_name"}}
@@ -213,6 +213,6 @@ def test_what_cuda_13_cannot_use_is_said_and_gets_the_cpus_profile(
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert machine.gpu_fault().endswith(fault) and bool(machine.gpu_fault()) == bool(fault)
-    assert profiles.detect_profile() == ("tiny-cpu" if fault else "t4-16gb")
+    assert config.detect_profile() == ("tiny-cpu" if fault else "t4-16gb")
     main(["doctor"])
     assert (fault or "Tesla T4, 15360 MiB") in capsys.readouterr().out

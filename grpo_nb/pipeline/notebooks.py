@@ -36,7 +36,7 @@ from grpo_nb.models.hub import find_model
 from grpo_nb.names import refuse_unknown
 from grpo_nb.runs import NOTEBOOKS, Run, refuse_undone, resolve_stages
 from grpo_nb.runs import config as configs
-from grpo_nb.signals import signals
+from grpo_nb.training.interruptions import signals
 
 FOLDERS = ("data.source", "model.model_name")  # these may also be files
 PATHS = (*FOLDERS, "data.environment", "rewards.preset")

@@ -31,7 +31,7 @@ from grpo_nb.machine import PROJECT_ROOT
 from grpo_nb.names import refuse_unknown
 from grpo_nb.pipeline.notebooks import StageFailed, resolve_run, with_full_paths
 from grpo_nb.runs import Run, runs_root
-from grpo_nb.signals import signals
+from grpo_nb.training.interruptions import signals
 
 LOCKS = (".lock", ".pipeline.lock")
 KEYS = ["name", "profile", "settings", "grid", "list"]  # of a sweep file

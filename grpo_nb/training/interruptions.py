@@ -2,9 +2,10 @@
 
 import json
 import shutil
+import signal
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,29 @@ from safetensors import SafetensorError, safe_open
 
 from grpo_nb import ranks
 from grpo_nb.files import atomic_path, read_json, read_lines
-from grpo_nb.signals import signals
 from grpo_nb.training import stock
 
 SAVED_BY_TORCH = (".pt", ".pth", ".bin")  # zip files
+
+
+@contextmanager
+def signals(then: Callable[[], Any]) -> Iterator[list[int]]:
+    """Call `then` on each SIGINT or SIGTERM inside the block; yield a list of their numbers."""
+    received: list[int] = []
+
+    def handle(number: int, _: Any) -> None:
+        received.append(number)
+        then()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received  # only the main thread can handle signals
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

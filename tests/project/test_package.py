@@ -15,7 +15,7 @@ MAY_IMPORT_HEAVY = {"models", "training", "stages", "export", "ranks"}
 # By `stages.RunTrainer` and `engine_of`, once the model is loaded.
 IMPORTED_LATE = ("stages/trainer.py", "models/dense.py")
 FLOORS = [
-    {"machine", "checks", "lazy", "signals", "stats"},
+    {"machine", "checks", "lazy", "stats"},
     {"files"},
     {"names", "ranks"},
     {"runs", "colab", "sandbox"},

@@ -13,12 +13,12 @@ import numpy as np
 
 from grpo_nb import environments
 from grpo_nb.answers import parse_number
+from grpo_nb.evaluation.evaluate import score_rows
 from grpo_nb.models import Policy
 from grpo_nb.reward_lab import bench_of
 from grpo_nb.reward_lab.table import passed
 from grpo_nb.rewards import RewardSet
 from grpo_nb.rewards.library import normalize
-from grpo_nb.rewards.prompts import completion_text
 
 if TYPE_CHECKING:
     from grpo_nb.runs.config import RunConfig
@@ -71,20 +71,16 @@ class Validation:
             max_completion_length=self.config.grpo.max_completion_length,
             batch_size=self.config.evaluate.eval_batch_size,
         )
-        scores_P_F = self.bench.score(self.rows, [group[0].completion for group in groups])
-        names, correct = self.rewards.names, self.rewards.correct_func.__name__
-        first_P = scores_P_F[:, names.index(correct)]
-        right_P = np.where(np.isfinite(first_P), passed({correct: first_P}, self.rewards), np.nan)
-        figures = {"eval/accuracy": float(np.nanmean(right_P))}
-        if name := self.rewards.format_name:
-            figures["eval/format"] = float(np.nanmean(scores_P_F[:, names.index(name)]))
+        table, name = score_rows(self.rows, groups, self.bench), self.rewards.correct_func.__name__
+        right = np.where(np.isfinite(table[name]), passed(table, self.rewards), np.nan)
+        figures = {"eval/accuracy": float(np.nanmean(right))}
+        if form := self.rewards.format_name:
+            figures["eval/format"] = float(np.nanmean(table[form]))
         # This figure does not depend on the rewards: a judge may accept wrong answers.
-        extract = self.rewards.form.extract
-        answers = [extract(completion_text(group[0].completion)) or "" for group in groups]
-        pairs = zip(answers, self.rows, strict=True)
-        same_P = [_plain(answer) == _plain(str(row["answer"])) for answer, row in pairs]
-        figures["eval/exact"] = float(np.mean(same_P))
-        figures["eval/reward"] = float(np.nanmean(self.bench.totals(scores_P_F)))
+        pairs = zip(table["answer"].fillna(""), self.rows, strict=True)
+        same = [_plain(answer) == _plain(str(row["answer"])) for answer, row in pairs]
+        figures["eval/exact"] = float(np.mean(same))
+        figures["eval/reward"] = float(np.nanmean(table["reward"]))
         return figures | {"eval/seconds": time.perf_counter() - start}
 
 

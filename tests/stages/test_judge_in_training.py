@@ -18,12 +18,12 @@ def server(runs_dir):
         yield server
 
 
-def judge_of(server, **fields):
-    return GroupJudge("m", server.url, **{"retries": 0, "cache": False} | fields)
-
-
-def trainer_with(judge, run):
-    return trainer_of(run, chosen=reward_set([*MATH.pairs, (judge, 0.5)], MATH))
+def train(server, run, watch=None, **fields):
+    fields = {"retries": 0, "cache": False} | fields
+    judge = GroupJudge("m", server.url, **fields)
+    trainer = trainer_of(run, chosen=reward_set([*MATH.pairs, (judge, 0.5)], MATH))
+    trainer.monitor.watchers += [watch] if watch else []
+    trainer.train()
 
 
 def rows_of(run):
@@ -33,30 +33,22 @@ def rows_of(run):
     return [prompt[-1]["content"] for prompt in prompts]
 
 
-def falls_silent_after(server, steps, trainer):
-    """The server answers 500 to whatever is asked after so many steps."""
+def test_a_judge_that_is_down_costs_no_step_and_no_data(server):
+    whole, run = make_run("whole", **SHORT), make_run("interrupted", **SHORT)
+    train(server, whole)
 
-    def watch(update):
-        if update.line["step"] == steps:
+    def falls_silent(update):
+        if update.line["step"] == 2:
             server.script = [500]
 
-    trainer.monitor.watchers.append(watch)
-
-
-def test_a_judge_that_is_down_costs_no_step_and_no_data(server):
-    whole = make_run("whole", **SHORT)
-    trainer_with(judge_of(server), whole).train()
-    run = make_run("interrupted", **SHORT)
-    trainer = trainer_with(judge_of(server), run)
-    falls_silent_after(server, 2, trainer)
     with pytest.raises(RuntimeError, match="group_judge gave no score for 16 of 16") as stop:
-        trainer.train()
+        train(server, run, falls_silent)
     assert "is kept up to step 2" in str(stop.value.__notes__)
     assert (run / "train/checkpoint-2").is_dir()
     with pytest.raises(RuntimeError, match="gave no score"):  # it is still down
-        trainer_with(judge_of(server), run).train()
+        train(server, run)
     server.script = [scripts.honest]
-    trainer_with(judge_of(server), run).train()
+    train(server, run)
     assert comparable(run)[:2] == comparable(whole)[:2]
     assert [line["step"] for line in comparable(run)] == [1, 2, 3, 4]
     assert rows_of(run) == rows_of(whole), "the step that failed is trained, with its own rows"
@@ -66,6 +58,5 @@ def test_a_judge_that_is_down_costs_no_step_and_no_data(server):
 def test_up_to_the_set_rate_a_failure_is_none_and_the_training_goes_on(server):
     run = make_run("limping", **SHORT)
     server.script = [500, scripts.honest]  # the first group of the first step
-    trainer_with(judge_of(server, max_none_share=0.5), run).train()
-    failures = [line["group_judge/failures"] for line in comparable(run)]
-    assert failures == [8.0, 0.0, 0.0, 0.0]
+    train(server, run, max_none_share=0.5)
+    assert [line["group_judge/failures"] for line in comparable(run)] == [8.0, 0.0, 0.0, 0.0]

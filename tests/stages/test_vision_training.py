@@ -1,5 +1,6 @@
 """Training and merging models that read images, as random tiny ones of current families."""
 
+import pandas as pd
 import pytest
 import torch
 import vision_families
@@ -7,7 +8,7 @@ from trainings import stop_at
 from vision_families import FAMILIES, learn, trainer_of
 
 import grpo_nb
-from grpo_nb import models
+from grpo_nb import models, stages
 from grpo_nb.models import hub, template
 from grpo_nb.runs import Run
 from grpo_nb.training import stock
@@ -40,8 +41,9 @@ def test_a_family_learns_from_images_and_merges_as_it_was_trained(folders, name,
 TWICE = {"grpo.max_steps": 4, "grpo.save_steps": 2, "grpo.learning_rate": 1e-2}
 
 
-def test_a_training_that_goes_on_ends_with_the_same_bytes(folders, runs_dir):
-    straight = trainer_of(folders["qwen3_vl"], "straight", **TWICE)
+def test_a_training_that_goes_on_ends_with_the_same_bytes_and_logs_no_image(folders, runs_dir):
+    straight, updates = trainer_of(folders["qwen3_vl"], "straight", **TWICE), []
+    straight.monitor.watchers.append(updates.append)
     straight.train()
     cut = trainer_of(folders["qwen3_vl"], "cut", **TWICE)
     stop_at(cut, 2)
@@ -55,24 +57,29 @@ def test_a_training_that_goes_on_ends_with_the_same_bytes(folders, runs_dir):
         for name in ("straight", "cut")
     ]
     assert weights[0] == weights[1]
+    completions = [record for update in updates for record in update.completions]
+    for record in completions:  # each with its own image: of the even questions, red discs
+        red, _, blue = record["images"][0].getpixel((28, 28))
+        assert (red > blue) == (int(record["question"][6:-1]) % 2 == 0)
+    for path in (Run("straight") / "train/completions").iterdir():
+        assert path.stat().st_size < 20_000 and b"\x89PNG" not in path.read_bytes()
+        assert "PIL" not in pd.read_parquet(path).to_string()
+    Run("straight").write_config(straight.stage.config)  # as stage 03 does
+    table = stages.read_completions(Run("straight"), straight.rewards)
+    assert sorted(table["question"]) == sorted(record["question"] for record in completions)
 
 
-def test_trl_and_the_engine_read_the_same_tokens(folders, runs_dir):
+def test_trl_and_the_engine_read_the_same_tokens_of_a_row_that_keeps_its_pixels(folders, runs_dir):
     for name, folder in folders.items():
         trainer = trainer_of(folder, name)
-        by_trl, images, _ = trainer._tokenize_prompts(chats_of(trainer, 4))
-        assert by_trl == template.encode(trainer.policy.tokenizer, chats_of(trainer, 4)), name
-        assert [image.size for [image] in images] == [
-            row["images"][0].size for row in trainer.train_dataset.select(range(4))
-        ]
-
-
-def test_a_row_keeps_its_pixels_and_its_turns(folders, runs_dir):
-    trainer = trainer_of(folders["qwen2_5_vl"], "rows")
-    row = trainer.train_dataset[0]
-    [image] = row["images"]
-    assert image.tobytes() == template.images_of(chats_of(trainer, 1)[0])[0].tobytes()
-    assert [part["type"] for part in row["prompt"][-1]["content"]] == ["image", "text"]
+        chats, rows = chats_of(trainer, 4), trainer.train_dataset.select(range(4))
+        by_trl, images, _ = trainer._tokenize_prompts(chats)
+        assert by_trl == template.encode(trainer.policy.tokenizer, chats), name
+        for row, chat, [image] in zip(rows, chats, images, strict=True):
+            [own] = row["images"]
+            assert own.size == image.size
+            assert own.tobytes() == template.images_of(chat)[0].tobytes()
+            assert [part["type"] for part in row["prompt"][-1]["content"]] == ["image", "text"]
 
 
 def test_rows_with_and_without_images_are_refused_together(folders, runs_dir):

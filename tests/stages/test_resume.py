@@ -70,7 +70,7 @@ def test_a_resume_that_fails_leaves_the_checkpoint_as_it_is(runs_dir, monkeypatc
     run = make_run("here", **SIX)
     one = trainer_of(run)
     stop_after(one, 4)
-    before = digests(run / "train/checkpoint-4")
+    fresh, before = trainer_of(run), digests(run / "train/checkpoint-4")
 
     def unreadable(load, name):
         def load_unless_it_is(file, *args, **kwargs):
@@ -84,14 +84,14 @@ def test_a_resume_that_fails_leaves_the_checkpoint_as_it_is(runs_dir, monkeypatc
         with monkeypatch.context() as disk:
             disk.setattr(torch, "load", unreadable(torch.load, name))
             disk.setattr("peft.utils.save_and_load.safe_load_file", unreadable(load_file, name))
-            for trainer in (trainer_of(run), one):
+            for trainer in (fresh, one):
                 with pytest.raises(OSError, match="Input/output") as caught:
                     trainer.train()
                 assert digests(run / "train/checkpoint-4") == before, name
                 [note] = caught.value.__notes__
                 assert "kept up to step 4; run this again" in note
                 assert steps_of(run / "train") == [2, 4]
-    trainer_of(run).train()
+    fresh.train()
     assert ends_as(straight, run)
 
 

@@ -14,9 +14,10 @@ from grpo_nb.runs.config import resolve
 from grpo_nb.stages import arguments
 
 
-def refused_of(assignment):
+def taken(assignment):
     config = resolve("tiny-cpu", pipeline.assigned([assignment]))
     arguments.refuse_arguments(config.grpo.model_extra)
+    return config
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def refused_of(assignment):
 )
 def test_an_argument_that_trl_does_not_take_is_refused(assignment, message):
     with pytest.raises(ValueError, match=message):
-        refused_of(assignment)
+        taken(assignment)
 
 
 @pytest.mark.parametrize("section", ["grpo", "train"])
@@ -54,9 +55,8 @@ def test_an_argument_that_trl_does_not_take_is_refused(assignment, message):
 )
 def test_what_public_notebooks_have_is_refused_with_what_to_do(section, argument, advice):
     name, _, _ = argument.partition("=")
-    message = rf"{section}\.{name} cannot be used here: .*{advice}"
-    with pytest.raises(ValueError, match=message):
-        refused_of(f"{section}.{argument}")
+    with pytest.raises(ValueError, match=rf"{section}\.{name} cannot be used here: .*{advice}"):
+        taken(f"{section}.{argument}")
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,7 @@ def test_the_advice_names_settings_that_there_are():
     ],
 )
 def test_an_argument_of_trl_reaches_it(assignment, runs_dir):
-    config = resolve("tiny-cpu", pipeline.assigned([assignment]))
-    arguments.refuse_arguments(config.grpo.model_extra)
+    config = taken(assignment)
     [(name, value)] = config.grpo.model_extra.items()
     assert getattr(GRPOConfig(**arguments_of(config)), name) == value
 

@@ -147,7 +147,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
 
 def test_a_task_with_images_goes_through_the_four_notebooks(runs_dir, forks):
     short = {"grpo.max_steps": 2, "data.max_rows": 80, "data.eval_rows": 8, "train.eval_prompts": 4}
-    short |= {"rewards.baseline_prompts": 12, "evaluate.samples": 1, "export.parity_prompts": 2}
+    short |= {"rewards.baseline_prompts": 4, "evaluate.samples": 1, "export.parity_prompts": 2}
     short |= {"grpo.per_device_train_batch_size": 16, "rewards.baseline_completions": 4}
     run = pipeline.run_pipeline("charts", "tiny-cpu", {"task": "charts", **short})
     assert not run.undone()

@@ -39,7 +39,7 @@ MARK = "grpo_nb_was_here"  # what a completion's code sets if it runs in this pr
 HALF = 0.5  # share of the way below which a right answer is not paid
 FULL = 0.99  # share of the way from wrong to right that counts as right
 NEARLY = 0.25  # what counts as right and earns less by more than this share of the way is no stop
-MARGIN = 0.02  # share of the pay for right answers that a difference has to exceed
+MARGIN = 0.02  # share of the way from wrong to right that a difference has to exceed
 WON, GUESSED = 0.3, 0.6  # an attack wins on more than this share of rows; by luck it wins on some
 LUCKY = 0.8  # so where a reward pays part of the points for answers that are near the right one
 MORE_THAN_WRONG = "earns more than an honest wrong answer"
@@ -271,7 +271,7 @@ def _tests(attack: Attack, earned: Earned, part: Roles) -> Iterator[tuple[str, s
         each.sum(axis=1) for each in (earned.own, earned.right, earned.wrong, earned.empty)
     )
     gap = np.maximum(full - low, 0)
-    margin = MARGIN * np.maximum(gap, np.abs(full)) + TIE
+    margin = MARGIN * gap + TIE
     share = earned.share_of_right(part)
     if attack.kind == "padded":
         yield "warning", "earns more than the same answer without it", total > full + margin
@@ -290,7 +290,7 @@ def _tests(attack: Attack, earned: Earned, part: Roles) -> Iterator[tuple[str, s
         yield "warning", "counts as right, and earns less", counts & (total > low + margin)
         if not may_earn(attack):
             honest = np.maximum(low, earned.longer.sum(axis=1))
-            honest += NEARLY * gap if attack.family == SAMPLED else 0
+            honest += NEARLY * gap if attack.family == SAMPLED else MARGIN * np.abs(full)
             yield "warning", MORE_THAN_WRONG, total > honest + margin
         if attack.family == "empty form":
             pays = (low > none + margin) & (total > low - margin)

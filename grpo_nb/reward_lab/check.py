@@ -606,7 +606,7 @@ class RewardCheck:
             rows: The numbers of rows.
             earned: What their right answers earn.
         """
-        texts = [(row, self.written.write("abc")) for row in rows]
+        texts = [(row, self.written.write("xyz")) for row in rows]
         is_won = self.scorer.totals(texts) > earned - TIE
         is_won &= earned > earned.max() - self.paid.gap.mean() / 2
         won = [row for row, each in zip(rows, is_won, strict=True) if each]

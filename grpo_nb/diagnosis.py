@@ -142,6 +142,8 @@ def autopsy(
     rise, (gain, error) = reward_rises(watch), watch.rise_of_halves()
     if gain > 2 * error or (gain > error and STUCK not in watch.holding()):  # it was too early
         findings.pop(STUCK, None)
+    if "nothing learnt" in findings:  # which says more
+        findings.pop("little signal", None)
     findings = {name: _at_the_end(watch, check) for name, check in findings.items()}
     for rule, about, evidence in constant(watch, watch.limits.enough // 10):
         findings[rule] = watch.alert(rule, about, evidence, watch.lines[0].get("step", 1))

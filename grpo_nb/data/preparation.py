@@ -84,7 +84,7 @@ class Prepared:
 
 
 def prepare(
-    source: str = "arithmetic",
+    source: Any = "arithmetic",
     processing_class: Any = None,
     *,
     subset: str = "",
@@ -95,7 +95,7 @@ def prepare(
     answer_column: str = "answer",
     image_column: str = "images",
     image_pixels: int = 262_144,
-    extra_columns: str = "",
+    extra_columns: str | Sequence[str] = "",
     answer_format: str = "auto",
     answer_kind: str = "number",
     system_prompt: str = "preset",
@@ -116,7 +116,8 @@ def prepare(
     r"""Read, validate and split rows: questions with reference answers, for GRPO.
 
     Args:
-        source: A built-in set, a file, a folder, a dataset on the hub, or tasks of reasoning-gym.
+        source: A built-in set, a file, a folder, a dataset on the hub, tasks of reasoning-gym, or
+            the rows themselves: a `datasets.Dataset`, a table of pandas, a list.
         processing_class: The model's tokenizer or processor, whose chat template renders the
             prompts; None measures no prompts.
         subset, split, revision, streaming: The part of a dataset on the hub, and how it is read.
@@ -124,7 +125,7 @@ def prepare(
         answer_column: The column of reference answers.
         image_column: The column of images, if there are any; "" for none.
         image_pixels: Larger images are scaled down to this many pixels.
-        extra_columns: Further columns for the rewards: "a, b" or "all".
+        extra_columns: Further columns for the rewards: "a, b", a list of names, or "all".
         answer_format: Where an answer stands in its cell: auto, as_is, ####, boxed, tag, regex:….
         answer_kind: number, math, choice, json, code or text.
         system_prompt: Asks for the format; "preset" is that of `form`.
@@ -150,7 +151,12 @@ def prepare(
             too few are left.
         FileNotFoundError: The source does not exist.
     """
-    config = SimpleNamespace(**locals())
+    config = SimpleNamespace(**locals(), rows=None)
+    if not isinstance(source, str | Path):
+        config.rows, source = source, f"a {type(source).__name__}"
+    config.source = source = str(source)
+    if not isinstance(extra_columns, str):
+        config.extra_columns = ", ".join(extra_columns)
     form = find_form(form) if isinstance(form, str) else form
     form = PRESETS["gym"].form if gym.is_gym(source) and form == TAGS else form
     refuse_unknown("data.answer_kind", answer_kind, list(PLAIN))

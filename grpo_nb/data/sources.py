@@ -85,6 +85,8 @@ def _places(config: Options) -> list[Path]:
 
 
 def _open(config: Options) -> Iterable[Row]:
+    if (rows := getattr(config, "rows", None)) is not None:
+        return rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
     if gym.is_gym(config.source):
         return gym.rows(config)
     path, *others = _places(config)

@@ -46,8 +46,10 @@ def check_environment(environment: Environment | type, rows: Sequence[Row]) -> C
     Raises:
         ValueError: The class is not an environment.
     """
-    if isinstance(environment, type):
+    if not isinstance(environment, Environment):
         environment = Environment(environment)
+    if not rows:
+        raise ValueError("rows is empty: give rows with the columns that `reset` takes")
     try:
         with redirect_stdout(io.StringIO()):
             plays, fault = _play_all(environment, list(islice(cycle(rows), EPISODES)))

@@ -160,6 +160,8 @@ class Environment:
     """
 
     def __init__(self, kind: type) -> None:
+        if not isinstance(kind, type):
+            raise ValueError(f"{kind!r:.80} is no class: give the class of the environment itself")
         self.kind, self.title = kind, f"environment {kind.__name__}"
         self.max_turns: int = getattr(kind, "max_turns", 8)
         self.tool_seconds: float = getattr(kind, "tool_seconds", 10.0)

@@ -23,6 +23,7 @@ from grpo_nb.models import (
     trained_base,
 )
 from grpo_nb.models.hub import find_model
+from grpo_nb.models.weights import ADAPTER_CONFIG
 from grpo_nb.reward_lab import Bench
 from grpo_nb.reward_lab.check import right_reward
 from grpo_nb.reward_lab.scoring import chats, names_of
@@ -56,7 +57,8 @@ def evaluate(
     """Answer the same prompts with each model, score the answers, and compare the models.
 
     Each prompt gets one greedy and `samples` sampled completions, with the same seeds for all
-    models. A model is better only if the interval of the paired difference excludes 0.
+    models. A model is better only if the interval of the paired difference excludes 0, and, without
+    partial credit, McNemar's p is below 0.05.
 
     Args:
         models: {label: model}; the first is the baseline. A model is a folder or hub name, a base
@@ -83,13 +85,15 @@ def evaluate(
 
     Raises:
         ValueError: There are no rows, no models, or a prompt is not a chat; an adapter belongs to
-            another base.
+            another base; samples or reward_weights do not fit.
         FileNotFoundError: A model or adapter does not exist.
 
     Source: paired differences with a bootstrap over prompts; McNemar, Psychometrika 12, 1947.
     """
     if not models:
         raise ValueError("models = {}: give at least one, with its label")
+    if samples < 1:
+        raise ValueError(f"samples = {samples}: give at least 1")
     rows = [{"answer": None} | row for row in chats(dataset)]
     rewards = reward_funcs
     if not isinstance(rewards, RewardSet):
@@ -139,6 +143,8 @@ def _rewards(
     """Return the rewards as a set, with the name of the one that decides what is right."""
     funcs = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
     weights = [1.0] * len(funcs) if weights is None else list(weights)
+    if len(weights) != len(funcs):
+        raise ValueError(f"reward_weights = {weights}: give one for each of {len(funcs)} rewards")
     names = names_of(funcs)
     if correct and correct not in names:
         raise ValueError(f"correct = {correct!r}: give the name of a reward: {', '.join(names)}")
@@ -149,6 +155,10 @@ def _rewards(
 def _parts(model: Model) -> tuple[str, Path | None, Engine | None]:
     """Return base, adapter and, of a loaded model, its engine; raise if one does not exist."""
     base, adapter = model if isinstance(model, tuple) else (model, None)
+    if adapter is None and not isinstance(base, str | Path):
+        raise ValueError(f"{type(base).__name__} alone cannot be asked: give (model, tokenizer)")
+    if adapter is None and Path(base, ADAPTER_CONFIG).is_file():
+        raise ValueError(f"{base} is an adapter: give (base, {str(base)!r})")
     if not isinstance(adapter, str | Path | None):
         return base.name_or_path, None, policy_of(base, adapter).engine
     find_model(str(base))

@@ -335,7 +335,7 @@ def _of_format(before: pd.DataFrame, after: pd.DataFrame) -> str:
     if np.isnan(was[LENIENT]) or all(np.allclose(each, each["pass@1"]) for each in (was, now)):
         return ""
     gain = now - was
-    part = gain["pass@1"] - gain[LENIENT]
+    part = gain["pass@1"] - max(gain[LENIENT], 0)  # what is lost of the answers is no format
     whole = f": {part:.1f} of the {gain['pass@1']:.1f} points are format" if part > 0.05 else ""
     return f"; read leniently {was[LENIENT]:.1f} % → {now[LENIENT]:.1f} %{whole}"
 

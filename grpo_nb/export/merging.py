@@ -129,7 +129,8 @@ def merge_tested(
     if adapter is not None:
         refuse_unusable(adapter)
     with atomic_path(to) as temporary:
-        _write(_merged(policy, adapter, quantization), base, chat_template_kwargs, temporary)
+        tokenizer = load_tokenizer(base, chat_template_kwargs, adapter)
+        _write(_merged(policy, adapter, quantization), base, tokenizer, temporary)
         free_memory()
         if adapter is not None:
             path = str(temporary.resolve())
@@ -202,13 +203,11 @@ def _add_changes(tuned: "PreTrainedModel") -> None:
             weight.copy_(bits.bitwise_and_(-(2**16)).view(torch.float32))
 
 
-def _write(
-    model: "PreTrainedModel", base: str, template: Mapping[str, Any] | None, folder: Path
-) -> None:
+def _write(model: "PreTrainedModel", base: str, tokenizer: Any, folder: Path) -> None:
     """Write weights, config, generation config, tokenizer and chat template to a new folder."""
     with quiet():
         model.save_pretrained(folder, max_shard_size="5GB")
-    save_tokenizer(load_tokenizer(base, template), folder, base)
+    save_tokenizer(tokenizer, folder, base)
 
 
 def merge_run(stage: "Stage", *, force: bool = False) -> tuple[Path, Check]:

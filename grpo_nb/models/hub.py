@@ -154,7 +154,9 @@ def files_of(path: str, *names: str) -> list[Path]:
 
 
 def load_tokenizer(
-    model_path: str, chat_template_kwargs: Mapping[str, Any] | None = None
+    model_path: str,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    adapter: Path | None = None,
 ) -> "PreTrainedTokenizerBase":
     """Load a tokenizer that pads on the left.
 
@@ -165,6 +167,8 @@ def load_tokenizer(
         chat_template_kwargs: The setting `grpo.chat_template_kwargs`. Its values become defaults
             in the template itself. So every program that renders with the template uses them,
             including a server of the merged model.
+        adapter: Folder of an adapter. The chat template in it, which a trainer saves, replaces the
+            base's: a notebook may have set its own.
 
     Raises:
         ValueError: The tokenizer has no chat template, so prompts cannot be rendered.
@@ -178,6 +182,8 @@ def load_tokenizer(
     if processor is not None:
         tokenizer.processor = processor
         tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
+    if template := adapter and _own_template(adapter):
+        tokenizer.chat_template = template
     if tokenizer.chat_template is None:
         raise ValueError(
             f"the tokenizer of {model_path!r} has no chat template: take an instruct model, or "
@@ -191,6 +197,15 @@ def load_tokenizer(
     if processor is not None:
         processor.chat_template = tokenizer.chat_template
     return tokenizer
+
+
+def _own_template(folder: Path) -> str:
+    """Return the chat template that a folder holds; "" if it holds none."""
+    file, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = read_json(config).get("chat_template") if config.is_file() else None
+    return template if isinstance(template, str) else ""
 
 
 def tokenizer_of(processing_class: Any) -> "PreTrainedTokenizerBase":

@@ -150,7 +150,7 @@ def open_engine(
         gpu_memory_utilization: Share of the GPU's memory that vLLM takes until it is closed.
         chat_template_kwargs: Defaults for the chat template, as in `load_tokenizer`.
     """
-    tokenizer = hub.load_tokenizer(model_path, chat_template_kwargs)
+    tokenizer = hub.load_tokenizer(model_path, chat_template_kwargs, adapter)
     if use_vllm("detect", quantization):
         return open_vllm(model_path, adapter, quantization, gpu_memory_utilization, tokenizer)
     model = load_checkpoint(model_path, adapter=adapter, quantization=quantization)

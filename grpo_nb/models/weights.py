@@ -266,6 +266,11 @@ def trained_base(model_path: str, adapter: Path) -> str:
         FileNotFoundError: The folder contains no adapter.
         ValueError: The adapter was trained on a base with another name.
     """
+    if not (adapter / ADAPTER_CONFIG).is_file():
+        raise FileNotFoundError(
+            f"{adapter} holds no {ADAPTER_CONFIG}: give the folder of an adapter, such as "
+            "outputs/checkpoint-250; after full fine-tuning the checkpoint is the model"
+        )
     base = read_json(adapter / ADAPTER_CONFIG)["base_model_name_or_path"]
     model_name, base_name = Path(model_path).name.lower(), Path(base).name.lower()
     copy = re.compile(r"(-unsloth)?-bnb-4bit$")

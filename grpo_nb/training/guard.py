@@ -25,7 +25,7 @@ import numpy as np
 from transformers import TrainerCallback
 
 from grpo_nb import ranks
-from grpo_nb.models import sharded
+from grpo_nb.models import sharded, use_torch_head
 from grpo_nb.training import stock
 
 if TYPE_CHECKING:
@@ -63,6 +63,10 @@ CUT = (
     "the samples are not quite the policy's: unlikely tokens are never tried, though the loss "
     "takes the probabilities of all tokens. Its ratio is off by the share that is cut, and the "
     "entropy falls faster"
+)
+DROPOUT = (
+    "each pass through the model drops other weights, so that the loss is computed for another "
+    "policy than the one that sampled. The samples are tested without it; set disable_dropout=True"
 )
 CUT_FIX = "leave it unset, and set only the temperature"
 NO_SCORE = (
@@ -117,7 +121,8 @@ class Guard(TrainerCallback):
     """
 
     def __init__(self, trainer: Any, *, every: int = 50) -> None:
-        if every < 1:
+        use_torch_head()
+        if every < 1 or every != int(every):
             raise ValueError(f"every = {every}: give the number of steps between two tests")
         self.trainer, self.every = trainer, every
         self.noise, self.begun = NOISE, 0
@@ -148,7 +153,10 @@ class Guard(TrainerCallback):
         cuts = stock.distorted(trainer.args)
         if cuts and trainer.state.global_step == self.begun:
             self._warn(f"{cuts}, and so {CUT}: {CUT_FIX}")
-        trainer.model.train()  # as in a training step
+        dropout = stock.dropout_of(trainer.model)
+        if dropout and trainer.state.global_step == self.begun:
+            self._warn(f"dropout = {dropout:g}: {DROPOUT}")
+        trainer.model.train(not dropout)  # as in a training step
         with _stand_in(trainer) as double:
             weights, is_lowered = changeable(trainer), False
             while True:
@@ -164,6 +172,7 @@ class Guard(TrainerCallback):
                 if not weights or is_enough:
                     break
                 self.noise *= 2
+        trainer.model.train()
         self._stop_if(UNMOVED if evidence.change < UNFELT else "")
         if ranks.anywhere(math.isnan(evidence.score)):
             self._warn(NO_SCORE)

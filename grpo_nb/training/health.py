@@ -367,7 +367,9 @@ def signal(w: Watch) -> Alarms:
     low, full = w.ends()
     is_low = w.mean("reward") - low <= (1 - limits.no_signal) * (full - low)
     # A collapse may come before the first window ends.
-    has_fallen = _lost(w, max(2, math.ceil(limits.completions / 2 / w.each))) if is_low else ""
+    parts = [max(2, math.ceil(limits.completions / 2 / w.each))] if is_low else []
+    parts += [1] if is_low and silent > limits.no_signal else []  # it may last a step or two
+    has_fallen = next(filter(None, (_lost(w, part) for part in parts)), "")
     is_enough = len(w.lines) * w.each >= limits.enough / 5
     is_unsolved, groups = right < limits.solved, w.window * max(1, w.each // GROUP)
     is_losing = is_growing and w.sure("reward", start) > 0
@@ -381,7 +383,7 @@ def signal(w: Watch) -> Alarms:
         yield "nothing left to learn", "", evidence
     elif silent > limits.no_signal and is_enough:
         yield "nothing learnt", "", evidence
-    elif silent <= limits.no_signal and is_unsolved and most > least:
+    elif is_unsolved and most > least:
         yield "little signal", "", evidence
     elif not w.is_scheduled() and (fall := _lost(w, w.many())):
         yield "reward falls", "", fall
@@ -519,11 +521,11 @@ def reward_rises(watch: Watch) -> Check:
     count = lines * watch.each
     change = f"{rise:+.3g} ± {2 * error:.2g} between halves of {count:,} completions"
     if math.isnan(rise):
-        change = f"{lines} steps are too few"
+        change = f"{lines} logged lines are too few"
     if lines >= watch.window and rise > 2 * error:
         return Check("reward rises", "ok", change)
     missing = watch.limits.enough - count
     if missing > 0:
         more = math.ceil(missing / max(1, watch.expected.completions))
-        change += f"; {more} more steps would tell"
+        change += f"; it takes {more} more steps to tell"
     return Check("reward rises", "warning", change, f"train longer, or see {PAGE}")

@@ -5,9 +5,10 @@ import shutil
 import signal
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -16,6 +17,7 @@ from grpo_nb import ranks
 from grpo_nb.files import atomic_path, read_json, read_lines
 from grpo_nb.training import stock
 
+STATE = "trainer_state.json"
 SAVED_BY_TORCH = (".pt", ".pth", ".bin")  # zip files
 
 
@@ -57,7 +59,7 @@ def stop_on_signals(event: threading.Event) -> Iterator[list[int]]:
         yield signals_so_far
 
 
-def keep_last_step(trainer: Any, error: Exception) -> None:
+def keep_last_step(trainer: Any, error: Exception, saved: str | None) -> None:
     """Save the last complete step after an error; if that fails, a note of the error says so.
 
     If several processes train, none of them saves: the others may have reached another part of the
@@ -66,8 +68,9 @@ def keep_last_step(trainer: Any, error: Exception) -> None:
     Args:
         trainer: The trainer whose `train` raised.
         error: The error.
+        saved: The newest checkpoint of this training.
     """
-    step, saved = trainer.state.global_step, newest_checkpoint(trainer.args.output_dir)
+    step = trainer.state.global_step
     used_up = stock.generation_is_used_up(trainer.args, step)
     if ranks.count() > 1 or step == step_of(saved) or not used_up:
         return
@@ -89,7 +92,15 @@ def steps_of(output_dir: str | Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def newest_checkpoint(output_dir: str | Path) -> str | None:
+def times_of(output_dir: str | Path) -> dict[int, int]:
+    """Return {step: when the checkpoint was written [ns]} of a trainer's checkpoints."""
+    states = {s: Path(output_dir, f"checkpoint-{s}/{STATE}") for s in steps_of(output_dir)}
+    return {step: file.stat().st_mtime_ns for step, file in states.items() if file.is_file()}
+
+
+def newest_checkpoint(
+    output_dir: str | Path, but: Mapping[int, int] = MappingProxyType({})
+) -> str | None:
     """Return the newest whole checkpoint of a trainer; None if there is none.
 
         trainer.train(resume_from_checkpoint=newest_checkpoint("outputs"))
@@ -99,15 +110,18 @@ def newest_checkpoint(output_dir: str | Path) -> str | None:
 
     Args:
         output_dir: The trainer's `output_dir`.
+        but: What `times_of` returned before a training; its checkpoints do not count.
     """
-    paths = (Path(output_dir, f"checkpoint-{step}") for step in reversed(steps_of(output_dir)))
+    times = times_of(output_dir)
+    steps = [step for step in sorted(times, reverse=True) if but.get(step) != times[step]]
+    paths = (Path(output_dir, f"checkpoint-{step}") for step in steps)
     return next((str(path) for path in paths if is_whole(path)), None)
 
 
 def is_whole(checkpoint: Path) -> bool:
     """Return whether all files of a checkpoint open; trainer_state.json is written last."""
     try:
-        state = read_json(checkpoint / "trainer_state.json")
+        state = read_json(checkpoint / STATE)
         for file in checkpoint.rglob("*"):
             if file.suffix == ".safetensors":
                 with safe_open(file, "np"):  # which compares the size with the header

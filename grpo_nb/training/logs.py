@@ -87,10 +87,14 @@ def read_log(what: Any) -> Log:
         is_table = isinstance(what, pd.DataFrame)
         source, lines = "a table" if is_table else "a list of lines", what
         lines = what.to_dict("records") if is_table else what
+        if not isinstance(lines, Iterable):
+            raise ValueError(f"{type(what).__name__} is no log: {WANTED}")
     lines = _of_one_run(renamed(line) for line in lines if isinstance(line, Mapping))
-    if sum("reward" in line for line in lines) < FEWEST:
+    if 0 < (count := sum("reward" in line for line in lines)) < FEWEST:
+        raise ValueError(f"{source} has {count} lines with `reward`, and {FEWEST} are the fewest")
+    if not count:
         keys = ", ".join(sorted({key for line in lines for key in line})[:12]) or "nothing"
-        raise ValueError(f"{source} has no `reward` in {FEWEST} lines, but {keys}: {WANTED}")
+        raise ValueError(f"{source} has no line with `reward`, but {keys}: {WANTED}")
     keys = dict.fromkeys(key for line in lines for key in line)
     rewards = [match[1] for key in keys if (match := REWARD.fullmatch(key))]
     facts = _completed(facts, lines, completions)
@@ -207,13 +211,19 @@ def _text(text: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _printed(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the lines that transformers or verl printed, and the steps that its bar showed."""
+    """Return the lines of the last training that was printed, and the steps that its bar showed.
+
+    They are those of transformers or verl.
+    """
+    is_over = False
     lines = [{key: _value(number) for key, number in PAIR.findall(line)} for line in _of_verl(text)]
     for part in PRINTED.findall(text):
         with suppress(ValueError, SyntaxError):  # a line that transformers has not written
             line = ast.literal_eval(re.sub(r"\b(nan|inf)\b", "None", part))
             if isinstance(line, dict) and "reward" in renamed(line):
+                lines = [] if is_over else lines
                 lines.append(line)
+            is_over = isinstance(line, dict) and "train_runtime" in line  # what follows is another
     bars = BAR.findall(text.rpartition("{'")[0]) or [(0, 0)]
     step, total = map(int, bars[-1])
     every = max(1, round(step / max(1, len(lines))))

@@ -35,11 +35,12 @@ from grpo_nb.training.interruptions import (
     newest_checkpoint,
     step_of,
     stop_on_signals,
+    times_of,
 )
 from grpo_nb.training.logs import of_trainer, renamed
 from grpo_nb.training.placebo import true_reward
 
-BAD_STEPS = 3  # updates that are skipped in a row before training ends
+BAD = 3  # generations without an update, in a row, before training ends
 REMEDY = (
     "Repair a reward that gives None or NaN, or what it calls (a server, a file); else lower the "
     "learning_rate, or load the model in 16 bits"
@@ -77,8 +78,8 @@ class Monitor(TrainerCallback):
     """Raise alerts beside a trainer, show its progress, and skip updates that ruin the weights.
 
     An update is skipped if its gradient is NaN or infinite, or if no completion has a score; after
-    three in a row, training ends. In a notebook the dashboard is shown; in a terminal each
-    step is a line.
+    three generations without an update, training ends. Every step is logged, whatever the trainer's
+    logging_steps are. In a notebook the dashboard is shown; in a terminal each step is a line.
 
     Args:
         trainer: The trainer, before `train()`. A monitor that it already has is replaced.
@@ -129,8 +130,10 @@ class Monitor(TrainerCallback):
         self.alerts: list[Check] = []
         self.failure = self.ended = ""
         self._exits: list[ExitStack] = []
+        self.before: dict[int, int] = {}  # checkpoints of another training; see `times_of`
         self.stopped = False  # whether a request to stop ended the last training
         self.watch, self.skipped = health.Watch(health.Expected({})), 0
+        self.updated = self.validated = False
         self.dashboard = _dashboard() if show else None
         self.prints = show and self.dashboard is None
         # It comes first, so that the others see what it has decided.
@@ -151,14 +154,21 @@ class Monitor(TrainerCallback):
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Raise KeyboardInterrupt if training was stopped, so that the cells below do not run."""
+        """Raise an error if training was stopped or has ended, so that the cells below do not run.
+
+        Raises:
+            KeyboardInterrupt: It was stopped by an interrupt or a signal.
+            RuntimeError: No update could be made any more.
+        """
         self._exits.pop().close()
         trainer, step = self.trainer, self.trainer.state.global_step
         if isinstance(error, Exception):
-            keep_last_step(trainer, error)
+            keep_last_step(trainer, error, self._newest())
             error.add_note(self._goes_on() or "every step is trained")
             if preflight.is_out_of_memory(error):
                 error.add_note(f"memory ran out: {preflight.SMALLER}")
+        if error is None and self.ended:
+            raise RuntimeError(self.ended)
         early = self.stopped and step < trainer.state.max_steps
         if error is None and ranks.anywhere(bool(self.interrupts) or early):
             ending = filter(None, (f"stopped after step {step}", self._goes_on()))
@@ -166,7 +176,7 @@ class Monitor(TrainerCallback):
 
     def _goes_on(self) -> str:
         """Say how a training that has ended goes on, or what is kept of a finished one."""
-        state, newest = self.trainer.state, newest_checkpoint(self.trainer.args.output_dir)
+        state, newest = self.trainer.state, self._newest()
         if 0 < state.max_steps <= state.global_step:
             return ""
         if not newest:
@@ -175,10 +185,15 @@ class Monitor(TrainerCallback):
         again = AGAIN if hasattr(self.trainer, "monitor_options") else again
         return f"the training is kept up to step {step_of(newest)}; {again}"
 
+    def _newest(self) -> str | None:
+        """Return the newest checkpoint of this training; the folder may hold another's."""
+        return newest_checkpoint(self.trainer.args.output_dir, but=self.before)
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin, or go on after the step of the checkpoint from which training resumes."""
         stock.call_once(self.trainer, self)
-        self.failure = ""
+        self.failure, self.before = "", times_of(args.output_dir)
+        self.before.pop(state.global_step, None)  # from which it goes on
         self.begin(state.global_step, state.max_steps)
 
     @_aside
@@ -190,6 +205,7 @@ class Monitor(TrainerCallback):
             max_steps: The number of steps of the training.
         """
         self.ended, self.skipped = "", 0
+        self.updated = self.validated = False  # in this generation; since it was sampled
         self.watch = health.Watch(self._expected(max_steps))
         self.alerts.clear()
         if ranks.is_main():
@@ -233,32 +249,36 @@ class Monitor(TrainerCallback):
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
         infinite = ranks.anywhere(not finite)
-        unscored = self._unscored()
-        if not infinite and not unscored:
-            self.skipped = 0
+        why = self._fault(infinite)
+        scaler = getattr(self.trainer.accelerator, "scaler", None)
+        overflows = infinite and not why and scaler and scaler.get_scale() > 1
+        why = why or ("the gradient is not finite (NaN or inf)" if infinite else "")
+        self.updated |= not why or bool(overflows)
+        if stock.generation_is_used_up(args, step):
+            self.skipped, self.updated = 0 if self.updated else self.skipped + 1, False
+        if not why:
             return
         model.zero_grad(set_to_none=True)
-        scaler = getattr(self.trainer.accelerator, "scaler", None)
-        if not unscored and scaler and scaler.get_scale() > 1:
-            # torch's GradScaler begins at 65,536, and halves its scale after each such step.
-            scale = f"{scaler.get_scale():g}"
-            print(f"step {step}: fp16 overflows at a loss scale of {scale}; no update is made")
-            return
-        why = unscored or "the gradient is not finite (NaN or inf)"
+        if overflows:  # torch's GradScaler begins at 65,536, and halves its scale after each
+            why = f"fp16 overflows at a loss scale of {scaler.get_scale():g}"
         print(f"step {step}: {why}; no update is made")
-        self.skipped += 1
-        if self.skipped == BAD_STEPS:
-            count = f"no update could be made in {BAD_STEPS} steps in a row, up to step {step}"
+        if self.skipped == BAD:
+            count = f"no update could be made with {BAD} generations in a row, up to step {step}"
             self.ended = f"{why}, and {count}. {REMEDY}"
             print(f"training ends: {self.ended}")
 
-    def _unscored(self) -> str:
-        """Return why this step's scores (infinite, or all None) are unusable; "" if usable."""
-        scores = self._scores()
-        if infinite := [name for name in scores if np.isinf(scores[name]).any()]:
-            return f"{', '.join(infinite)} gave an infinite score"
+    def _fault(self, infinite: bool) -> str:
+        """Return what is wrong with the scores of this step's completions; "" if nothing is.
+
+        An infinite score spoils its group alone, and so only the updates with a gradient that is
+        `infinite`. After a validation the scores are those of its completions, and tell nothing.
+        """
+        scores = pd.DataFrame() if self.validated else self._scores()
+        names = [name for name in scores if np.isinf(scores[name]).any()]
+        if infinite and names:
+            return f"{', '.join(names)} gave an infinite score"
         if scores.size and scores.isna().all(axis=None):
-            return "no completion has a score, for every reward gave None"
+            return "no completion has a score, for every reward gave None or NaN"
         return ""
 
     def _scores(self) -> pd.DataFrame:
@@ -281,7 +301,13 @@ class Monitor(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Say which step runs."""
+        if stock.generation_is_used_up(args, state.global_step):
+            self.validated = False
         self.say(f"training step {state.global_step + 1}", is_short=state.global_step > 0)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Remember that TRL's latest scores are not those of completions that are trained on."""
+        self.validated = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show that training has ended, and clear the request to stop; `stopped` keeps it."""

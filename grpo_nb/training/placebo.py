@@ -14,6 +14,7 @@ it.
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,6 +68,14 @@ def _shuffling(func: Callable[..., Any], group: int, seed: int) -> Callable[...,
                 f"a batch of {len(scores)} completions holds no whole groups of {group}: give "
                 "placebo() the trainer's num_generations; on several processes also make the "
                 "completions of each a multiple of it"
+            )
+        prompts = list(columns.get("prompts") or ())
+        starts = [n for n in range(len(prompts)) if n == 0 or prompts[n] != prompts[n - 1]]
+        size = math.gcd(*starts, len(prompts))
+        if size % group or (starts[1:] and size != group):
+            raise ValueError(
+                f"num_generations = {group}, but each prompt has {size} completions: give "
+                f"placebo() the trainer's num_generations, {size}"
             )
         step = getattr(columns.get("trainer_state"), "global_step", 0)
         return [scores[place] for place in _order(len(scores), group, seed, step)]

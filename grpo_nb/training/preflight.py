@@ -28,6 +28,7 @@ LONGEST = 64  # prompts of the most characters, whose tokens are counted
 # On a CPU, the process grows by this much in the first steps. oneDNN adds kernels for shapes that
 # the dry run did not have, and the C library keeps memory for later: see docs/performance.md.
 GROWTH = GIB // 8
+OVERFLOW = "the base model overflows: load it in 16 bits (load_in_4bit=False), or take another"
 SMALLER = (
     "lower per_device_train_batch_size and raise gradient_accumulation_steps as much (the same "
     "step); or lower max_completion_length, or vLLM's share (gpu_memory_utilization)"
@@ -109,6 +110,9 @@ def _end_of_turn(trainer: Any, row: stock.Row) -> list[Check]:
 def _sampling(trainer: Any) -> Check:
     """Check that completions are sampled with the probabilities that the loss uses."""
     if not (cuts := stock.distorted(trainer.args)):
+        if dropout := stock.dropout_of(trainer.model):
+            fix = "set disable_dropout=True, or lora_dropout=0"
+            return Check("sampling", "warning", f"dropout = {dropout:g}: {guard.DROPOUT}", fix)
         return Check("sampling", "ok", "from the policy's own distribution")
     return Check("sampling", "warning", f"{cuts}, and so {guard.CUT}", guard.CUT_FIX)
 
@@ -151,7 +155,7 @@ def _gradient(trainer: Any) -> Check:
     evidence, fix = f"reaches {count} of {len(matrices)} trained matrices", ""
     if not all(gradient.isfinite().all() for gradient in gradients):
         evidence += ", and is not finite"
-        fix = "the base model overflows: load it in 16 bits (load_in_4bit=False), or take another"
+        fix = OVERFLOW
     elif count < len(matrices) or not matrices:
         fix = "load the policy again: weights to train are frozen (requires_grad) or unused"
     return Check("gradient", "stop" if fix else "ok", evidence, fix)
@@ -207,6 +211,9 @@ def dry_run(trainer: Any, row: stock.Row) -> list[Check]:
                 update, _ = _timed(_update, double, inputs)
             gradient = _gradient(trainer)
         except (RuntimeError, MemoryError) as error:
+            if "probability tensor contains" in str(error):  # torch's words, at sampling
+                evidence = "the model's probabilities are NaN or infinite"
+                return [Check("gradient", "stop", evidence, OVERFLOW)]
             if not is_out_of_memory(error):
                 raise
             evidence = f"{part} ran out of memory; {budget / GIB:.1f} GiB were available"

@@ -136,6 +136,14 @@ def distorted(args: Any) -> str:
     return " and ".join(f"{name} = {values[name]}" for name in names)
 
 
+def dropout_of(model: Any) -> float:
+    """Return the largest share that dropout leaves out in training; 0 without dropout."""
+    layers = [each for each in model.modules() if "Dropout" in type(each).__name__]
+    shares = [getattr(each, "p", 0) for each in layers]
+    shares += [getattr(each, "attention_dropout", 0) for each in model.modules()]
+    return max((share for share in shares if isinstance(share, float)), default=0.0)
+
+
 def generation_is_used_up(args: Any, step: int) -> bool:
     """Return whether the next step samples anew; if so, a checkpoint needs no completions."""
     every = args.steps_per_generation * args.num_iterations  # micro-batches

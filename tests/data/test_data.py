@@ -7,6 +7,7 @@ from inspect import signature
 import numpy as np
 import pandas as pd
 import pytest
+from datasets import Dataset
 from prepared import count, dropped, prepare, write_jsonl
 
 import grpo_nb
@@ -75,6 +76,13 @@ def test_a_notebook_of_ones_own_prepares_rows_for_trl(tmp_path, capsys, tokenize
     assert list(tmp_path.iterdir()) == [tmp_path / "a.jsonl"]
     unmeasured = grpo_nb.prepare(source, **chosen)
     assert "not measured" in repr(unmeasured) and len(unmeasured.rows["train"]) == 7
+
+
+@pytest.mark.parametrize("kind", [list, pd.DataFrame, Dataset.from_list])
+def test_rows_that_a_notebook_holds_are_prepared_as_they_are(kind):
+    rows = [row_of(f"What is {n} + 1?", str(n + 1)) | {"n": n, "m": n} for n in range(20)]
+    made = grpo_nb.prepare(kind(rows), extra_columns=["n", "m"])
+    assert made.report["rows_read"] == 20 and {"n", "m"} <= made.train_dataset[0].keys()
 
 
 def test_the_arguments_are_the_settings_of_a_run():

@@ -72,3 +72,12 @@ def test_a_solution_that_is_none_is_refused(turns, evidence):
     [found] = found_in(solved, hunt_rows())
     assert found.name in ("oracle", "episode")
     assert re.search(evidence, found.evidence)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "words"),
+    [(lambda: None, [{}], "give the class"), (Hunt, [], "rows is empty")],
+)
+def test_what_is_no_class_or_has_no_rows_is_refused(kind, rows, words):
+    with pytest.raises(ValueError, match=words):
+        check_environment(kind, rows)

@@ -132,6 +132,15 @@ def test_the_sentence_says_how_much_of_a_gain_is_format(base, end):
     assert pair["sentence"].endswith(end) and "33.3 % → 100.0 %" in pair["sentence"]
 
 
+def test_right_answers_that_are_lost_are_no_format():
+    after = (["so it is 6.", "<answer>7</answer>", "6"], [0, 1, 0])
+    base = (["<answer>8</answer>", "so it is 7.", "7"], [0, 0, 0])
+    [pair] = judged(references="777", base=base, after=after)["comparisons"]
+    assert pair["sentence"].endswith(": 33.3 of the 33.3 points are format")
+    [pair] = judged(references="777", base=base, after=(after[0], [0, 0, 0]))["comparisons"]
+    assert pair["sentence"].endswith("leniently 66.7 % → 33.3 %")
+
+
 @pytest.mark.parametrize(
     ("after", "gained", "state", "end"),
     [

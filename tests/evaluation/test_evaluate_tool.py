@@ -1,6 +1,8 @@
 """`grpo_nb.evaluate` beside a notebook of one's own: plain rewards, plain rows, no run."""
 
+import json
 import re
+import shutil
 
 import pytest
 
@@ -55,6 +57,21 @@ def test_a_loaded_model_answers_as_its_folder_does():
     assert result.report["comparisons"][0]["verdict"] == "not distinguishable"
 
 
+def test_an_adapter_is_asked_in_the_chat_template_that_was_saved_with_it(adapter, tmp_path):
+    """A notebook may set its own; a trainer saves it beside the adapter."""
+    own, folder = "{{ messages[-1].content }}", tmp_path / "checkpoint-1"
+    shutil.copytree(adapter, folder)
+    for file in ("chat_template.jinja", "tokenizer_config.json"):
+        (folder / "chat_template.jinja").unlink(missing_ok=True)
+        text = json.dumps({"chat_template": own}) if file.endswith(".json") else own
+        (folder / file).write_text(text)
+        assert models.load_tokenizer(TINY, adapter=folder).chat_template == own
+    with pytest.raises(ValueError, match=re.escape("is an adapter: give (base, ")):
+        compared({"trained": folder})
+    grpo_nb.merge(TINY, folder, tmp_path / "merged", load_in_4bit=True)
+    assert models.load_tokenizer(str(tmp_path / "merged")).chat_template == own
+
+
 @pytest.mark.parametrize(
     ("candidates", "options", "words"),
     [
@@ -62,6 +79,9 @@ def test_a_loaded_model_answers_as_its_folder_does():
         ({"base": TINY}, {"rows": []}, "holds no rows"),
         ({"base": TINY}, {"correct": "wright"}, "give the name of a reward: tidy, right"),
         ({}, {}, "give at least one, with its label"),
+        ({"base": TINY}, {"samples": 0}, "samples = 0: give at least 1"),
+        ({"base": TINY}, {"reward_weights": [1.0]}, "give one for each of 2 rewards"),
+        ({"base": object()}, {}, "object alone cannot be asked: give (model, tokenizer)"),
         ({"base": TINY, "a": "data/nowhere/x"}, {}, "holds no config.json"),
         ({"base": TINY, "a": (TINY, "no/checkpoint-9")}, {}, "no/checkpoint-9"),
         ({"base": TINY, "a": (TINY, "no")}, {}, "adapter_config.json"),

@@ -175,7 +175,12 @@ def merge_of(request, tmp_path_factory):
             patch.setattr(weights, "weights_dtype", lambda: dtype)
         adapter = moved(folder, size, {}) / "train/adapter"
         tuned = models.load_checkpoint(TINY, adapter=adapter, quantization="4bit")
-        merging._write(merging._merged(TINY, adapter, "4bit"), TINY, None, folder / "merged")
+        merging._write(
+            merging._merged(TINY, adapter, "4bit"),
+            TINY,
+            models.load_tokenizer(TINY),
+            folder / "merged",
+        )
         merged = models.load_checkpoint(str(folder / "merged"), adapter=None, quantization="16bit")
     return SimpleNamespace(adapter=adapter, tuned=tuned, merged=merged, small=size == 1e-4)
 

@@ -151,6 +151,12 @@ def test_what_was_not_logged_in_a_table_is_no_zero(tmp_path):
     assert not any("kl" in line for line in log.lines)
 
 
+def test_of_several_trainings_that_were_printed_the_last_is_read(tmp_path):
+    path = as_printed(SOUND, tmp_path)
+    path.write_text(f"{path.read_text()}\n{{'train_runtime': 9.1}}\n" * 2)
+    assert len(read_log(path).steps) == len(SOUND)
+
+
 def test_printed_lines_apart_from_their_progress_bar_are_counted(tmp_path):
     """Where standard error was written first, all bars come before the lines."""
     path = as_printed([line | {"kl": math.nan} for line in SOUND], tmp_path)
@@ -194,9 +200,9 @@ def test_the_number_of_completions_is_seen_in_the_shares(count):
     [
         ("none", FileNotFoundError, "does not exist: give TRL's output folder"),
         ("empty", FileNotFoundError, "has no checkpoint-"),
-        ("log.rst", ValueError, "has no `reward` in 3 lines, but nothing: give"),
+        ("log.rst", ValueError, "has no line with `reward`, but nothing: give"),
         ("broken.json", ValueError, "cannot be read"),
-        ("other.jsonl", ValueError, "has no `reward` in 3 lines, but loss, step"),
+        ("other.jsonl", ValueError, "has no line with `reward`, but loss, step"),
     ],
 )
 def test_what_is_no_log_is_refused(what, error, refusal, tmp_path):
@@ -331,7 +337,7 @@ def test_the_reward_that_says_what_is_right_may_be_named():
 def test_too_few_steps_give_a_note_which_says_how_many_more_would_tell():
     (note,) = autopsy(SOUND[:20], completions_per_step=16).findings
     assert (note.name, note.state) == ("no rise yet", "note")
-    assert "168 more steps would tell" in note.evidence
+    assert "it takes 168 more steps to tell" in note.evidence
 
 
 # -- completions

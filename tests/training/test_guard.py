@@ -12,6 +12,7 @@ import pytest
 import torch
 from peft.tuners.lora import LoraLayer
 from sampling_faults import FAULTS, RARER, leaves_the_adapter_out
+from test_monitor import stock as plain
 from trainings import comparable, make_run, trainer_of
 
 import grpo_nb
@@ -72,6 +73,19 @@ def test_the_policys_own_samples_do_not(one, copied):
     seen = one.guard.looks[-1]
     assert abs(seen.score) < guard.SCORE
     assert seen.tokens > 300 and seen.change > guard.CHANGE and seen.entropy > guard.ENTROPY
+
+
+def test_dropout_is_named_and_is_no_reason_to_stop(tmp_path, capsys):
+    trainer = plain(tmp_path, max_steps=1)
+    for module in trainer.model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.3
+    assert dict((c.name, c.state) for c in grpo_nb.preflight(trainer))["sampling"] == "warning"
+    one = guard.Guard(trainer)
+    trainer.train()
+    assert "warning: before step 1: dropout = 0.3: each pass" in capsys.readouterr().out
+    assert all(abs(look.score) < guard.SCORE for look in one.looks)
+    assert trainer.model.training
 
 
 DISTORTIONS = {  # arguments of the trainer

@@ -83,8 +83,8 @@ HELD_OUT = np.where(np.arange(100) % 10 == 9, 0.9 - 0.5 * RAMP, -1)
 CASES = [
     # rule, the curves that are wrong, what the fix names, the curves made healthy again
     ("not a number", {"loss": after(50, np.nan)}, "learning_rate", {}),
-    ("not a number", {"reward": after(50, np.nan, 1.0)}, "all None", {"reward": 1.4}),
-    ("not a number", {RIGHT: after(50, np.nan, 0.9)}, "all None", {}),
+    ("not a number", {"reward": after(50, np.nan, 1.0)}, "None, NaN or inf", {"reward": 1.4}),
+    ("not a number", {RIGHT: after(50, np.nan, 0.9)}, "None, NaN or inf", {}),
     ("spike", {"grad_norm": 0.3 + TWICE}, "learning_rate", {"grad_norm": 0.3 + ONCE}),
     ("spike", {"kl": 0.01 + TWICE}, "learning_rate", {"kl": 0.01 + RAMP / 20}),
     ("truncation", {CUT: 0.5 + 0.02 * NOISE}, "max_completion_length", {CUT: 0.9 - 0.8 * RAMP}),
@@ -108,6 +108,21 @@ def test_each_fault_is_found_once_and_gone_once_fixed(rule, faults, fix, healthy
     assert len(alerts) == 1 and fix in alerts[0].fix
     assert re.search(r"\d|None", alerts[0].evidence)
     assert rule not in rules(run(**healthy))
+
+
+@pytest.mark.parametrize("completions", [16, 64])
+def test_a_reward_that_is_lost_in_the_first_steps_is_a_collapse(completions):
+    lost = {name: after(2, 0.0, top, 30) for name, top in ((RIGHT, 0.8), ("reward", 1.2))}
+    lost |= {SILENT: after(2, 1.0, 0.2, 30), "reward_std": after(2, 0.0, 0.4, 30)}
+    names = rules(run(steps=30, **lost), EXPECTED._replace(completions=completions))
+    assert "collapse" in names and "nothing learnt" not in names
+
+
+def test_groups_without_signal_are_told_before_it_is_said_that_nothing_is_learnt():
+    dead = {RIGHT: 0.0, f"rewards/{FORM}/mean": 0.0, "reward": 0.0, SILENT: 1.0, "reward_std": 0.0}
+    few = rules(run(steps=30, **dead), EXPECTED._replace(completions=16))
+    assert "little signal" in few and "nothing learnt" not in few
+    assert "nothing learnt" in rules(run(steps=60, **dead), EXPECTED._replace(completions=16))
 
 
 @pytest.mark.parametrize(("correct", "payer"), [("right", "`right`"), ("", "the rewards")])

@@ -108,20 +108,21 @@ def test_in_a_notebook_the_dashboard_is_shown_and_says_how_a_training_ended(tmp_
     assert "widget-view" in str(cells[0].outputs) and len(lines_of(tmp_path)) == 2
 
 
+def at(step, act):
+    def acts(completions, trainer_state, **kwargs):
+        if trainer_state.global_step + 1 == step:
+            act()
+        return short(completions)
+
+    return acts
+
+
+def fail():
+    raise KeyError("no such column")
+
+
 def test_an_interrupt_or_an_error_inside_with_loses_no_step(tmp_path):
     """Of a stock trainer that would save nothing; the resumed one ends as one that ran through."""
-
-    def at(step, act):
-        def acts(completions, trainer_state, **kwargs):
-            if trainer_state.global_step + 1 == step:
-                act()
-            return short(completions)
-
-        return acts
-
-    def fail():
-        raise KeyError("no such column")
-
     whole = stock(tmp_path / "whole", [short])
     whole.train()
     stops = at(2, lambda: signal.raise_signal(signal.SIGINT))
@@ -152,6 +153,19 @@ def test_an_interrupt_or_an_error_inside_with_loses_no_step(tmp_path):
     assert all(map(torch.equal, weights_of(whole), weights_of(last)))
 
 
+def test_a_checkpoint_of_an_earlier_training_is_not_taken_for_one_of_this(tmp_path):
+    stock(tmp_path, [short], max_steps=2, save_strategy="steps", save_steps=2).train()
+    states = [tmp_path / f"checkpoint-{step}/trainer_state.json" for step in (2, 1)]
+    before = states[0].read_bytes()
+    for step in (3, 2):  # one step more than the checkpoint's, then one step less
+        with pytest.raises(KeyError) as error:
+            trainer = stock(tmp_path, [at(step, fail)])
+            with Monitor(trainer, show=False):
+                trainer.train()
+        assert f"kept up to step {step - 1};" in error.value.__notes__[0]
+    assert states[0].read_bytes() != before and states[1].is_file()
+
+
 def weights_of(trainer):
     return [weight.detach().clone() for weight in trainer.model.parameters()]
 
@@ -160,13 +174,50 @@ def test_an_update_without_scores_is_skipped_and_three_end_the_training(tmp_path
     nothing = lambda completions, **kwargs: [None] * len(completions)  # noqa: E731
     trainer = stock(tmp_path, [nothing], max_steps=9)
     before = weights_of(trainer)
-    Monitor(trainer)
-    trainer.train()
+    with pytest.raises(RuntimeError, match="3 generations in a row"), Monitor(trainer):
+        trainer.train()
     told = capsys.readouterr().out
-    why = "no completion has a score, for every reward gave None"
+    why = "no completion has a score, for every reward gave None or NaN"
     assert f"step 1: {why}; no update is made" in told
     assert trainer.state.global_step == 3 and "training ends: no completion has a score" in told
     assert all(map(torch.equal, before, trainer.model.parameters()))
+
+
+def test_one_generation_without_scores_ends_no_training_however_many_steps_it_has(tmp_path, capsys):
+    nothing_at_first = lambda completions, trainer_state, **kwargs: (  # noqa: E731
+        short(completions) if trainer_state.global_step else [None] * len(completions)
+    )
+    trainer = stock(tmp_path, [nothing_at_first], max_steps=8, num_iterations=4)
+    with Monitor(trainer, show=False):
+        trainer.train()
+    assert trainer.state.global_step == 8
+    assert capsys.readouterr().out.count("no update is made") == 4
+
+
+def test_an_infinite_score_does_not_cost_the_updates_of_other_groups(tmp_path, capsys):
+    def infinite_once(completions, trainer_state, **kwargs):
+        first = [math.inf] if trainer_state.global_step == 0 else [1.0]
+        return first + short(completions)[1:]
+
+    trainer = stock(tmp_path, [infinite_once], steps_per_generation=2, shuffle_dataset=False)
+    with Monitor(trainer, show=False) as monitor:
+        trainer.train()
+    assert "not a number" in [alert.name for alert in monitor.alerts]
+    assert capsys.readouterr().out.count("no update is made") < 2, "the other step of two is made"
+    assert all(weight.isfinite().all() for weight in trainer.model.parameters())
+
+
+def test_scores_of_a_validation_skip_no_update(tmp_path, capsys):
+    held_out = Dataset.from_list([{"prompt": "1 + 1 = ", "answer": "held out"}] * 8)
+
+    def none_held_out(completions, answer, **kwargs):
+        return [None if a == "held out" else s for a, s in zip(answer, short(completions))]  # noqa: B905
+
+    options = {"eval_strategy": "steps", "eval_steps": 1, "num_iterations": 2}
+    trainer = stock(tmp_path, [none_held_out], held_out, **options)
+    with Monitor(trainer, show=False) as monitor:
+        trainer.train()
+    assert "no update is made" not in capsys.readouterr().out and not monitor.failure
 
 
 def test_a_gradient_that_is_not_finite_does_not_reach_the_weights(tmp_path, capsys):
@@ -199,7 +250,7 @@ def test_a_grave_alert_is_told_and_ends_the_training_where_that_is_asked(tmp_pat
     assert trainer.state.global_step == last
     assert [a.name for a in monitor.alerts if a.state == "stop"][:1] == ["not a number"]
     assert heard == monitor.alerts and len(lines_of(tmp_path, "alerts.jsonl")) == len(heard)
-    assert heard[0].fix.startswith("lower learning_rate; "), "as TRL calls it"
+    assert "lower learning_rate" in heard[0].fix, "as TRL calls it"
 
 
 def test_a_monitor_that_fails_says_so_once_and_stands_aside(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -57,6 +58,15 @@ def test_an_async_reward_stays_async():
 def test_what_cannot_be_shuffled_is_refused(funcs, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         grpo_nb.placebo([funcs], 5)[0](**at(1))
+
+
+@pytest.mark.parametrize(("group", "fits"), [(2, False), (4, True), (6, False), (12, False)])
+def test_a_group_size_that_is_not_the_trainers_is_refused(group, fits):
+    """Two of three prompts side by side are equal, as rows may be."""
+    batch = at(3) | {"prompts": ["a"] * 8 + ["b"] * 4}
+    paid = grpo_nb.placebo(numbered, group)[0]
+    with nullcontext() if fits else pytest.raises(ValueError, match=r"num_generations, 4$"):
+        paid(**batch)
 
 
 def test_a_stock_trainer_is_paid_the_placebo(tmp_path):

@@ -84,7 +84,7 @@ def test_the_sentence_names_what_stops_first_and_then_the_rewards():
     spike = watch.alert("spike", "kl", "2.1", 9)
     alerts = fed(update(LINES[3], alerts=[nan]), update(LINES[8], alerts=[spike])).alerts
     gravity, text = dashboard.sentence(validated(0.5, 1.0), alerts, [], 60)
-    begins = "not a number, step 4: loss is NaN or infinite (loss is nan) → lower learning_rate"
+    begins = "not a number, step 4: loss is NaN or infinite (loss is nan) → repair a reward"
     assert gravity == "stop" and text.startswith(begins), "the step once, and no others' rates"
     assert dashboard.sentence(LINES, alerts[1:], [], 60) == ("warning", alerts[1]["text"])
     lines = [{"step": n, "reward": n > 9, "rewards/right/mean": 0.25} for n in range(60)]

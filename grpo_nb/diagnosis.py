@@ -1,4 +1,4 @@
-"""Judge a run that is over: what went wrong, at which step it began, and what cannot be told.
+"""Judge a run that is over: what went wrong, at which step it showed, and what cannot be told.
 
     from grpo_nb import autopsy
     autopsy("outputs")                  # TRL's output_dir, or one of its checkpoints

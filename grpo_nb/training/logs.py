@@ -147,9 +147,10 @@ def _read_path(path: Path) -> tuple[str, list[Any], dict[str, Any], pd.DataFrame
 
 
 def _log_of(folder: Path) -> Path:
-    """Return the log in a folder: that of the newest checkpoint which is whole.
+    """Return the log in a folder: that of the last checkpoint which is whole.
 
-    transformers writes trainer_state.json last, so a checkpoint that has one is whole.
+    transformers writes trainer_state.json last, so a checkpoint that has one is whole. The last is
+    that of the latest step, unless a newer one is of another training, which logged other lines.
 
     Raises:
         FileNotFoundError: The folder has none.
@@ -160,9 +161,12 @@ def _log_of(folder: Path) -> Path:
         states = {}
         for path in (*place.glob("checkpoint-*/trainer_state.json"), place / "trainer_state.json"):
             with suppress(OSError, ValueError):  # a kill may have cut it
-                states[json.loads(path.read_text(encoding="utf-8"))["global_step"]] = path
+                states[path] = json.loads(path.read_text(encoding="utf-8"))
         if states:
-            return states[max(states)]
+            last = max(states, key=lambda path: states[path]["global_step"])
+            newest = max(states, key=lambda path: path.stat().st_mtime_ns)
+            lines, others = (states[path].get("log_history", []) for path in (newest, last))
+            return last if all(line in others for line in lines[-1:]) else newest
     raise FileNotFoundError(
         f"{folder} has no checkpoint-*/trainer_state.json and no metrics.jsonl: {WANTED}. TRL "
         "writes the first with save_strategy='steps', and with trainer.save_state()"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 
 import nbformat
@@ -149,6 +150,18 @@ def test_what_was_not_logged_in_a_table_is_no_zero(tmp_path):
     lines[0] = lines[0] | {"kl": 0.0}
     log = read_log(as_notebook(lines, tmp_path))
     assert not any("kl" in line for line in log.lines)
+
+
+def test_of_two_trainings_in_a_folder_the_newer_is_read(tmp_path):
+    for number, (step, lines) in enumerate([(50, STUCK), (100, STUCK), (20, SOUND)]):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        state = {"global_step": step, "log_history": lines[:step]}
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+        os.utime(folder / "trainer_state.json", (number, number))
+    assert len(read_log(tmp_path).steps) == 20
+    os.utime(tmp_path / "checkpoint-50/trainer_state.json", (9, 9))  # copied later
+    assert len(read_log(tmp_path).steps) == 100
 
 
 def test_of_several_trainings_that_were_printed_the_last_is_read(tmp_path):

@@ -367,9 +367,9 @@ def signal(w: Watch) -> Alarms:
     low, full = w.ends()
     is_low = w.mean("reward") - low <= (1 - limits.no_signal) * (full - low)
     # A collapse may come before the first window ends.
-    parts = [max(2, math.ceil(limits.completions / 2 / w.each))] if is_low else []
-    parts += [1] if is_low and silent > limits.no_signal else []  # it may last a step or two
-    has_fallen = next(filter(None, (_lost(w, part) for part in parts)), "")
+    has_fallen = _lost(w, max(2, math.ceil(limits.completions / 2 / w.each))) if is_low else ""
+    if is_low and not has_fallen and silent > limits.no_signal and _moved(w):
+        has_fallen = _lost(w, 1)  # a step or two may do it
     is_enough = len(w.lines) * w.each >= limits.enough / 5
     is_unsolved, groups = right < limits.solved, w.window * max(1, w.each // GROUP)
     is_losing = is_growing and w.sure("reward", start) > 0
@@ -402,14 +402,25 @@ def _earned(w: Watch) -> str:
     return f"the mean completion earns {w.success(w.correct):.0%} of what {payer} {most}"
 
 
+def _moved(w: Watch) -> bool:
+    """Return whether completions are far shorter, longer, surer or less sure than at first."""
+    firsts = {key: w.lines[0].get(key) for key in ("entropy", LENGTH)}
+    shares = [w.mean(key) / first for key, first in firsts.items() if is_number(first) and first]
+    return any(not 0.5 <= share <= 2 for share in shares if is_number(share))
+
+
 def _lost(w: Watch, part: int) -> str:
-    """Return the evidence that the reward fell far below its best in `part` lines; "" otherwise."""
+    """Return the evidence that the reward fell far below its best in `part` lines; "" otherwise.
+
+    A single line is compared with the noise that it would have if it were like the last ones.
+    """
     (low, full), now = w.ends(), max(part, w.window)
     if len(w.lines) < now:
         return ""
     best, ago = w.best("reward", part)
     fall = best - w.mean("reward", 0, now)
-    error = math.hypot(w.noise(ago, part), w.noise(0, now))
+    then = w.noise(ago, part) if part > 1 else w.spread("reward") / w.each
+    error = math.hypot(then, w.noise(0, now))
     is_far = fall > w.limits.far * (full - low) and fall > w.limits.certainty * error
     return f"the reward was {best:.3g}, and is {w.mean('reward'):.3g}" if is_far else ""
 

@@ -113,9 +113,17 @@ def test_each_fault_is_found_once_and_gone_once_fixed(rule, faults, fix, healthy
 @pytest.mark.parametrize("completions", [16, 64])
 def test_a_reward_that_is_lost_in_the_first_steps_is_a_collapse(completions):
     lost = {name: after(2, 0.0, top, 30) for name, top in ((RIGHT, 0.8), ("reward", 1.2))}
-    lost |= {SILENT: after(2, 1.0, 0.2, 30), "reward_std": after(2, 0.0, 0.4, 30)}
+    lost |= {SILENT: after(2, 1.0, 0.2, 30), "reward_std": after(2, 0.0, 0.6, 30)}
+    lost |= {"entropy": after(2, 0.4, 0.1, 30)}
     names = rules(run(steps=30, **lost), EXPECTED._replace(completions=completions))
     assert "collapse" in names and "nothing learnt" not in names
+
+
+def test_a_lucky_first_step_of_a_task_that_is_too_hard_is_no_collapse():
+    """A prompt that the base always solves may come first."""
+    lucky = {name: after(1, 0.0, 0.5, 30) for name in (RIGHT, "reward")} | {SILENT: 1.0}
+    lucky |= {"entropy": 0.3, LENGTH: 30.0, "reward_std": 0.0, f"rewards/{FORM}/mean": 0.0}
+    assert "collapse" not in rules(run(steps=30, **lucky), EXPECTED._replace(completions=16))
 
 
 def test_groups_without_signal_are_told_before_it_is_said_that_nothing_is_learnt():

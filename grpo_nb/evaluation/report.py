@@ -36,6 +36,8 @@ WARM_UP = "warm-up"  # the label of the model from which GRPO started, after an 
 LEAST_PROMPTS = 6
 LEAST_ANSWERS, UNLIKE = 16, 0.4  # from so many on, shares that differ by more are told
 
+CUT = 0.3  # share of answers that are cut, above which the sentence says so
+
 COLUMNS = ("answer", "solution", "ground_truth", "target", "label")  # that hold references
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 LENIENT = "right, read leniently"
@@ -196,7 +198,10 @@ def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict
     for pair in report["comparisons"]:
         lines = samples[pair["after"]].query("decoding == 'greedy'")
         same = "" if "turns" in lines else one_answer(pair["after"], lines)
-        pair |= {"one_answer": bool(same), "sentence": pair["sentence"] + same}
+        cut = lines["truncated"].mean() if "truncated" in lines else 0
+        more = f"; {100 * cut:.0f} % of the answers of {pair['after']} were cut at the cap"
+        sentence = pair["sentence"] + same + (more if cut > CUT else "")
+        pair |= {"one_answer": bool(same), "sentence": sentence}
     return report
 
 

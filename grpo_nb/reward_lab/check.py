@@ -416,6 +416,10 @@ class RewardCheck:
             evidence += f"; a reward reads {several}" if several else ""
             evidence += f"; what was tried earns {totals.min():.3g}"
             evidence += f" to {totals.max():.3g}" if np.ptp(totals) > TIE else ", all of it"
+            if (scorer.weights < 0).any():
+                evidence += (
+                    f"; the weight of {scorer.names[int(scorer.weights.argmin())]} is negative"
+                )
             is_stop = is_answer and not several
             self.add("nothing earns", "stop" if is_stop else "warning", evidence)
         elif ways and not in_use:

@@ -57,6 +57,13 @@ def test_a_loaded_model_answers_as_its_folder_does():
     assert result.report["comparisons"][0]["verdict"] == "not distinguishable"
 
 
+def test_answers_that_are_cut_are_told():
+    [pair] = compared({"a": TINY, "b": TINY}, ROWS[:6], max_completion_length=3).report[
+        "comparisons"
+    ]
+    assert pair["sentence"].endswith("; 100 % of the answers of b were cut at the cap")
+
+
 def test_an_adapter_is_asked_in_the_chat_template_that_was_saved_with_it(adapter, tmp_path):
     """A notebook may set its own; a trainer saves it beside the adapter."""
     own, folder = "{{ messages[-1].content }}", tmp_path / "checkpoint-1"

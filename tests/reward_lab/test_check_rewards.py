@@ -1159,6 +1159,8 @@ def test_a_weight_of_the_wrong_sign_is_named_and_a_penalty_is_not():
     twice = mine(lambda t, a: 2 * exact(t, a), name="twice")
     verdict = found([twice, SOUND], reward_weights=[1.0, -1.0])
     assert names_of(verdict, "stop") == ["mine: sign"]
+    (check,) = found(SOUND, reward_weights=[-1.0]).findings
+    assert check.name == "nothing earns" and "the weight of mine is negative" in check.evidence
     penalty = mine(lambda t, a: 1 - exact(t, a), name="penalty")
     verdict = found([SOUND, penalty], reward_weights=[1.0, -1.0])
     assert verdict.passed and set(verdict.roles.values()) == {"right"}

@@ -20,9 +20,9 @@ def refuse_unknown(what: str, name: str, names: list[str]) -> None:
     last = str(name).rpartition(".")[2]
     near = [each for each in names if each.rpartition(".")[2] == last]  # in another section
     near = near or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    known = f"known names: {', '.join(names)}."
-    hint = f"did you mean {near[0]!r}?" if near else known
-    hint += f" ({known})" if near and len(names) <= FEW else ""
+    listed = f"known names: {', '.join(names)}."
+    hint = f"did you mean {near[0]!r}?" if near else listed
+    hint += f" ({listed})" if near and len(names) <= FEW else ""
     raise ValueError(f"unknown {what} {name!r}: {hint}")
 
 

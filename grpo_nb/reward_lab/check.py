@@ -400,8 +400,7 @@ class RewardCheck:
         is_answer = is_answer or way == columns.EXPRESSION
         is_read = columns.column_of(way) not in {*scorer.columns} - {*in_use}
         fails = bool(in_use and is_read and hidden and tried and (is_answer or not scores.any()))
-        totals = (np.nan_to_num(scorer.all_scores()) * scorer.weights).sum(axis=1)
-        differ = np.ptp(totals) > TIE or (in_use and not is_answer)
+        differ = np.ptp(scores, axis=0).any() or (in_use and not is_answer)
         most = self._hollow(not fails and not differ and len(set(answers)) > 1)
         if fails:
             evidence = (
@@ -414,6 +413,7 @@ class RewardCheck:
             several = next((names for names in map(list, each) if len(names) > 1), "")
             # A right answer may be made of several, in a way of its own.
             evidence += f"; a reward reads {several}" if several else ""
+            totals = (np.nan_to_num(scorer.all_scores()) * scorer.weights).sum(axis=1)
             evidence += f"; what was tried earns {totals.min():.3g}"
             evidence += f" to {totals.max():.3g}" if np.ptp(totals) > TIE else ", all of it"
             if (scorer.weights < 0).any():
@@ -471,12 +471,12 @@ class RewardCheck:
         earned = scorer.totals(pairs).reshape(-1, len(rows)).mean(axis=1)
         best, most = int(earned.argmax()), earned[:count].max()
         evidence = f"{cut(texts[best])} earns {earned[best]:.3g}"
-        subject = "every text that was tried"
+        subject = "every text without content"
         if best >= count and earned[best] > most + TIE:
             name = "length" if best == count else source.FAMILY
             more = f"{evidence}, other text without content at most {most:.3g}"
             self.add(name, "warning", more)
-            subject = "every other text that was tried"
+            subject = "every other text without content"
         if best == 0 and most > TIE:
             self.add("nothing written", "warning", f"{evidence}, as much as anything tried")
         if should_differ and not np.ptp(earned[: count + 1]):
@@ -672,11 +672,11 @@ class RewardCheck:
         if len(self.sampled) > len(groups) and all(np.ptp(each) < TIE for each in groups.values()):
             evidence = f"on each of {_count(len(groups), 'prompt')}, all have the same total"
             self.add("sampled completions", "warning", evidence)
-        known = [pair for pair in self.sampled if self.paid and pair[0] in self.written.answers]
-        right = self.scorer.totals([(row, self.written.right(row)) for row, _ in known])
-        extra = self.scorer.totals(known) - right
+        pairs = [pair for pair in self.sampled if self.paid and pair[0] in self.written.answers]
+        right = self.scorer.totals([(row, self.written.right(row)) for row, _ in pairs])
+        extra = self.scorer.totals(pairs) - right
         if extra.size and (extra > MARGIN * np.abs(right) + TIE).mean() > 0.5:
-            (row, text), most = known[int(extra.argmax())], extra.max()
+            (row, text), most = pairs[int(extra.argmax())], extra.max()
             evidence = f"{cut(text)} earns {most:.3g} more than the right answer that was found, "
             evidence += f"{cut(self.written.right(row))}: is it right, too?"
             self.add("above the reference", "note", evidence)

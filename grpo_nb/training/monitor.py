@@ -77,9 +77,9 @@ def _aside(method: Callable[..., Any]) -> Callable[..., Any]:
 class Monitor(TrainerCallback):
     """Raise alerts beside a trainer, show its progress, and skip updates that ruin the weights.
 
-    An update is skipped if its gradient is NaN or infinite, or if no completion has a score; after
-    three generations without an update, training ends. Every step is logged, whatever the trainer's
-    logging_steps are. In a notebook the dashboard is shown; in a terminal each step is a line.
+    An update is skipped if its gradient or a score is infinite, or if no completion has a score;
+    after three generations without an update, training ends. Every step is logged, whatever the
+    trainer's logging_steps are. A notebook shows the dashboard; in a terminal each step is a line.
 
     Args:
         trainer: The trainer, before `train()`. A monitor that it already has is replaced.
@@ -249,7 +249,7 @@ class Monitor(TrainerCallback):
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
         infinite = ranks.anywhere(not finite)
-        why = self._fault(infinite)
+        why = self._fault()
         scaler = getattr(self.trainer.accelerator, "scaler", None)
         overflows = infinite and not why and scaler and scaler.get_scale() > 1
         why = why or ("the gradient is not finite (NaN or inf)" if infinite else "")
@@ -267,15 +267,13 @@ class Monitor(TrainerCallback):
             self.ended = f"{why}, and {count}. {REMEDY}"
             print(f"training ends: {self.ended}")
 
-    def _fault(self, infinite: bool) -> str:
+    def _fault(self) -> str:
         """Return what is wrong with the scores of this step's completions; "" if nothing is.
 
-        An infinite score spoils its group alone, and so only the updates with a gradient that is
-        `infinite`. After a validation the scores are those of its completions, and tell nothing.
+        After a validation the scores are those of its completions, and tell nothing.
         """
         scores = pd.DataFrame() if self.validated else self._scores()
-        names = [name for name in scores if np.isinf(scores[name]).any()]
-        if infinite and names:
+        if names := [name for name in scores if np.isinf(scores[name]).any()]:
             return f"{', '.join(names)} gave an infinite score"
         if scores.size and scores.isna().all(axis=None):
             return "no completion has a score, for every reward gave None or NaN"

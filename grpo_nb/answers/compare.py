@@ -104,7 +104,7 @@ def same_number(expected: Answer, answer: Answer) -> bool:
 
 
 def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare values if names match or only one side is an equation; else ask math-verify."""
+    """Compare values if the names match or only one text is an equation; else ask math-verify."""
     if answer.kind != "equation" and not (expected.name or len(expected.parts) > 2):
         # The reference |AB| = 1 accepts 1, but 2x + 3y = 6 does not accept 6.
         return _symbolic(expected.text, answer.text, seconds)
@@ -117,7 +117,7 @@ def _same_equation(expected: Answer, answer: Answer, seconds: float) -> bool | N
 
 
 def _same_parts(expected: Answer, answer: Answer, seconds: float) -> bool | None:
-    """Compare sets in any order; compare tuples, intervals and values without names in order."""
+    """Compare sets in any order, but tuples, intervals and values without names one by one."""
     left, right = expected.parts, list(answer.parts)
     several = len({part.name for part in left if part.name}) > 1  # k = 45, n = 2
     brackets = [one.kind == "set" or one.shape for one in (expected, answer)]

@@ -87,16 +87,17 @@ HEDGE = re.compile(
 def find_answer(text: str) -> str | None:
     r"""Return the part of a completion that states its answer; None if there is none.
 
-    With answer tags, it is the content of the last one; a tag that is not closed gives None.
-    Without a tag, only the text after the last `</think>` and after the last heading "**Final
-    answer**" is read. The answer is then the first of these that is there:
+    If the completion has answer tags, the answer is the content of the last closed tag, or None if
+    no tag is closed. Without such tags, only the text after the last `</think>` and after the last
+    heading "**Final answer**" is read. The answer is then the first of these that exists:
 
     1. The text after `####`, if that is the last marker.
-    2. The sentence after another last marker, "the answer is" or "Answer:", unless the first
-       box stands after that sentence.
-    3. The contents of the boxes; of those after the last marker, if there is one.
-    4. The last sentence that begins with "Therefore", "Thus", "Hence" or "So"; not after a heading.
-    5. The first sentence after the heading, or else the whole text.
+    2. The sentence after the last marker, if that is "the answer is" or "Answer:", unless boxes
+       stand only after that sentence.
+    3. The contents of all boxes, or, if there is a marker, of the boxes after the last one.
+    4. The last sentence that begins with "Therefore", "Thus", "Hence" or "So", if there is no
+       heading.
+    5. The first sentence after the heading, or the whole text if there is no heading.
 
     >>> texts = "<answer>18</answer>", r"so \boxed{18}.", "The answer is 18. I hope so"
     >>> [find_answer(text) for text in texts]

@@ -125,7 +125,7 @@ class Form(NamedTuple):
     # -- reading
 
     def _whole(self, text: str) -> str:
-        """Add the tag that the prompt opened, or remove a thinking block foreign to the form."""
+        """Add the tag that the prompt opened, or remove a thinking block that is not the form's."""
         if self._continues:
             return self.opened + text
         return text.partition(self._end_of_thought)[2] if self.opened else text

@@ -38,12 +38,12 @@ def equal_latex(reference: str, answer: str, timeout_seconds: float = 0.5) -> bo
         reference: The LaTeX of the reference answer.
         answer: The LaTeX to compare with it; "" only tests whether the reference can be parsed.
         timeout_seconds: CPU time for a comparison, in seconds. Each time-out multiplies the limit
-            of later comparisons by 0.6; each one that finishes raises the limit again, at most to
-            this value. This bounds the time of a batch.
+            of later comparisons by 0.6; each comparison that finishes raises the limit again, at
+            most to this value. This bounds the time of a batch.
 
     Returns:
-        True if they are equal; False if not, or if the answer cannot be parsed or takes too long;
-        None if the reference cannot be parsed, or if the worker failed twice.
+        True if the expressions are equal; False if not, or if the answer cannot be parsed or takes
+        too long; None if the reference cannot be parsed, or if the worker failed twice.
 
     Raises:
         RuntimeError: The worker does not start, for example because math-verify is missing.

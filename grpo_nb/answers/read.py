@@ -283,7 +283,7 @@ def _parse(text: str, reference: bool) -> Answer:
 
 
 def _relation(text: str, reference: bool) -> Answer | None:
-    r"""Parse an equation (`x = 5`, a chain, `x \in S`) or an inequality; None if it is neither."""
+    r"""Parse an equation (`x = 5`, a chain, `x \in S`) or an inequality; else return None."""
     sides = [side.strip() for side in _split(_EQUALS, text)]
     name = sides[0] if re.fullmatch(NAME, sides[0]) else ""
     if name and len(sides) > 2 and r"\approx" in text:  # after x = 1/3, its approximate value

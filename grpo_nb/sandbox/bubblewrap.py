@@ -93,7 +93,8 @@ def command(gate_fd: int, info_fd: int, channel_fd: int) -> list[str]:
     """Return the command that starts bubblewrap, as an ordinary user.
 
     Limits on processes do not apply to root, so root becomes another user first. That user cannot
-    read an interpreter below /root, so it is mounted at /mnt as well, for this process tree only.
+    read an interpreter below /root, so the interpreter's folder is also mounted at /mnt, for this
+    process tree only.
     """
     prefix = Path(sys.base_prefix).resolve()
     python = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
@@ -164,7 +165,7 @@ def in_bubblewrap(code: str, asks: list[Any], limits: Limits) -> Outcome:
 
 @contextlib.contextmanager
 def started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO, io.FileIO]]:
-    """Yield a sandbox that works on `job`, its result channel and stderr; then end its processes.
+    """Yield a sandbox that runs `job`, its result channel and its stderr; then end the sandbox.
 
     The sandbox's stdout is discarded. The limit on the size of files applies to its stderr.
     """

@@ -47,7 +47,7 @@ def in_monty(code: str, asks: list[Any], limits: Limits) -> Outcome:
 
 
 def _print(_: str, text: str) -> None:
-    """Do nothing with what a program prints."""
+    """Discard what a program prints."""
 
 
 def _input(prompt: str = "") -> str:
@@ -57,7 +57,7 @@ def _input(prompt: str = "") -> str:
 def _feed(
     session: Any, code: str, inputs: dict[str, Any] | None = None, *, limits: Limits, until: float
 ) -> tuple[str, Any]:
-    """Run code in a session; return its value as an answer.
+    """Run code in a session, and return the value of the code as an answer.
 
     Raises:
         TimeoutError: The program timed out or crashed monty; the message says which.

@@ -1,4 +1,4 @@
-"""Split each test: the program is asked inside the sandbox, and its answer is judged outside."""
+"""Split each test into a call inside the sandbox and a judgement of its result outside."""
 
 import ast
 import builtins
@@ -50,9 +50,9 @@ _CONSTRUCTORS = {kind.__name__: kind for kind in (set, frozenset, tuple, list, d
 def parse_assert(text: str) -> ProgramTest:
     """Split an assert into a call to run in the sandbox, and a check of its result outside.
 
-    The assert may be `f(2) == 4`, with a literal on the right, or `f(2)` or `not f(2)`, judged by
-    truth. Others are refused: in `all(f(i) == i for i in range(9))` or `abs(f(2) - 4) < 0.1` the
-    program would judge itself.
+    The assert may be `f(2) == 4`, with a literal on the right, or `f(2)` or `not f(2)`, whose truth
+    is judged. Other asserts are refused: in `all(f(i) == i for i in range(9))` or
+    `abs(f(2) - 4) < 0.1`, the program would judge itself.
     """
     try:
         (statement,) = ast.parse(text.strip()).body
@@ -72,7 +72,7 @@ def parse_assert(text: str) -> ProgramTest:
 
 
 def _split(test: ast.expr) -> tuple[ast.expr, Callable[[Any], bool], str]:
-    """Return (expression to evaluate inside, judgement outside, text of the expected value)."""
+    """Return (expression for the sandbox, judgement outside it, text of the expected value)."""
     if not isinstance(test, ast.Compare):
         negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
         node = test.operand if negated else test

@@ -13,7 +13,7 @@ class Limits(NamedTuple):
     Attributes:
         seconds: Wall-clock time of all its tests together, from the start of its code.
         memory_mib: Address space of each of its processes, not of all together.
-        output_bytes: How much it may return in one test. What it prints is discarded.
+        output_bytes: How much the program may return in one test. What it prints is discarded.
         processes: Processes and threads at one time; monty always has one.
     """
 

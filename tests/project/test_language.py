@@ -13,7 +13,8 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != EXAMPLES)
 # What a function or class may be described by. A verb that is missing here may be added.
 VERBS = """
 Add Answer Append Ask Begin Build Call Change Check Choose Collect Combine Compare Compute Continue
-Convert Copy Count Create Decide Decode Define Delete Dequantise Describe Display Distribute Divide
+Convert Copy Count Create Decide Decode Define Delete Dequantise Describe Discard Display Distribute
+Divide
 Do Draw Drop Encode End Estimate Evaluate Examine Execute Explain Export Extract Fill Find Fit
 Follow Forget Format Free Gather Generate Get Give Grade Group Guard Handle Hide Hold Import Install
 Join Judge Keep Let Limit Lint List Load Make Map Mark Match Measure Merge Move Multiply Name

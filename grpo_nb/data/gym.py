@@ -1,9 +1,9 @@
-"""Generate rows by the tasks of reasoning-gym, each of which has sizes, a seed and a scorer.
+"""Generate rows with the tasks of reasoning-gym, each of which has sizes, a seed and a scorer.
 
     data.source=reasoning-gym:chain_sum         sums
     data.source=reasoning-gym:3*chain_sum+gcd   three of four rows are sums
 
-A row's column `entry` holds, as JSON text, what the task's scorer reads beside the answer.
+A row's column `entry` holds, as JSON text, what the task's scorer reads in addition to the answer.
 """
 
 import io
@@ -48,7 +48,7 @@ def weights_of(source: str) -> dict[str, float]:
 
 
 def rows(config: Any) -> Iterator[Row]:
-    """Yield rows with different questions, at most as many as asked for.
+    """Yield rows with different questions, at most `max_rows` of them (ROWS if it is 0).
 
     Args:
         config: The arguments of `prepare`: source, options, seed, max_rows and form.
@@ -75,7 +75,7 @@ def _levels(config: Any) -> Sequence[int]:
 
 
 def _rows(task: str, size: int, config: Any, level: int = 0) -> Iterator[Row]:
-    """Yield the rows of one task, each question once; level 0 has the sizes that are set alone."""
+    """Yield the rows of one task, each question once; at level 0, only the set options count."""
     refuse_unknown("task of reasoning-gym", task, sorted(library().factory.DATASETS))
     if task in REFUSED:
         raise ValueError(f"{NAME}{task} cannot be used: {REFUSED[task]}")
@@ -108,7 +108,7 @@ def _rows(task: str, size: int, config: Any, level: int = 0) -> Iterator[Row]:
 
 
 def of_level(task: str, level: int) -> dict[str, Any]:
-    """Return the options of a level of the task's curriculum, which begins at 1.
+    """Return the options of a level of the task's curriculum; levels are counted from 1.
 
     Raises:
         ValueError: The task has no curriculum.
@@ -142,7 +142,7 @@ def options_of(task: str, config: Any) -> dict[str, Any]:
 
 
 def _key(task: str, question: str) -> Any:
-    """Return what two questions share if they ask the same: 4 + 3 asks what 3 + 4 does.
+    """Return a key that is equal for questions that ask the same, such as 4 + 3 and 3 + 4.
 
     >>> _key("chain_sum", "4 + 3 - 2 =") == _key("chain_sum", "3 - 2 + 4 =")
     True

@@ -1,7 +1,7 @@
 """Read the images of a row, and convert them to RGB with 8 bits per channel and a limited size.
 
-A cell holds one image or a list of images. Each is a path below the data's folder, the bytes of a
-file, a dict {"bytes", "path"} (from the feature `Image` of a dataset), or a PIL image. Metadata,
+A cell holds one image or a list of images. An image is a path below the data's folder, the bytes of
+a file, a dict {"bytes", "path"} (from the feature `Image` of a dataset), or a PIL image. Metadata,
 such as the place where a photograph was taken, is not kept.
 """
 

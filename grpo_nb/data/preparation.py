@@ -119,7 +119,7 @@ def prepare(
         source: A built-in set, a file, a folder, a dataset on the hub, tasks of reasoning-gym, or
             the rows themselves: a `datasets.Dataset`, a table of pandas, a list.
         processing_class: The model's tokenizer or processor, whose chat template renders the
-            prompts; None measures no prompts.
+            prompts; with None, the length of prompts is not measured.
         subset, split, revision, streaming: The part of a dataset on the hub, and how it is read.
         question_column: The column of questions (texts or chats).
         answer_column: The column of reference answers.
@@ -128,23 +128,24 @@ def prepare(
         extra_columns: Further columns for the rewards: "a, b", a list of names, or "all".
         answer_format: Where an answer stands in its cell: auto, as_is, ####, boxed, tag, regex:….
         answer_kind: number, math, choice, json, code or text.
-        system_prompt: Asks for the format; "preset" is that of `form`.
+        system_prompt: The text that asks for the format; "preset" for that of `form`.
         max_rows: The number of rows to read; 0 reads all, or generates 1,000.
         options: Sizes of the tasks of reasoning-gym, by their own names.
-        levels: How many levels of each task's curriculum are mixed; the options that are set stay.
-        shots: Worked turns of other rows before each question; these rows are used for no more.
-        max_dropped_share: More faulty rows are an error.
-        eval_rows, eval_share: How many rows are held out, at most.
+        levels: How many levels of each task's curriculum are mixed; `options` override theirs.
+        shots: The number of worked examples before each question. The rows that serve as examples
+            are in no split.
+        max_dropped_share: The largest allowed share of faulty rows.
+        eval_rows, eval_share: The largest number and share of rows that are held out.
         max_prompt_tokens: Longer prompts are dropped.
         environment: If it is set, extra columns count as part of the question.
         sft_rows: Rows for an SFT warm-up, taken from the training rows.
-        form: How completions are written, or the name of a form.
+        form: The form in which completions are written, or its name.
         seed: The seed of the split.
         count_tokens: Counts the tokens of prompts in place of `processing_class`.
 
     Returns:
         The rows, whose `train_dataset` and `eval_dataset` TRL takes, with a report. In messages,
-        `data.NAME` is the argument NAME.
+        `data.NAME` means the argument NAME.
 
     Raises:
         ValueError: An argument is wrong, the source cannot be read, too many rows are faulty, or
@@ -220,8 +221,8 @@ def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
     """Return rows for TRL's SFTTrainer: {"prompt": [system, user], "completion": [assistant], …}.
 
     The completion is the row's worked solution if it has one, else what the rewards' own function
-    `reference` writes, else the answer without any reasoning: one line of reasoning that fits every
-    question would be learnt, and paid for.
+    `reference` writes, else the answer without any reasoning. A line of reasoning that fits every
+    question would be learnt, and the rewards would pay for it.
     """
     own, pairs = preset.own_reference, []
     for row in rows:
@@ -290,10 +291,10 @@ def _read(config: Options) -> tuple[pd.DataFrame, list[Drop], list[int], dict[st
 
 
 def _is_shot(row: Row, turns: dict[str, list[Message]], config: Options) -> bool:
-    """Return whether a row is one of the first, which are shown; put these into all other prompts.
+    """Return whether a row is one of the first, the few-shot examples; else add them to its prompt.
 
     Raises:
-        ValueError: The row has images, which no shown turn may have.
+        ValueError: The row has images, which cannot be combined with examples.
     """
     if row.get("images"):
         raise ValueError(f"data.shots = {config.shots}: rows with images cannot be shown; set 0")

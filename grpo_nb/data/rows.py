@@ -13,8 +13,8 @@ may be a chat (a list of {"role", "content"}), whose turns are not changed. The 
 
 Prepared rows are stored in one Parquet file per split. The columns for the rewards are stored as
 JSON, so a scalar, list or dict is read as it was written. Its type may differ between rows, which
-Arrow's own columns do not allow. Images are stored as PNG files in a column of their own, prompts
-without their images.
+Arrow's own columns do not allow. Images are stored as PNG files in a column of their own, and the
+prompts without them.
 """
 
 import ast
@@ -88,7 +88,7 @@ def prepare_row(raw: Row, config: Options) -> tuple[Row, Any]:
 
 
 def prompt_tokens(prompt: list[Message], config: Options, count_tokens: CountTokens | None) -> int:
-    """Return the token count of a prompt (0 if nothing counts), or raise a Fault.
+    """Return the number of tokens of a prompt, or 0 if `count_tokens` is None.
 
     Raises:
         Fault: The chat template refuses the prompt.
@@ -136,7 +136,7 @@ def cell_text(cell: Any) -> str:
 
 
 def _mathematics(answer: str) -> tuple[str, Any]:
-    """Return the kind of a reference answer, which decides how it is compared, and its value."""
+    """Return a reference answer's kind, which decides how it is compared, and its value."""
     reference = answers.read_reference(answer)
     if fault := answers.unusable(reference):
         raise ValueError(fault)
@@ -204,7 +204,7 @@ def _prompt(row: Row, column: str, system_prompt: str) -> list[Message]:
 def _letter(cell: Any, text: str, row: Row) -> str:
     """Return the letter of the choice that an answer names, or "" if it names none.
 
-    An answer is the label of its choice, its letter, its index, counted from 0, or its text.
+    An answer names a choice by its label, its letter, its index (counted from 0) or its text.
     """
     choices, cells = _choices(row), row["choices"]
     labels = list(map(cell_text, cells.get("label") or [])) if isinstance(cells, dict) else []
@@ -232,7 +232,7 @@ def pack(row: Row) -> Row:
 
 
 def unpack(row: Row) -> Row:
-    """Return the row that `pack` stored, with its images and with them in its prompt."""
+    """Return the row that `pack` stored, with its images decoded and put into its prompt."""
     if "images" not in row:
         return row
     images = list(map(decode, row["images"]))

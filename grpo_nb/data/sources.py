@@ -28,7 +28,7 @@ Options = Any  # an object with the arguments of `prepare` as attributes, such a
 
 
 class Fault(Exception):
-    """Report why a row cannot be used: where, and a reason that is listed in REMEDIES."""
+    """Report in which column and why a row cannot be used; REMEDIES lists the reasons."""
 
     def __init__(self, reason: str, column: str, value: str) -> None:
         super().__init__(f"column {column!r}: {value}")
@@ -36,7 +36,7 @@ class Fault(Exception):
 
 
 def read(config: Options) -> Iterator[tuple[int, Row]]:
-    """Return the rows with their numbers, from 1.
+    """Return the rows with their numbers, which are counted from 1.
 
     `source` names a built-in set, a local file (READERS), a folder, a hub dataset, or tasks of
     reasoning-gym.
@@ -49,7 +49,7 @@ def read(config: Options) -> Iterator[tuple[int, Row]]:
 
 
 def read_columns(config: Options) -> tuple[list[str], Iterator[tuple[int, Row]]]:
-    """Find the columns of questions, answers and images; set `image_column` to that of images.
+    """Find the columns of questions, answers and images; set `image_column` to the one it found.
 
     Returns:
         The names of all columns, and the rows.
@@ -70,7 +70,7 @@ def read_columns(config: Options) -> tuple[list[str], Iterator[tuple[int, Row]]]
 
 
 def folder_of(config: Options) -> Path | None:
-    """Return the folder in which a source lies; None for a dataset on the hub."""
+    """Return the folder that a source is or lies in; None for a dataset on the hub."""
     path = _places(config)[0]
     return path if path.is_dir() else path.parent if path.is_file() else None
 
@@ -124,13 +124,13 @@ def _read_file(path: Path) -> list[Row]:
 
 
 def _read_table(path: Path, separator: str) -> list[Row]:
-    """Return the rows of a table of text; its cells stay text."""
+    """Return the rows of a CSV or TSV file, with every cell as text."""
     options = {"sep": separator, "dtype": str, "index_col": False, "keep_default_na": False}
     return pd.read_csv(path, **options).fillna("").to_dict("records")
 
 
 def _read_json(path: Path) -> list[Row]:
-    """Return the objects of JSON Lines, or of one array."""
+    """Return the objects of a file of JSON Lines, or of one JSON array."""
     text = path.read_text("utf-8-sig").strip()
     if not text.startswith("["):  # lines become an array, so that an error names its line
         text = "[" + ",\n".join(line for line in text.split("\n") if line.strip()) + "]"

@@ -1,4 +1,4 @@
-"""Split rows so that no question is in two splits: repeated, nearly repeated, or contradictory.
+"""Split rows so that no question is in two splits; leave out repeats and contradictions.
 
 Words are compared in lower case and without punctuation or thousands separators. In scripts without
 spaces each character counts as a word. Near-duplicates have the same numbers and operators, and
@@ -39,8 +39,8 @@ def fingerprint(row: Row, plain: Any, columns: bool = False) -> dict[str, Any]:
         columns: Whether extra columns count as part of the question, as with an environment.
 
     Returns:
-        question (with its images) and answer, as hashes; sequences (hashes of its sequences of
-        three words, each with all numbers of the row); and images (a tuple of hashes).
+        question (with its images) and answer, as hashes; sequences (one hash per three words in a
+        row, hashed together with all numbers of the question); and images (a tuple of hashes).
     """
     texts = [message_text(turn) for turn in row["prompt"] if turn["role"] != "system"]
     key = unicodedata.normalize("NFC", " ".join(texts)).translate(ONE_FORM)
@@ -63,7 +63,7 @@ def fingerprint(row: Row, plain: Any, columns: bool = False) -> dict[str, Any]:
 def near(prints: pd.DataFrame, held_out: np.ndarray) -> np.ndarray:
     """Return which rows share an image with a held-out row, or are near-duplicates of one.
 
-    If held-out rows have images, only images are compared, as rows often ask the same question.
+    If held-out rows have images, only images are compared: such rows often ask the same question.
 
     Args:
         prints: A line per row, as `fingerprint` returns it.
@@ -96,7 +96,7 @@ def split_rows(
         table: A line per row, as `fingerprint` returns it.
         eval_rows: How many rows are held out, at most.
         eval_share: The share of the rows that is held out, at most.
-        sft_rows: How many of the rows to train on are for the warm-up; half of them at most.
+        sft_rows: How many training rows are set aside for the warm-up, at most half of them.
         seed: The seed of the order.
 
     Returns:

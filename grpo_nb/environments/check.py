@@ -3,9 +3,9 @@
     check_environment(Guess, rows).refuse()
 
 The author's `solve` has to win. Idling, random calls, `solve` cut short and another row's `solve`
-have to lose. Equal calls have to give equal results, also in a used instance beside another
-episode, and no call may hang. Each finding has evidence and a fix: "stop" forbids training, the
-user judges a "warning".
+have to lose. Equal calls have to give equal results, even in a reused instance and beside another
+episode, and no call may hang. Each finding has evidence and a fix. A "stop" forbids training; a
+"warning" is for the user to judge.
 """
 
 import io
@@ -79,7 +79,7 @@ def perform(
     Args:
         environment: The environment to play in.
         row: The row that the episode starts with.
-        turns: The turns, as in an author's `solve`; after the last, nothing is said.
+        turns: The turns, as in an author's `solve`; an empty turn follows the last one.
         instance: An instance to play in; None creates one.
         beside: A row to play in another instance between the start and the first turn.
     """
@@ -135,7 +135,7 @@ def _draw(environment: Environment, rng: random.Random) -> dict[str, Any]:
 
 
 def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, Check | None]:
-    """Let each player play each row twice, up to the first call that hangs or does not repeat."""
+    """Let each player play each row twice, until a call hangs or gives another result."""
     plays: Plays = []
     veteran, until = environment.factory(), time.monotonic() + PATIENCE
     for seed, row in enumerate(rows):
@@ -198,7 +198,7 @@ def _loss(lost: Plays, plays: Plays) -> str:
 
 
 def _failure(play: Mapping[str, Episode]) -> list[float]:
-    """Return a list of the highest reward of an honest attempt that fails; [] if none fails."""
+    """Return [the highest reward of an honest attempt that fails], or [] if none fails."""
     attempts, win = [play["cut short"], play["another row's solution"]], play["oracle"].reward
     failures = [each.reward for each in attempts if each.turns and each.reward < win - TIE]
     return sorted(failures)[-1:]

@@ -27,8 +27,8 @@ works here too: if no method is marked with `@tool`, every public method is a to
 | `reset` or `get_reward` raises, or the reward is not in [0, 1] | the run stops with an error   |
 
 `random`, `numpy.random` and torch are seeded from the row, so that all episodes of a group start
-alike. Their states and the working directory are restored after each call to a method. Only a main
-thread stops a tool at its limit.
+alike. Their states and the working directory are restored after each call to a method. The time
+limit of a tool works only in the main thread.
 """
 
 import functools
@@ -156,7 +156,7 @@ class Environment:
 
     Raises:
         ValueError: The class has no tool or no `reset`.
-        Exception: A tool lacks type hints or a docstring; transformers says what.
+        Exception: A tool lacks type hints or a docstring; the message says what is missing.
     """
 
     def __init__(self, kind: type) -> None:

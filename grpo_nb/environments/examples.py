@@ -1,12 +1,13 @@
-"""Two environments to copy and change: `calculator` uses a tool, `guess` follows a strategy.
+"""Define two environments to copy and change: `calculator` and `guess`.
 
-calculator: the model has a calculator, and cannot multiply without it.
+calculator: the model has to use a tool. An answer counts only if the calculator showed it first.
 
 user       What is 47 times 38?
 assistant  multiply(a=47, b=38)        1786
 assistant  answer(value=1786)          over
 
-guess: bisection finds one of eight numbers in at most four guesses.
+guess: the model has to follow a strategy. Bisection finds one of eight numbers in at most four
+guesses.
 
 user       Guess my number: from 41 to 48.
 assistant  guess(n=44)                 higher

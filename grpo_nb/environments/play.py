@@ -197,7 +197,7 @@ def answer_cached(
             file that was written with other settings is not read.
         rows: Rows with a prompt, and the columns that the environment reads.
         environment: The environment of the task, if there is one.
-        opened: Returns the engine; called only if a completion is missing.
+        opened: A function that returns the engine; it is called only if a completion is missing.
         sampling: Fields of `Sampling`.
     """
     columns = [environment.columns(row) if environment else {} for row in rows]

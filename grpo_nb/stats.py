@@ -16,14 +16,14 @@ def bootstrap(values: np.ndarray, ends: np.ndarray, seed: int = 0) -> np.ndarray
     One pseudo-prompt is added at each of `ends`. Without them, a model that solves all of 64
     prompts would get the interval 100 % … 100 %, and intervals would cover a true accuracy of 98 %
     in 72 % of the draws. With them, intervals of paired differences between accuracies of 30, 90
-    and 98 % covered the truth in 94 to 97 % of 3,000 draws (n = 64 … 512), and in more if only a
-    few prompts differ.
+    and 98 % covered the truth in 94 to 97 % of 3,000 draws (n = 64 … 512), and in more draws if
+    only a few prompts differ.
 
     Args:
         values: Figures of each prompt, [prompts, figures]; NaN is ignored. All columns are
             resampled together.
         ends: Values of the pseudo-prompts, [2, figures]: a figure's lowest and highest possible
-            value, halved for a paired difference; NaN adds none.
+            value, halved for a paired difference; NaN adds no pseudo-prompt.
         seed: The seed of the resampling.
 
     Returns:

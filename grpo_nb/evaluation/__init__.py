@@ -1,8 +1,8 @@
 """Evaluate whether one model beats another on held-out prompts, with what certainty, and why.
 
-`evaluate` compares models: each prompt is answered by each model, and `report` compares the models
-in pairs, prompt by prompt, with the intervals and tests of `stats`. `options` gives it the rewards
-and settings of a run.
+`evaluate` lets each model answer each prompt. `report` compares the models in pairs, prompt by
+prompt, with the intervals and tests of `stats`. `options` returns the rewards and settings of a run
+as arguments of `evaluate`.
 """
 
 from grpo_nb.lazy import exports

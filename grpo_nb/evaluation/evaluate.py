@@ -1,4 +1,4 @@
-"""Compare models on held-out rows: each answers the same prompts, with the same seeds.
+"""Compare models on held-out rows: each model answers the same prompts, with the same seeds.
 
 evaluate({"base": base, "trained": (base, "outputs/checkpoint-250")}, held_out, reward_funcs)
 """
@@ -62,12 +62,12 @@ def evaluate(
 
     Args:
         models: {label: model}; the first is the baseline. A model is a folder or hub name, a base
-            and its adapter's folder, or a loaded model and its tokenizer (a trainer's).
-        dataset: Held-out rows with TRL's column `prompt`, as chats, and what the rewards read.
+            and its adapter's folder, or a loaded model (such as a trainer's) and its tokenizer.
+        dataset: Held-out rows with TRL's column `prompt` (chats) and the columns of the rewards.
         reward_funcs: The rewards, as GRPOTrainer takes them, or a reward set.
         reward_weights: One weight for each reward; None for 1 each.
-        correct: Name of the reward that decides what is right; "" for the one that tells right
-            from another row's answer, or else the first.
+        correct: Name of the reward that decides what is right; "" for the one that best tells a
+            right answer from another row's answer, or else the first reward.
         samples: Sampled completions for each prompt, at temperature 1.
         max_completion_length: Length at which completions are cut [tokens].
         batch_size: Completions that are sampled at a time.
@@ -75,13 +75,14 @@ def evaluate(
             training.
         seed: Seed of the samples and of the intervals.
         chat_template_kwargs: Arguments of the chat template, as in training.
-        environment: The environment in which episodes are played, or the author's class, if any.
+        environment: The environment in which episodes are played, or the author's class; None if
+            the task has no environment.
         progress: Called with the number of completions done, their total, and the model's label
             with its speed.
 
     Returns:
-        The completions with their scores, {label: table}, and the report; it prints as a table
-        with a sentence for each pair of models.
+        The completions with their scores, {label: table}, and the report. An `Evaluation` prints
+        as a table with a sentence for each pair of models.
 
     Raises:
         ValueError: There are no rows, no models, or a prompt is not a chat; an adapter belongs to
@@ -153,7 +154,7 @@ def _rewards(
 
 
 def _parts(model: Model) -> tuple[str, Path | None, Engine | None]:
-    """Return base, adapter and, of a loaded model, its engine; raise if one does not exist."""
+    """Return base, adapter and, for a loaded model, its engine; raise if a path does not exist."""
     base, adapter = model if isinstance(model, tuple) else (model, None)
     if adapter is None and not isinstance(base, str | Path):
         raise ValueError(f"{type(base).__name__} alone cannot be asked: give (model, tokenizer)")
@@ -191,8 +192,8 @@ def answer_rows(
     Returns:
         One record per completion: row (index in `rows`), question, reference, completion, answer
         (as extracted), tokens, truncated, level (if rows have one), each reward, reward (their
-        weighted total), decoding, and format (the first format reward); for episodes also turns
-        (with calls).
+        weighted total), decoding, and format (the first format reward); for episodes also turns,
+        the number of turns with calls.
     """
     preset, tables, total = bench.preset, [], len(rows) * (1 + samples)
     for decoding, temperature in DECODING.items():

@@ -3,8 +3,9 @@
 A model is "better" or "worse" than another if the 95 % interval of the paired difference excludes
 0; otherwise the two are "not distinguishable".
 
-A base that solves a prompt and does not write its answer in tags counts as wrong. It gains without
-solving anything new once it writes them. So each answer is also read leniently.
+A base that solves a prompt but does not write its answer in tags counts as wrong. Once it learns to
+write the tags, its accuracy rises although it solves nothing new. So each answer is also read
+leniently.
 """
 
 import math
@@ -71,8 +72,8 @@ def per_prompt(lines: pd.DataFrame, preset: RewardSet) -> pd.DataFrame:
 
     Returns:
         Means over the prompt's samples of accuracy, format, reward, each reward, tokens, truncated,
-        and turns if the samples are episodes; then pass@1 … pass@k, and for each
-        level of the rows its accuracy, NaN for prompts of other levels.
+        the lenient reading, and turns if the samples are episodes; then pass@1 … pass@k, and the
+        accuracy at each level of the rows, which is NaN for prompts of other levels.
     """
     names = ["accuracy", "format", "reward", *preset.names, "tokens", "truncated"]
     names += [name for name in (LENIENT, "turns") if name in lines]
@@ -95,10 +96,10 @@ def with_accuracy(samples: Samples, preset: RewardSet) -> dict[str, pd.DataFrame
         preset: The run's rewards.
 
     Returns:
-        {label: table}. `accuracy` is the first reward's score as a share of its range: the declared
-        range, or up to the most extreme score where an end is infinite or a score is beyond it.
-        `correct` says whether the share is 1. A reward that pays the whole of it and only one other
-        score is right or wrong: then `accuracy` is 1 or 0.
+        {label: table}. `accuracy` is the score of the reward that decides what is correct, as a
+        share of its range: the declared range, extended to the most extreme score where an end is
+        infinite or a score is beyond it. `correct` says whether the share is 1. If at most two
+        scores occur and one of them is the highest possible, `accuracy` is 1 or 0.
     """
     func, name = preset.correct_func, preset.correct_func.__name__
     scores = pd.concat([lines[name] for lines in samples.values()]).to_numpy(dtype=float)
@@ -146,7 +147,7 @@ def is_right(completion: str, reference: str | None) -> float:
 
 
 def one_answer(label: str, lines: pd.DataFrame) -> str:
-    """Say that a model answers mostly the same, where the references do not; else return "".
+    """Say that a model mostly gives one answer although the references vary; else return "".
 
     Args:
         label: The name of the model.
@@ -178,8 +179,8 @@ def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict
         [low, high]}}}, with intervals of accuracy and pass@k; `comparisons`: pairs of models,
         compared by greedy answers, with verdict, sentence, the difference in accuracy, McNemar's p,
         the shares of fully correct answers, how many prompts were gained and lost, and whether the
-        second gives mostly `one_answer`. `graded` means that the first reward gives partial credit,
-        so that `accuracy` is a mean score, as a share of its range.
+        second model mostly gives `one_answer`. `graded` means that the reward that decides what is
+        correct gives partial credit, so that `accuracy` is a mean score, as a share of its range.
     """
     seed = about["seed"]
     report: dict[str, Any] = {
@@ -303,7 +304,7 @@ def compare_pair(
 
 
 def _mean(figures: pd.Series) -> float | None:
-    """Return the mean, which no order of the prompts changes; None without figures."""
+    """Return the mean, which does not depend on the order of the prompts; None without figures."""
     present = figures.dropna()
     return math.fsum(present) / len(present) if len(present) else None
 
@@ -328,11 +329,11 @@ def _sentence(pair: Mapping[str, Any], before: float | None, after: float | None
 
 
 def _of_format(before: pd.DataFrame, after: pd.DataFrame) -> str:
-    """Return how much of the gain in right answers is format; "" if it is nothing.
+    """Say how much of the gain in right answers is due to the format; return "" if none is.
 
     Args:
         before: Figures of each prompt, with LENIENT and pass@1, greedily decoded.
-        after: The same of the other model.
+        after: The same figures of the other model.
     """
     if LENIENT not in before:
         return ""
@@ -348,7 +349,7 @@ def _of_format(before: pd.DataFrame, after: pd.DataFrame) -> str:
 def table(report: Mapping[str, Any]) -> pd.DataFrame:
     """Tabulate the figures by decoding mode and model; `95 %` is the accuracy's interval.
 
-    Columns that duplicate another are dropped, such as the first reward, which equals accuracy.
+    Columns that equal another are dropped, such as a reward whose mean is the accuracy.
     """
     lines = [
         {"decoding": decoding, "model": label} | figures
@@ -363,7 +364,10 @@ def table(report: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def before_after(samples: Samples, count: int) -> pd.DataFrame:
-    """List the first and last model's greedy answers: worse first, then better, then the rest."""
+    """List the greedy answers of the first and the last model side by side, at most `count`.
+
+    The prompts whose score fell come first, then those whose score rose, then the rest.
+    """
     lines = [list(samples.values())[place] for place in (0, -1)]
     before, after = (each.query("decoding == 'greedy'").set_index("row") for each in lines)
     table = before.join(after[["completion", "correct", "accuracy"]], rsuffix=" after")

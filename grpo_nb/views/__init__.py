@@ -1,9 +1,9 @@
 """Show tables and charts, and give the notebooks their widgets.
 
-`show_tables` makes a notebook display DataFrames in full, and `completions` puts some side by side;
-`charts` draws a run's training and an evaluation. `TrainingDashboard` shows training as it runs,
-and `RewardLab` shows what rewards pay. The widgets are optional: a notebook that is run from top to
-bottom gives the same results without them.
+`show_tables` makes a notebook display DataFrames in full, and `completions` puts a few completions
+side by side. `charts` draws a run's training and an evaluation. `TrainingDashboard` shows training
+as it runs, and `RewardLab` shows what rewards pay. The widgets are optional: a notebook that is run
+from top to bottom gives the same results without them.
 """
 
 from grpo_nb.lazy import exports

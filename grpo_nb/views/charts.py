@@ -56,7 +56,7 @@ TOTAL, *OTHERS = [
 
 
 def charts(keys: Iterable[str]) -> list[Chart]:
-    """Return the charts that have metrics; individual rewards come after the total."""
+    """Return the charts for which there are metrics; individual rewards come after the total."""
     keys = dict.fromkeys(keys)
     names = [match[1] for key in keys if (match := re.fullmatch("rewards/(.*)/mean", key))]
     rewards = [Chart(short(name), [f"rewards/{name}/mean"], always=(0, 1)) for name in names]
@@ -70,7 +70,7 @@ def finite(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def draw(lines: Sequence[Mapping[str, Any]], keys: Sequence[str] = ()) -> "Figure":
-    """Draw every chart that has metrics.
+    """Draw every chart for which there are metrics.
 
     Args:
         lines: Lines of train/metrics.jsonl, for steps and for validations.

@@ -32,7 +32,7 @@ Line = Mapping[str, float]
 
 
 def _source(suffix: str) -> str:
-    """Return uPlot's file of a kind and ours, as one."""
+    """Return the text of uPlot's file with this suffix, followed by that of ours."""
     places = [Path(__file__).with_name(f"{name}.{suffix}") for name in ("uplot", "dashboard")]
     return "\n".join(place.read_text(encoding="utf-8") for place in places)
 
@@ -41,7 +41,7 @@ class TrainingDashboard(anywidget.AnyWidget):
     """Show each `Update` of the trainer.
 
     Args:
-        interrupt: What the notebook's interrupt button does.
+        interrupt: A text that says what the notebook's interrupt button does.
     """
 
     _esm, _css = _source("js"), _source("css")
@@ -74,7 +74,7 @@ class TrainingDashboard(anywidget.AnyWidget):
             self.rows = self.groups = self.error = ""
 
     def __call__(self, update: Update, sends: bool = True) -> None:
-        """Take an update, and send it to the browser now or with one of the next."""
+        """Take an update, and send it to the browser now or together with a later one."""
         with self._guarded():
             line = charts.finite(update.line)
             if "eval/accuracy" in line:  # which says it all
@@ -98,12 +98,12 @@ class TrainingDashboard(anywidget.AnyWidget):
                 self._publish(self.phase, is_short=not (self.is_over or update.alerts))
 
     def begin(self, updates: Iterable[Update], total_steps: int, eval_rows: int = 0) -> None:
-        """Show a training that begins, or goes on after these updates.
+        """Show a training that begins, or that goes on after these updates.
 
         Args:
-            updates: What was trained before.
+            updates: The updates of the steps that are already trained.
             total_steps: The number of steps of the training.
-            eval_rows: The number of validation prompts; 0 if it is not known.
+            eval_rows: The number of validation prompts; 0 if it is unknown.
         """
         self._empty()
         self.total_steps, self._eval_rows = total_steps, eval_rows
@@ -138,14 +138,14 @@ class TrainingDashboard(anywidget.AnyWidget):
             self.error = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
 
     def _row(self, line: Mapping[str, float]) -> str:
-        """Return a line's values in the places of `names` as JSON, with new keys at the end."""
+        """Return a line's values as JSON, in the order of `names`; append new keys to `names`."""
         if new := [key for key in line if key not in self.names]:
             self.names = [*self.names, *new]
         values = [line.get(key) for key in self.names]
         return json.dumps([v if v is None else float(f"{v:.5g}") for v in values])
 
     def _publish(self, phase: str, is_short: bool = False) -> None:
-        """Send what is new, unless it is short and something was sent just now."""
+        """Send what is new, unless the phase is short and something was sent just now."""
         self.phase = phase
         if is_short and time.monotonic() < self._sent + EVERY:
             return
@@ -174,7 +174,7 @@ def before_training(lines: Sequence[Line], prompts: int) -> list[float]:
 
     Args:
         lines: The lines so far.
-        prompts: The number of validation prompts; 0 if it is not known, and there is no interval.
+        prompts: The number of validation prompts; 0 if it is unknown, which omits the interval.
     """
     first = lines[0] if lines else {}
     if (share := first.get("eval/accuracy")) is not None:
@@ -223,7 +223,7 @@ def sentence(
 
 
 def _means(lines: Sequence[Line], total_steps: int, correct: str) -> str:
-    """Return the means of the reward, and of the one that says what is right, at first and now."""
+    """Return first and last means of the total and of the reward that says what is right."""
     # The first part of the training stays the same while it goes on.
     steps, part = [line for line in lines if "reward" in line], max(START, total_steps // 10)
     if len(steps) < 2 * part:

@@ -3,9 +3,9 @@
     from grpo_nb import RewardLab
     RewardLab([correct, well_formed], train_dataset)
 
-The rewards are edited where they are written, in a cell: run that cell and the Lab's cell again.
-lab.js draws the Lab; scores travel to it once, and it computes totals and advantages itself. What
-takes long is not called again: of slow rewards, the Lab shows what the verdict has scored.
+To change a reward, edit the cell that defines it, and run that cell and the Lab's cell again.
+lab.js draws the Lab: it gets the scores once, and computes totals and advantages itself. A slow
+reward is not called again: the Lab then shows only the completions scored for the verdict.
 """
 
 import inspect
@@ -36,7 +36,7 @@ REASON, CARD, QUESTION = 200, 600, 300  # characters that are shown
 
 
 class Text(NamedTuple):
-    """Hold a completion of a row: its kind, whether it is known to be wrong, which attack it is."""
+    """Hold a completion of a row, its kind, whether it is known to be wrong, and its attack."""
 
     row: int
     kind: str
@@ -47,11 +47,11 @@ class Text(NamedTuple):
 
 
 class RewardLab(anywidget.AnyWidget):
-    """Show what each reward pays for every completion, why, and the verdict.
+    """Show what each reward pays for every completion and why, and the verdict.
 
-    The arguments are those of `check_rewards`. For each row there is the right answer, another
-    row's answer, what was sampled, and for some every attack. A completion can be edited and scored
-    again.
+    The arguments are those of `check_rewards`. The Lab shows for each row the right answer, another
+    row's answer and the sampled completions, and for some rows also every attack. A completion can
+    be edited and scored again.
 
     Args:
         completions: What the model sampled, completions[i][j]: one list of texts or chats for each
@@ -87,7 +87,7 @@ class RewardLab(anywidget.AnyWidget):
 
 
 def lab(test: RewardTest) -> RewardLab | Checks:
-    """Return the Reward Lab of a run; if the task has an environment, read and check it instead."""
+    """Return the Reward Lab of a run, or the checks of the environment if the task has one."""
     if environment := environments.of(test.stage.config):
         return environments.check_environment(environment, test.rows)
     return RewardLab(**reward_lab.arguments(test))
@@ -107,7 +107,7 @@ def contents(check: RewardCheck, conditions: Mapping[str, Any]) -> dict[str, Any
 
     Args:
         check: The check.
-        conditions: "scaling" and "aggregation", of which advantages depend.
+        conditions: "scaling" and "aggregation", on which advantages depend.
     """
     scorer, texts = check.scorer, _texts(check)
     numbers = list(dict.fromkeys(each.row for each in texts))
@@ -180,7 +180,7 @@ def completions(
 
 
 def rules(attack: Attack) -> dict[str, Any]:
-    """Return what the browser has to know of an attack to say whether it wins."""
+    """Return what the browser has to know about an attack to say whether it wins."""
     kind = "form" if attack.family == "empty form" else attack.kind
     return {"name": attack.name, "kind": kind, "knows": amounts.may_earn(attack)}
 
@@ -195,7 +195,7 @@ def _reasons(check: RewardCheck, number: int, pairs: Sequence[tuple[int, str]]) 
 
 
 def _answer(check: RewardCheck, text: str) -> str:
-    """Return what stands in a completion where the form has the answer; "" if nothing does."""
+    """Return what a completion has in the place of the form's answer; "" if it has nothing."""
     form = check.written.form if check.written else ""
     before, _, after = form.partition("{answer}")
     mark, after = written.answer_mark(form), after.strip()
@@ -210,8 +210,8 @@ def _answer(check: RewardCheck, text: str) -> str:
 def _is_wrong(check: RewardCheck, each: Text, scores: np.ndarray, answer: str) -> bool:
     """Return whether a sampled completion is wrong.
 
-    It is wrong if the rewards that say "right" do not pay it in full, or if the answer that is read
-    in it is not the reference answer, a number.
+    It is wrong if the rewards that say "right" do not pay it in full, or if the reference answer is
+    a number and the completion gives another answer.
     """
     style, part = check.written, check.roles
     reference = style.answers.get(each.row, "") if style else ""
@@ -241,7 +241,7 @@ def report(check: RewardCheck, verdict: RewardVerdict) -> dict[str, Any]:
 
 
 def _card(check: RewardCheck, finding: Check) -> dict[str, Any]:
-    """Return a finding, with the attack that earns most."""
+    """Return a finding with its worst attack: the one that earns most, or least if it is honest."""
     each = [result for result in check.results if result.attack.family == finding.name]
     winners = [result for result in each if result.level == finding.state]
     if not winners:

@@ -91,5 +91,5 @@ def thumbnails(images: "Sequence[Image]") -> str:
 
 
 def cut(text: str, characters: int) -> str:
-    """Shorten a text to so many characters."""
+    """Shorten a text to at most this number of characters."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"

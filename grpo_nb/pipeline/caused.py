@@ -1,11 +1,11 @@
-"""Make placebos of a run, which are trained alike but rewarded differently, and compare them.
+"""Make the placebo of a run, which is trained alike but with shuffled rewards, and compare the two.
 
 `python -m grpo_nb run --name mine --placebo shuffled` makes the placebo `mine-shuffled`: it copies
 the data, the tested rewards and the baseline rollouts of `mine` (stages 01 and 02), and runs stages
-03 and 04 with the settings of `mine` and `train.placebo`. A gain
-that the placebo shares was not caused by the reward, but by training as such, by the choice of the
-best adapter, or by luck. Run and placebo answered the same held-out prompts. They are compared like
-any two models of a report. Nothing is stored: the comparison is computed when it is shown.
+03 and 04 with the settings of `mine` and `train.placebo`. A gain that the placebo shares was not
+caused by the reward, but by training as such, by the choice of the best adapter, or by luck. Run
+and placebo answer the same held-out prompts, and are compared like any two models of a report. The
+comparison is not stored, but computed whenever it is shown.
 
 | run vs. baseline        | run vs. placebo     | placebo vs. baseline        | verdict        |
 |-------------------------|---------------------|-----------------------------|----------------|
@@ -65,14 +65,14 @@ class Cause(NamedTuple):
 
 
 def caused(run: Run) -> Checks:
-    """Check whether the reward caused the run's gain, by its placebo.
+    """Check, by the run's placebo, whether the reward caused the run's gain.
 
     Args:
         run: A trained and evaluated run.
 
     Returns:
-        One check, which is no "stop". Without a placebo its state is "not yet", and its fix is the
-        command that makes one.
+        One check, whose state is never "stop". Without a placebo, its state is "not yet", and its
+        fix is the command that makes a placebo.
     """
     if run.config().train.placebo != "none":
         evidence = "this run is itself a placebo: ask about the run that it was made for"
@@ -202,7 +202,7 @@ def _judge(
 
 
 def differences(run: Run, placebo: Run) -> list[str]:
-    """Name the settings and files in which two trained runs differ, `train.placebo` apart."""
+    """Name the settings and files in which two trained runs differ, except for `train.placebo`."""
     first, second = _facts(run), _facts(placebo)
     names = [name for name in first | second if name != "train.placebo"]
     return [name for name in names if first.get(name) != second.get(name)]

@@ -58,7 +58,7 @@ def _stage(run: Run, stage: str, entry: dict[str, Any]) -> dict[str, str]:
 
 
 def _unchanged(run: Run) -> Check:
-    """Check that the files of the stages that are done are as these wrote them."""
+    """Check that each file of the stages that are done is as its stage wrote it."""
     end = run.undone() or "05"
     try:
         refuse_undone(run, end)

@@ -59,7 +59,9 @@ def write_task(run: Run) -> Path:
 
 
 def scorer(folder: Path) -> Callable[[Mapping[str, Any], str], dict[str, float]]:
-    """Return a function of a line of rows.jsonl and an answer: {"correct": …, "reward": …}.
+    """Return a function that scores an answer to a row.
+
+    It takes a line of rows.jsonl and the answer, and returns {"correct": …, "reward": …}.
 
     Args:
         folder: A run's eval_task.

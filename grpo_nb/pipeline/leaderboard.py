@@ -1,10 +1,10 @@
 """Compare runs: which is best on held-out prompts, and which differences are real.
 
 Two runs are compared prompt by prompt, on the prompts that both held out. McNemar's exact test
-uses those that one run answers better than the other. Among n runs there are n (n - 1) / 2 pairs,
-and Holm's procedure corrects p for all of them, so that the best run may be picked after looking
-at the results. A "real" difference concerns these two models only. To show that a setting caused
-the difference, run several seeds of each setting.
+uses the prompts that one run answers better than the other. Among n runs there are n (n - 1) / 2
+pairs, and Holm's procedure corrects p for all of them, so that the best run may be picked after
+looking at the results. A "real" difference concerns these two models only. To show that a setting
+caused the difference, run several seeds of each setting.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Board(NamedTuple):
 
     table: One line per run, best first: accuracy of greedy answers with its 95 % interval, seconds,
         and the settings that differ between runs.
-    pairs: One line per pair of runs, those with the best one first: shared prompts, the paired
+    pairs: One line per pair of runs, pairs with the best run first: shared prompts, the paired
         difference with its 95 % interval, p, Holm-adjusted p, verdict.
     settings: Accuracy over runs that differ only in their seed: mean, min, max, number of runs.
     curves: The metrics of each run, by name.
@@ -80,7 +80,7 @@ def named(prefix: str) -> list[Path]:
 
 
 def _scores(run: Run) -> pd.Series:
-    """Return the last model's score on each held-out prompt, by question and reference answer.
+    """Return the last model's score on each held-out prompt, indexed by question and reference.
 
     A question is identified by its text and its images.
     """

@@ -11,8 +11,8 @@ Everything that can be checked in advance is checked before anything starts. Eac
 its own kernel. If a kernel ends too early, an error gives the reason, and the stage is not left as
 "running".
 
-Without a kernel, in one process, or in one per GPU under a launcher, `train` executes the cells of
-notebook 3 as a script; only the first process writes files and prints (docs/launch.md):
+`train` executes the cells of notebook 3 as a script, without a kernel: in one process, or under a
+launcher in one process per GPU, of which only the first writes files and prints (docs/launch.md):
 
     python -m torch.distributed.run --nproc_per_node 8 -m grpo_nb train runs/NAME --processes 8
     accelerate launch --config_file docs/launch/fsdp.yaml -m grpo_nb train runs/NAME
@@ -59,7 +59,7 @@ SECONDS_TO_BE_ENDED = 3
 
 
 class StageFailed(RuntimeError):
-    """Report where and why a notebook did not finish; `signal` is the number that stopped it."""
+    """Report where and why a notebook did not finish; `signal` is the stopping signal, or 0."""
 
     def __init__(self, message: str, number: int = 0) -> None:
         super().__init__(message)
@@ -198,7 +198,7 @@ def run_pipeline(
     Args:
         name: The name of the run; an existing run is executed again in place.
         profile: A name in grpo_nb/runs/profiles/, or "auto" for the one that fits this machine.
-        settings: Dotted names to values, {"grpo.max_steps": 20}.
+        settings: Values by dotted name, such as {"grpo.max_steps": 20}.
         first: The first stage, "01" … "04"; the stages before it must be done.
         last: The last stage, "01" … "04".
         force: Whether to start a stage even if its inputs have changed.
@@ -371,7 +371,7 @@ def _train(run: Run, settings: Mapping[str, Any], force: bool) -> None:
 
 
 def execute_cells(notebook: Path, parameters: Mapping[str, Any]) -> None:
-    """Execute a notebook's code cells in this process; the values of last lines are not shown.
+    """Execute a notebook's code cells in this process; no cell shows the value of its last line.
 
     Args:
         notebook: The notebook; its code uses no magics.

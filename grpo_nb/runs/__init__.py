@@ -1,9 +1,9 @@
 # ruff: noqa: F401 (the imports below are the package's public names)
-"""Hold the run directory and its settings, with which every stage begins and ends.
+"""Keep the directory of a run and its settings, which every stage reads and updates.
 
-`settings` defines every setting, and `config` resolves their values and records where each came
-from; the folder `profiles` holds settings for machines and `tasks` settings for tasks. `directory`
-is a run's folder with its manifest.
+`settings` defines every setting, and `config` resolves the values and records where each came from.
+The folder `profiles` holds settings for machines, and `tasks` holds settings for tasks. `directory`
+reads and writes a run's folder with its manifest.
 """
 
 from grpo_nb.runs.directory import (

@@ -4,10 +4,11 @@ Values are layered: library default < profile < task < value set for the run. An
 rejected before anything starts, and the error suggests the nearest known name. A run's
 `config.yaml` stores each value with its source: `grpo.max_steps: [200, set]`.
 
-Profiles and tasks are YAML files: a profile suits a machine; a task sets what the model learns, and
-what it lists under a profile's name applies to that profile only. A profile's file also states how
-much memory the GPU must have (`memory_gib`). None of the GPU profiles has been measured on its GPU:
-tests/runs/test_config.py estimates their memory, and the preflight checks it before training.
+Profiles and tasks are YAML files. A profile suits a machine, and a task sets what the model learns;
+settings that a task lists under a profile's name apply to that profile only. A profile's file also
+states how much memory the GPU must have (`memory_gib`). None of the GPU profiles has been measured
+on its GPU: tests/runs/test_config.py estimates their memory, and the preflight checks it before
+training.
 """
 
 import hashlib
@@ -71,9 +72,10 @@ def of_stage(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_unknown_setting(name: str) -> None:
-    """Raise ValueError for an unknown setting, with the nearest name.
+    """Raise ValueError for an unknown setting, and suggest the nearest known name.
 
-    So are arguments of GRPOConfig that another setting decides, or on which other stages rely.
+    Arguments of GRPOConfig that another setting decides, or on which other stages rely, are refused
+    as well.
     """
     names = list(MEANINGS)
     if str(name).startswith("grpo.") and name not in names:
@@ -139,8 +141,9 @@ def resolve(
     Args:
         profile: A name in PROFILES, or "auto" for the one that fits this machine.
         layers: Values that are set, by dotted name, such as {"grpo.max_steps": 20}; applied in
-            order over all other values. Text is converted to the setting's type, and that
-            of a further argument of GRPOConfig is read as a Python literal if it is one.
+            order over all other values. Text is converted to the setting's type. For further
+            arguments of GRPOConfig, which have no type here, text is read as a Python literal if
+            possible.
         stored: Values with their sources, from a configuration that was resolved before. A value
             that differs from what its source gives counts as set, because somebody edited it.
 
@@ -258,7 +261,7 @@ def digest(config: RunConfig, stage: str) -> str:
 
 
 def read(path: Path) -> RunConfig:
-    """Read a run's config.yaml. A value without a source counts as set.
+    """Read a run's config.yaml; a value without a source counts as set.
 
     Raises:
         ValueError: The file is damaged, another version wrote it, or a value is wrong.
@@ -268,7 +271,7 @@ def read(path: Path) -> RunConfig:
 
 @lru_cache(maxsize=16)
 def _read(path: Path, _: bytes) -> RunConfig:
-    """Parse the file; the cache saves 30 ms for the same content."""
+    """Parse the file; caching the result saves 30 ms while the content stays the same."""
     content = read_yaml(path)
     pairs = {
         name: tuple(entry) if isinstance(entry, list) and len(entry) == 2 else (entry, SET)

@@ -1,4 +1,4 @@
-"""The run directory: its settings, its locks, and the manifest that links the stages.
+"""Keep a run's directory: its settings, its locks, and the manifest that links the stages.
 
 `runs/<name>/config.yaml` holds every setting with its source; `manifest.json` records each stage's
 status, the SHA-256 of its settings and of the files it read and wrote, package versions, seed, git
@@ -137,7 +137,7 @@ class Run:
         return f"{NOTEBOOKS[stage]} of {self.name!r} is {self.state(stage).why}" if stage else ""
 
     def outdated(self, stage: str) -> str:
-        """Return why a done stage might give another result now; "" if nothing has changed."""
+        """Return why a finished stage might now give another result; "" if nothing has changed."""
         manifest = self.manifest()
         entry = manifest.get(stage, {})
         for earlier in [name for name in NOTEBOOKS if "inputs" in entry and name < stage]:
@@ -154,7 +154,7 @@ class Run:
         """Return the configuration as the most recently started stage left it.
 
         Raises:
-            ValueError: There is none yet, or this version cannot read it.
+            ValueError: There is no configuration yet, or this version cannot read it.
         """
         if not (self / "config.yaml").exists():
             raise ValueError(f"run {self.name!r} has no config.yaml: run {NOTEBOOKS['01']} first")
@@ -341,8 +341,8 @@ def resolve_stages(
 ) -> configs.RunConfig:
     """Return the configuration with which stages `first` to `last` would run.
 
-    Earlier stages keep the run's settings. Of later stages, the values that were set are kept,
-    unless they do not fit the new ones.
+    Earlier stages keep the run's settings. Values set for later stages are kept if they fit the new
+    settings.
 
     Raises:
         ValueError: A setting is wrong, or stage 03 would run with too few rows for a step.

@@ -1,4 +1,4 @@
-"""`RunConfig` and its sections: each setting with its default, limits and meaning.
+"""Define `RunConfig` and its sections: each setting with its default, limits and meaning.
 
 The defaults suit an instruct model of about 0.5 B parameters with LoRA.
 """
@@ -151,7 +151,7 @@ class TrainConfig(Section):
 
 
 class PolicyConfig(Section):
-    """Hold the settings of how the policy is loaded, started and sampled."""
+    """Hold the settings by which the policy is loaded, initialized and sampled."""
 
     backend: Literal["unsloth", "transformers"] = setting("unsloth", "loads and trains the policy")
     adapter: str = setting("", "run or folder whose adapter initializes the policy")

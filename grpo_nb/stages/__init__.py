@@ -1,14 +1,14 @@
-"""Do the work of a run's four stages, which know the run directory; notebooks 1 to 4 call it.
+"""Do the work of a run's four stages in its run directory; notebooks 1 to 4 call this package.
 
     trainer = GRPOTrainer(…)  # TRL's or Unsloth's
     stages.attach(trainer, stage, rewards, validation_rows)
     trainer.train()
 
 `rewards_cell` takes a run's own rewards from a notebook's cell, and does stages 01 and 02 in one
-call each. `warm_start` fine-tunes the base first. `arguments` builds the GRPOConfig of a run, and
-`trainer` can be read from top to bottom: `checkpoints` decides from which checkpoint a run resumes,
-and `validation` measures whether the policy improves. What needs no run is in the subpackages of
-the tools, such as `training` and `reward_lab`.
+call each. `warm_start` does the SFT warm-up before GRPO. `arguments` builds the GRPOConfig of a
+run. `trainer` extends the trainer; it can be read from top to bottom. `checkpoints` decides from
+which checkpoint a run resumes, and `validation` measures whether the policy improves. Everything
+that needs no run is in other subpackages, such as `training` and `reward_lab`.
 """
 
 from grpo_nb.lazy import exports

@@ -1,9 +1,9 @@
 """Turn our settings into TRL's GRPOConfig, and show where each argument's value comes from.
 
-`grpo_arguments` returns its arguments; `effective` compares them with the config's final values. On
-a GPU, Unsloth replaces GRPOConfig with its own class. That class only warns about unknown
-arguments, has other defaults (weight_decay 0.001, router_aux_loss_coef 0, no importance sampling
-correction for vLLM), and follows some papers: an explicit loss_type "dapo" masks truncated
+`grpo_arguments` returns the arguments of GRPOConfig; `effective` compares them with the config's
+final values. On a GPU, Unsloth replaces GRPOConfig with its own class. That class only warns about
+unknown arguments, has other defaults (weight_decay 0.001, router_aux_loss_coef 0, no importance
+sampling correction for vLLM), and follows some papers: an explicit loss_type "dapo" masks truncated
 completions and sets epsilon_high to 0.28, "cispo" sets epsilon_high to 5, and "dr_grpo" turns
 scale_rewards "group" off. The class does not change what `grpo.<name>=…` sets. Source:
 unsloth/models/rl.py 2026.10.9.
@@ -44,7 +44,7 @@ def own_config() -> type["GRPOConfig"]:
 
 
 def refuse_arguments(extra: Mapping[str, Any]) -> None:
-    """Refuse values of the wrong type for arguments of GRPOConfig. Import trl only if needed.
+    """Refuse values of the wrong type for arguments of GRPOConfig; without any, do not import trl.
 
     Args:
         extra: The arguments for which there is no setting, as `config.grpo.model_extra` has them.
@@ -128,7 +128,7 @@ def _vllm_by_trl(model: "ModelConfig") -> dict[str, Any]:
 def effective(
     args: "GRPOConfig", arguments: Mapping[str, Any], config: "RunConfig"
 ) -> pd.DataFrame:
-    """Return the arguments of training that this run sets, or that are not as in TRL.
+    """Return the arguments of training that this run sets, or that differ from TRL's defaults.
 
     Args:
         args: The GRPOConfig.
@@ -136,8 +136,9 @@ def effective(
         config: The run's settings.
 
     Returns:
-        The columns argument, value and from: "set", "task …", "profile …", "grpo_nb" for our
-        defaults and fixed values, or what the value was before TRL, Unsloth or a cell changed it.
+        The columns argument, value and from. The last is "set", "task …", "profile …", "grpo_nb"
+        for our defaults and fixed values, or "changed from" the earlier value if TRL, Unsloth or a
+        cell changed it.
     """
     rows = []
     for field in [one for one in fields(own_config()) if one.name not in ARGUMENTS["not_shown"]]:

@@ -1,8 +1,8 @@
-"""Keep a run's train/: decide from which checkpoint it goes on, and read its completions.
+"""Keep a run's folder train/: decide where training goes on, and read its completions.
 
-Training goes on from its newest whole checkpoint if nothing has changed on which the weights
-depend; only `grpo.max_steps` may be larger. Otherwise it begins anew, and what was trained before
-is kept beside it, as train.old-1/.
+Training goes on from its newest whole checkpoint if nothing on which the weights depend has
+changed; only `grpo.max_steps` may be larger. Otherwise training begins anew, and the earlier
+training is kept as train.old-1/.
 """
 
 import itertools
@@ -33,12 +33,12 @@ SHUFFLED = "a placebo: these scores are shuffled within each group, and not what
 
 
 def plan(folder: Path, settings: dict[str, str], max_steps: int) -> tuple[str, bool]:
-    """Return a sentence on what training will do, and whether it goes on from a checkpoint.
+    """Return a sentence on what training will do, and whether training goes on from a checkpoint.
 
     Args:
         folder: The run's train/.
         settings: The `fingerprint` of the training.
-        max_steps: Its number of steps.
+        max_steps: The number of steps of the training.
     """
     steps, path = trained_steps(folder), folder / "state.json"
     before = read_json(path)["settings"] if path.is_file() else {}
@@ -114,7 +114,7 @@ def read_completions(run: "Run", preset: RewardSet) -> pd.DataFrame:
 
     Args:
         run: A trained run.
-        preset: Its rewards; the first one decides what is correct.
+        preset: The run's rewards; its `correct_func` decides what is correct.
 
     Returns:
         The columns step, question, reference, completion, each reward, advantage and correct. If a

@@ -1,8 +1,8 @@
 """Take a run's own rewards from the cell `%%rewards` of a notebook; do stages 01 and 02 with them.
 
 rewards/mine.py contains the cell's text unchanged, so that an error names the line that the user
-sees. A second file contains notes: the preset whose form the rewards use, and the score ranges
-measured in stage 02.
+sees. A second file contains notes: the preset whose form the rewards use, the score ranges measured
+in stage 02, and the reward that decides what is correct.
 """
 
 import io
@@ -93,7 +93,7 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
     trains with exactly the same rewards. If the cell defines nothing, the test keeps the preset.
 
     Args:
-        test: The test. The setting `rewards.preset` of its stage is set to the path of that file.
+        test: The test. The setting `rewards.preset` of its stage is set to the path of mine.py.
         source: Python source to use instead of the cell's.
 
     Raises:
@@ -136,7 +136,7 @@ def in_template(stage: "Stage", tokenizer: "PreTrainedTokenizerBase") -> RewardS
 
 
 def _measured(test: RewardTest, source: str) -> dict[str, Any]:
-    """Return the notes on a source of rewards: the form's preset, ranges, and which says right."""
+    """Return notes on a source code: the form's preset, ranges, and the reward for correctness."""
     stage, config = test.stage, test.stage.config.rewards
     path = stage.run / OWN
     form = config.preset if config.preset != str(path) else read_about(path)["form"]

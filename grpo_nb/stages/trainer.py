@@ -1,4 +1,4 @@
-"""A run's trainer: TRL's or Unsloth's own, extended so that the run is safe and easy to follow.
+"""Extend TRL's or Unsloth's trainer, so that a run is safe and easy to follow.
 
     with adapter_in_fp32(model):
         trainer = GRPOTrainer(model=model, …, args=GRPOConfig(**grpo_arguments), …)
@@ -6,9 +6,9 @@
     preflight(trainer).refuse()
     trainer.train()
 
-`attach` puts `RunTrainer` in front of this trainer's class, which is TRL's, or the one by which
-Unsloth replaces it on a GPU. The parts of one step, in order, with the methods of `RunTrainer`, of
-`StepCallback` and, for 4, of `monitor.Monitor`:
+`attach` gives this trainer a class whose first base is `RunTrainer`, and whose second base is TRL's
+class, or the class by which Unsloth replaces it on a GPU. The parts of one step, in order, with the
+methods of `RunTrainer`, of `StepCallback` and, for 4, of `monitor.Monitor`:
 
  0. Every few steps, and at the end, `guard.Guard` tests whether the samples come from the policy.
  1. TRL samples a group for each prompt: `_generate`, `_generate_single_turn`. If the task has an
@@ -79,15 +79,17 @@ ADAPTIVE = "adaptive rewards"  # the entry of trainer_state.json
 
 
 class RunTrainer:
-    """Add to a GRPOTrainer what makes it a run's; `attach` puts it in front of a trainer's class.
+    """Add to a GRPOTrainer what a run needs.
+
+    `attach` puts this class before the trainer's own class in the order of inheritance.
 
     Attributes:
         policy: The model with its tokenizer, as `models.policy_of` returns it.
         rewards: The run's rewards.
         stage: Stage 03, which has been started.
-        validation_rows: The rows that are validated on.
+        validation_rows: The rows on which the policy is validated.
         folder: The run's folder train/.
-        plan: Whether `train` begins, or after which step it resumes.
+        plan: A sentence that says whether `train` begins anew, or after which step it resumes.
     """
 
     def join(
@@ -127,7 +129,7 @@ class RunTrainer:
 
     @property
     def paths(self) -> str:
-        """Return how the processes share a step, and how it is computed."""
+        """Return how the processes share a step, and how the step is computed."""
         completions, group = self.args.generation_batch_size, self.num_generations
         return (
             f"a step: {completions // group} prompts x {group} = {completions} completions, on "
@@ -137,7 +139,7 @@ class RunTrainer:
     def train(self) -> TrainOutput:
         """Train the remaining steps up to `max_steps`, and save the adapter in train/adapter/.
 
-        transformers' `train` takes a checkpoint to resume from. This one finds the newest whole
+        transformers' `train` takes a checkpoint to resume from. This method finds the newest whole
         checkpoint; the monitor writes one if training is stopped or fails. Unsloth's `train` sets
         the model's modes before and after training.
 
@@ -242,11 +244,11 @@ class RunTrainer:
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any, *args: Any
     ) -> Any:
-        """Score the completions; measure how long it takes, and how completions differ.
+        """Score the completions; measure the time, and how many completions of a group differ.
 
-        Whatever a reward changes in this process, such as torch's random state, is restored. TRL
-        returns the scores of all processes. Unsloth's trainer has the same method, and calls it as
-        TRL's does.
+        Random states, torch's grad mode and the working directory are restored after the rewards.
+        TRL returns the scores of all processes. Unsloth's trainer has the same method, and calls it
+        as TRL's does.
         """
         with self._timing("seconds/reward"), kept():
             rewards_N_F = super()._calculate_rewards(
@@ -268,7 +270,7 @@ class RunTrainer:
         self._metrics["train" if self.model.training else "eval"][name].append(value)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        """Run each prompt once for its group where possible (not with Unsloth on a GPU)."""
+        """Compute each prompt once for its group where possible (not with Unsloth on a GPU)."""
         plain = super()._get_per_token_logps_and_entropies
         if self.share_prompts:
             return fast_cpu.log_probabilities(self, plain, *args, **kwargs)
@@ -290,7 +292,7 @@ class RunTrainer:
         super().log(logs, start_time)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        """Keep the sampler, which a resumed run has to advance (`callbacks`)."""
+        """Keep the sampler of the rows, which a resumed run has to advance (`StepCallback`)."""
         self.row_sampler = super()._get_train_sampler(*args, **kwargs)
         return self.row_sampler
 
@@ -392,14 +394,15 @@ def attach(
     validation_rows: Sequence[Row] = (),
     policy: Policy | None = None,
 ) -> None:
-    """Make a trainer a run's: it resumes, validates, keeps checkpoints, and measures each step.
+    """Make a trainer that of a run, so that it resumes, validates and measures each step.
 
     Args:
         trainer: A new GRPOTrainer, TRL's or Unsloth's, whose `args` are those of the run.
         stage: Stage 03, which has been started.
         rewards: The run's rewards, tested in notebook 2.
         validation_rows: Rows to validate on, which are not trained on.
-        policy: The policy, as `models.policy_of` or `models.load_policy` returned it.
+        policy: The result of `models.policy_of` or `models.load_policy`; by default, `policy_of` is
+            called with the trainer's model.
 
     Raises:
         ValueError: The trainer has other rewards than the run.
@@ -467,7 +470,11 @@ def build_trainer(
 
 
 def environment_factory(config: "RunConfig", tokenizer: Any, rows: Sequence[Row]) -> type | None:
-    """Check the rows, and return the class that TRL makes for each rollout; None without one."""
+    """Check the rows, and return the class that TRL instantiates for each rollout.
+
+    Returns:
+        The class; None without an environment.
+    """
     environment = environments.of(config)
     if environment is None:
         return None
@@ -480,7 +487,8 @@ def environment_factory(config: "RunConfig", tokenizer: Any, rows: Sequence[Row]
 def datasets(rows: Sequence[Row], tokenizer: Any, config: "RunConfig") -> "tuple[Dataset, list]":
     """Return the rows to train on as TRL takes them, and the rows to validate on.
 
-    TRL's prompts have places for their images, and no system turn where the template has none.
+    In TRL's prompts, placeholders stand for the images, and the system prompt is part of the user's
+    turn if the chat template has no system role.
     """
     train_rows, validation_rows = hold_out(rows, prompts_to_hold_out(config.train))
     packed = [pack(row) for row in train_rows]

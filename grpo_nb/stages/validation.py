@@ -1,4 +1,4 @@
-"""Measure with greedy completions during training whether the policy improves on other prompts.
+"""Measure during training, with greedy completions, whether the policy improves on other prompts.
 
 These prompts are held out of the training rows. The evaluation split of notebook 4 is not used to
 choose the adapter.
@@ -51,7 +51,7 @@ class Validation:
     Args:
         policy: The policy; validation changes neither the policy nor the random state.
         rows: Rows from `hold_out`.
-        rewards: The run's rewards; the first one decides what is correct.
+        rewards: The run's rewards; their `correct_func` decides what is correct.
         config: The run's settings.
     """
 

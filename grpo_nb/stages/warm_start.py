@@ -1,7 +1,7 @@
 """Fine-tune on right answers before GRPO, so that the model solves some prompts at all.
 
-The answers are those of data/sft.parquet, with their steps if the source has them. TRL's SFTTrainer
-does the training.
+The answers are those of data/sft.parquet, with worked steps if the source has them. TRL's
+SFTTrainer does the training.
 """
 
 from collections.abc import Iterable

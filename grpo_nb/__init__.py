@@ -1,12 +1,13 @@
 """GRPO notebook workbench: teach a language model a verifiable skill, and prove the gain.
 
-Each tool takes what a notebook with TRL or Unsloth holds. `check_rewards` tests its rewards,
-`RewardLab` shows what they pay, and `sample` gives both completions; `preflight` tries the largest
-step of its trainer, `difficulty` draws the rows that still teach, and `Monitor` and `Guard` watch
-it; `autopsy` reads the log of any run; `evaluate` compares models, `placebo` asks whether the
-reward caused a gain, and `merge` writes the model that was trained. `reward` lifts a scorer of one
-completion to TRL's shape, `check_environment` plays an environment without a model, and `prepare`
-reads rows. `start` begins a stage of a run, as each notebook of this project does.
+Each tool takes objects that a notebook with TRL or Unsloth has anyway. `check_rewards` tests
+rewards, `RewardLab` shows what they pay, and `sample` gives completions to both. `preflight` tries
+a trainer's largest step, `difficulty` lets the trainer draw the rows that still teach something,
+and `Monitor` and `Guard` watch the training. `autopsy` reads the log of any run. `evaluate`
+compares models, `placebo` shuffles the rewards to show whether they caused a gain, and `merge`
+writes the trained model. `reward` turns a scorer of one completion into a reward function for TRL,
+`check_environment` plays an environment without a model, and `prepare` reads rows. `start` begins a
+stage of a run, as each notebook of this project does.
 """
 
 from grpo_nb.lazy import exports

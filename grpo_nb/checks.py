@@ -1,4 +1,4 @@
-"""Hold the results of checks, and what a training reports of a step, in one type everywhere."""
+"""Define the types of a check's result and of what a training reports after each step."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple

@@ -27,7 +27,7 @@ RUNS_ON_DRIVE = "/content/drive/MyDrive/grpo_nb_runs"
 
 
 def set_up(drive: bool = False) -> None:
-    """Install the pinned packages for this runtime, as `make install` does; keep Colab's kernel.
+    """Install the pinned packages, as `make install` does, except those of Colab's kernel.
 
     Args:
         drive: Whether to keep the runs on your Google Drive, so that the other notebooks find them:

@@ -1,4 +1,4 @@
-"""Import what a package exports only when it is used, so that a tool imports nothing else."""
+"""Import a package's exports only when they are used, so that a tool imports no other tools."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -10,7 +10,7 @@ def exports(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
 
     Args:
         package: The package's `__name__`.
-        places: The exported names, separated by blanks, of each module.
+        places: For each module, the names that it exports, separated by spaces.
 
     >>> exports("shapes", {"math": "pi tau"})("pi")
     3.141592653589793

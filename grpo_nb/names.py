@@ -12,7 +12,7 @@ ELSEWHERE = read_yaml(Path(__file__).with_name("elsewhere.yaml"))  # {argument: 
 def refuse_unknown(what: str, name: str, names: list[str]) -> None:
     """Raise ValueError if `name` is unknown, and suggest the nearest known name.
 
-    For an argument that public notebooks have, the message says what to do instead.
+    For an argument in ELSEWHERE, which public notebooks use, the message says what to do instead.
     """
     if name in names:
         return

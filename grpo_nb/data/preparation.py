@@ -131,7 +131,7 @@ def prepare(
         system_prompt: The text that asks for the format; "preset" for that of `form`.
         max_rows: The number of rows to read; 0 reads all, or generates 1,000.
         options: Sizes of the tasks of reasoning-gym, by their own names.
-        levels: How many levels of each task's curriculum are mixed; `options` override theirs.
+        levels: How many levels of each task's curriculum are mixed; `options` override their sizes.
         shots: The number of worked examples before each question. The rows that serve as examples
             are in no split.
         max_dropped_share: The largest allowed share of faulty rows.
@@ -221,8 +221,8 @@ def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
     """Return rows for TRL's SFTTrainer: {"prompt": [system, user], "completion": [assistant], …}.
 
     The completion is the row's worked solution if it has one, else what the rewards' own function
-    `reference` writes, else the answer without any reasoning. A line of reasoning that fits every
-    question would be learnt, and the rewards would pay for it.
+    `reference` writes, else the answer without any reasoning, because the policy would learn a line
+    of reasoning that fits every question, and the rewards would pay for it.
     """
     own, pairs = preset.own_reference, []
     for row in rows:

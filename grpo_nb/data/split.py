@@ -31,7 +31,7 @@ ONE_FORM |= str.maketrans("−–×⁄÷’", "--*//'")
 
 
 def fingerprint(row: Row, plain: Any, columns: bool = False) -> dict[str, Any]:
-    """Return the fingerprint of a row: values that are equal if the rows are.
+    """Return the fingerprint of a row: values that are equal for equal rows.
 
     Args:
         row: A prepared row.

@@ -74,7 +74,7 @@ def perform(
     instance: Played | None = None,
     beside: Row | None = None,
 ) -> Episode:
-    """Play one episode by a list of turns and return it, with its reward.
+    """Play one episode with a list of turns, and return the episode with its reward.
 
     Args:
         environment: The environment to play in.
@@ -98,7 +98,7 @@ def perform(
 def players(
     environment: Environment, row: Row, other: Row, seed: int = 0
 ) -> dict[str, Sequence[Turn]]:
-    """Return the turns of each player, which is a scripted policy.
+    """Return the turns of each player; a player is a scripted policy.
 
     If the class has no `solve`, there are only the players without skill.
 

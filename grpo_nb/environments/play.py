@@ -204,7 +204,7 @@ def answer_cached(
     pairs = zip(rows, columns, strict=True)
     keys = [json.dumps([row["prompt"], more], default=json_key) for row, more in pairs]
     stored = read_json(path) if path.exists() else {}
-    bare = {"ids": ()}  # which nothing reads later
+    bare = {"ids": ()}  # nothing reads the token ids later
     samples = stored["completions"] if stored.get("settings") == settings else {}
     if missing := {k: row for k, row in zip(keys, rows, strict=True) if k not in samples}:
         groups = answer(opened(), list(missing.values()), environment, **sampling)

@@ -35,7 +35,7 @@ UNCLEAR = "not distinguishable"
 WARM_UP = "warm-up"  # the label of the model from which GRPO started, after an SFT warm-up
 # With fewer prompts no exact test of paired answers can reach p < 0.05.
 LEAST_PROMPTS = 6
-LEAST_ANSWERS, UNLIKE = 16, 0.4  # from so many on, shares that differ by more are told
+LEAST_ANSWERS, UNLIKE = 16, 0.4  # the fewest answers, and the least difference, for `one_answer`
 
 CUT = 0.3  # share of answers that are cut, above which the sentence says so
 

@@ -65,7 +65,7 @@ class Cause(NamedTuple):
 
 
 def caused(run: Run) -> Checks:
-    """Check, by the run's placebo, whether the reward caused the run's gain.
+    """Check whether the reward caused a run's gain, by comparing the run with its placebo.
 
     Args:
         run: A trained and evaluated run.

@@ -140,7 +140,7 @@ def resolve_run(
 
 
 def assigned(assignments: Sequence[str]) -> dict[str, Any]:
-    """Convert the assignments of `--set` to settings, {"grpo.max_steps": "20"}.
+    """Convert the assignments of `--set` to settings, such as {"grpo.max_steps": "20"}.
 
     Raises:
         ValueError: An assignment has no `=`.

@@ -43,8 +43,9 @@ _locks: dict[Path, FileLock] = {}
 class State(NamedTuple):
     """Describe the status of a stage.
 
-    status: "not started", "running", "done", "failed", "cut off" (it was left before its end) or
-        "stale" (after it was done, its settings were changed or an earlier stage was run again).
+    status: "not started", "running", "done", "failed", "cut off" (its process ended before the
+        stage was done) or "stale" (after it was done, its settings were changed or an earlier stage
+        was run again).
     why: The status with its reason.
     """
 
@@ -295,7 +296,8 @@ def start(
 ) -> Stage:
     """Begin a stage: resolve its configuration, check the earlier stages, and lock the run.
 
-    The manifest keeps the inputs and outputs of the stage's last execution until this one is done.
+    The manifest keeps the inputs and outputs of the stage's last execution until the new one is
+    done.
 
     Args:
         stage: "01" … "04".

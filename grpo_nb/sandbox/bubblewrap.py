@@ -205,7 +205,7 @@ def started(job: bytes) -> Iterator[tuple[subprocess.Popen, io.FileIO, io.FileIO
 
 
 def _collect(channel: io.FileIO, limits: Limits, most_bytes: int) -> tuple[bytes, str]:
-    """Return (what the channel gave, why the program was stopped; "" if it was not)."""
+    """Return (output of the channel, why the program was stopped), or (output, "") if it ended."""
     output, seconds = bytearray(), START_SECONDS
     deadline, poller = time.monotonic() + seconds, select.poll()
     poller.register(channel, select.POLLIN)

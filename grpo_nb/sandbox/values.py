@@ -113,7 +113,7 @@ def exact(value: Any) -> Any:
 
 
 def decode(item: Any) -> Any:
-    """Decode a value that the harness's `encode` wrote; this may raise if a program forged it."""
+    """Decode a value that the harness's `encode` wrote; a forged value may raise any error."""
     if isinstance(item, list):
         return [decode(part) for part in item]
     if not isinstance(item, dict):

@@ -6,7 +6,7 @@
 
 `rewards_cell` takes a run's own rewards from a notebook's cell, and does stages 01 and 02 in one
 call each. `warm_start` does the SFT warm-up before GRPO. `arguments` builds the GRPOConfig of a
-run. `trainer` extends the trainer; it can be read from top to bottom. `checkpoints` decides from
+run. `trainer` extends TRL's trainer, and can be read from top to bottom. `checkpoints` decides from
 which checkpoint a run resumes, and `validation` measures whether the policy improves. Everything
 that needs no run is in other subpackages, such as `training` and `reward_lab`.
 """

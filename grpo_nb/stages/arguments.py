@@ -44,7 +44,9 @@ def own_config() -> type["GRPOConfig"]:
 
 
 def refuse_arguments(extra: Mapping[str, Any]) -> None:
-    """Refuse values of the wrong type for arguments of GRPOConfig; without any, do not import trl.
+    """Refuse values of the wrong type for arguments of GRPOConfig.
+
+    TRL, which takes seconds to import, is imported only if there are such arguments.
 
     Args:
         extra: The arguments for which there is no setting, as `config.grpo.model_extra` has them.

@@ -136,7 +136,7 @@ def in_template(stage: "Stage", tokenizer: "PreTrainedTokenizerBase") -> RewardS
 
 
 def _measured(test: RewardTest, source: str) -> dict[str, Any]:
-    """Return notes on a source code: the form's preset, ranges, and the reward for correctness."""
+    """Return notes on the source: the form's preset, ranges, and the reward for correctness."""
     stage, config = test.stage, test.stage.config.rewards
     path = stage.run / OWN
     form = config.preset if config.preset != str(path) else read_about(path)["form"]

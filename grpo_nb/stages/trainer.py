@@ -214,7 +214,10 @@ class RunTrainer:
     # The methods below override methods of TRL and transformers.
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Measure how long sampling takes. Unsloth's trainer calls this method as TRL's does."""
+        """Measure how long sampling takes.
+
+        Unsloth's trainer calls this method as TRL's does.
+        """
         with self._timing("seconds/generation"):
             return super()._generate(*args, **kwargs)
 
@@ -364,7 +367,7 @@ class StepCallback(TrainerCallback):
         return figures
 
     def _keep_best(self, figures: Mapping[str, float], step: int) -> None:
-        """Keep the adapter if its validation is the best so far; in a tie, the later one."""
+        """Keep the adapter if its validation is the best so far, or as good as the best."""
         score, best = figures["eval/accuracy"], self.trainer.folder / "best"
         if not math.isfinite(score + figures.get("eval/reward", 0)):
             print(f"step {step}: this validation has no score, and does not count")
@@ -382,7 +385,7 @@ class StepCallback(TrainerCallback):
         self.trainer.policy.model.updated_in = self.trainer.folder
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Store the adaptive weights, which the next checkpoint keeps."""
+        """Store the weights of adaptive rewards in the state, which the next checkpoint keeps."""
         rewards = self.adaptive
         state.stateful_callbacks[ADAPTIVE] = {r.__name__: (r.value, r.step) for r in rewards}
 
@@ -394,7 +397,7 @@ def attach(
     validation_rows: Sequence[Row] = (),
     policy: Policy | None = None,
 ) -> None:
-    """Make a trainer that of a run, so that it resumes, validates and measures each step.
+    """Turn a trainer into a run's trainer, which resumes, validates, and measures each step.
 
     Args:
         trainer: A new GRPOTrainer, TRL's or Unsloth's, whose `args` are those of the run.

@@ -28,12 +28,12 @@ Row = Mapping[str, Any]
 
 
 def prompts_to_hold_out(train: "TrainConfig") -> int:
-    """Return how many prompts to hold out for validation, at most; 0 if nothing is validated."""
+    """Return the largest number of prompts to hold out for validation; 0 without validation."""
     return train.eval_prompts if train.eval_steps else 0
 
 
 def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
-    """Split rows into training rows and `count` evenly spaced validation rows, at most a tenth.
+    """Split off `count` evenly spaced rows for validation, but at most a tenth of all rows.
 
     >>> train, held_out = hold_out([{"n": n} for n in range(40)], 2)
     >>> len(train), [row["n"] for row in held_out]
@@ -62,7 +62,7 @@ class Validation:
         self.bench = bench_of(config, rewards, policy.tokenizer)
 
     def __call__(self) -> dict[str, float]:
-        """Return eval/accuracy, eval/exact, eval/format, eval/reward and eval/seconds."""
+        """Return eval/accuracy, /exact, /format (with a format reward), /reward and /seconds."""
         start = time.perf_counter()
         groups = environments.answer(
             self.policy.engine,

@@ -31,7 +31,7 @@ class Chart(NamedTuple):
 
     title: The title, with the unit.
     metrics: The metrics.
-    form: The format of the latest value.
+    form: The format in which the latest value is shown.
     always: Values that the axis always includes.
     band: Metrics of the two ends of a band around the first curve.
     """

@@ -24,7 +24,7 @@ from grpo_nb.views.tables import cut
 EVERY = 1.0  # seconds between what is sent where steps are faster
 MOST = {"rows": 1000, "groups": 48}  # of more, every second one is dropped
 SOLVED = 0.98  # share of right answers in validation from which more training is a waste of time
-START = 10  # steps, at least, whose mean is a curve at first
+START = 10  # at least so many steps are in the mean of the training's beginning
 SHOWN = 8  # completions of a group
 CHARACTERS = 1_500  # of a completion, or of a question
 TEXTS = {"question", "completion", "reward", "advantage", "images"}
@@ -237,7 +237,7 @@ def _means(lines: Sequence[Line], total_steps: int, correct: str) -> str:
 
 
 def one_group(step: int, completions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the prompt of a step whose completions earn the most different totals.
+    """Return the prompt of a step whose best and worst completions differ most in their totals.
 
     Args:
         step: The step.

@@ -1,11 +1,12 @@
-"""Judge a run that is over: what went wrong, at which step it showed, and what cannot be told.
+"""Judge a finished run: what went wrong, at which step it showed, and what cannot be told.
 
     from grpo_nb import autopsy
     autopsy("outputs")                  # TRL's output_dir, or one of its checkpoints
     autopsy("Llama3.1_GRPO.ipynb")      # an executed notebook
 
-Curves are judged by the rules that watch training (`training.health`). Where completions were kept,
-it shows those that earned most, because no curve shows that the reward pays for the wrong thing.
+Curves are judged by the rules that watch training (`training.health`). If completions were kept,
+the diagnosis shows those that earned most, because no curve shows that the reward pays for the
+wrong thing.
 """
 
 import html
@@ -35,13 +36,15 @@ NO_RISE = {STUCK, "nothing learnt", "collapse", "reward falls", "little signal"}
 
 
 class Autopsy(NamedTuple):
-    """Hold the diagnosis of a run; printing it shows what matters, and a notebook shows curves.
+    """Hold the diagnosis of a run.
+
+    Printing it shows what matters; displaying it in a notebook also shows curves.
 
     findings: Checks whose state is "stop", "warning" or "note", the worst first.
-    skipped: Metrics that the log lacks, and so some alerts could not be raised.
+    skipped: Metrics that the log lacks; alerts that need them could not be raised.
     best: The completions of the last quarter that earned most: step, total, prompt, completion;
         empty if none were kept. Only a reader can tell whether they deserve it.
-    log: What was read.
+    log: The log that was read.
     correct: The name of the reward that says what is right; "" if it is not known.
     """
 
@@ -105,13 +108,13 @@ def autopsy(
     correct: str = "",
     completions_per_step: int = 0,
 ) -> Autopsy:
-    """Find what went wrong in a finished run, or in one that goes on.
+    """Find what went wrong in a finished run, or so far in one that is still training.
 
     Args:
-        what: What was trained: TRL's output folder or a checkpoint, a trainer_state.json, JSON
-            lines, CSV, an executed notebook, what a trainer printed (any other file, verl's too),
-            a trainer, a run of ours, or a table or a list of logged lines.
-        reward_weights: The weights; by default those of a trainer, else 1 for each reward.
+        what: What holds the log: TRL's output folder or a checkpoint, a trainer_state.json, JSON
+            lines, CSV, an executed notebook, a file of another type with what a trainer (TRL's or
+            verl's) printed, a trainer, a run of ours, or a table or a list of logged lines.
+        reward_weights: The weights; by default those of the trainer if `what` is one, else 1 each.
         correct: The name of the reward that says what is right; by default not known.
         completions_per_step: How many completions a step scored; by default read from the log.
 
@@ -120,7 +123,7 @@ def autopsy(
 
     Raises:
         FileNotFoundError: There is no such file or folder.
-        ValueError: It holds no log of GRPO, or `correct` is none of its rewards.
+        ValueError: `what` holds no log of GRPO, or `correct` is none of the log's rewards.
 
     >>> lines = [{"step": n, "reward": 0.0, "frac_reward_zero_std": 1.0} for n in range(200)]
     >>> [check.name for check in autopsy(lines).findings]
@@ -158,7 +161,10 @@ def autopsy(
 
 
 def _at_the_end(watch: Watch, check: Check) -> Check:
-    """Return a finding as a note, with its last step, if it is over in the last quarter."""
+    """Return a finding, or a note with its last step if it did not occur in the last quarter.
+
+    A finding that is an event, such as a spike, is returned unchanged.
+    """
     at, lines = watch.held()[check.name], len(watch.lines)
     if check.name in EVENTS or lines - at <= max(watch.window, lines // 4):
         return check
@@ -169,9 +175,10 @@ def _at_the_end(watch: Watch, check: Check) -> Check:
 
 
 def _watch(log: Log, correct: str) -> Watch:
-    """Return the watch of a run whose rewards range over what was seen: to 1, or to less for good.
+    """Return the `Watch` of a run, with the ranges of its rewards, but not yet fed with its lines.
 
-    See `Watch.settle`.
+    A reward's range is 0 to 1, widened to include the scores in the log, or lowered by
+    `Watch.settle`.
     """
     weights = log.facts.get("weights") or {}
     keys = {name: f"rewards/{name}/mean" for name in log.rewards} or {"reward": "reward"}

@@ -1,11 +1,12 @@
 """Raise alerts from the metrics of a training run, each with a cause, evidence and a remedy.
 
-No limit is an absolute reward or gradient norm: a window of steps is compared with the run's own
-past, its noise, and the range of its rewards. A window holds enough completions to tell, so it is
-longer where a step has few. The same alert is raised again only after a window without its cause.
+No alert depends on an absolute reward or gradient norm alone: a window of steps is compared with
+the run's own past, its noise, and the range of its rewards. A window holds enough completions to
+tell, so it is longer if a step has few completions. An alert that was raised is raised again only
+after a window without its cause.
 
 A rule reads a `Watch`, and yields (alert, what it is about, evidence). A metric that a run does not
-log is NaN there; every comparison with it is false, so its rules are silent.
+log is NaN in the `Watch`; every comparison with NaN is false, so the metric's rules are silent.
 """
 
 import math
@@ -57,8 +58,8 @@ class Expected(NamedTuple):
     completions: Number of completions scored in a step.
     eval_rows: Number of prompts of the validation split.
     max_steps: Number of training steps.
-    correct: The reward that decides what is right; by default the first one, "" if it is not known.
-    logging_steps: Number of steps of which a line holds the means.
+    correct: The reward that decides what is right; None for the first one, "" if it is not known.
+    logging_steps: Number of steps whose means one line holds.
     max_completion_length: The cap of completions [tokens]; 0 if it is not known.
     """
 
@@ -89,21 +90,22 @@ class Watch:
         self.patience = self.window * LIMITS.patience // LIMITS.window
 
     def widen(self, name: str, values: Iterable[Any]) -> None:
-        """Let the range of a reward hold these scores; what is no number is left out."""
+        """Update a reward's range to include these scores; skip values that are not numbers."""
         weight, *ends = self.expected.rewards[name]
         scores = [float(value) for value in values if is_number(value)]
         self.most[name] = max([*scores, self.most.get(name, -math.inf)])
         self.expected.rewards[name] = (weight, min(ends + scores), max(ends + scores))
 
     def settle(self, name: str, means: Iterable[Any]) -> None:
-        """Take what a reward without a range paid at most for the most that it pays.
+        """Set the upper end of a reward's range, if none was declared, to the highest score paid.
 
-        It is, if whole steps earn it again and again, and others less: a step whose completions are
-        all paid in full has the same mean as the next such step. A few steps do not tell.
+        This is done only if several steps have this score as their mean, and others have a lower
+        mean: then all completions of those several steps seem to have earned the full score. After
+        too few steps, the range is left as it is.
 
         Args:
             name: The reward.
-            means: Its mean in each step.
+            means: The reward's mean in each step.
         """
         weight, low, high = self.expected.rewards[name]
         values = [float(value) for value in means if is_number(value)]
@@ -140,7 +142,7 @@ class Watch:
         return Check(rule, "stop" if grave else "warning", sentence, fix)
 
     def held(self) -> dict[str, int]:
-        """Return {rule: after how many lines its condition was met for the last time}."""
+        """Return {rule: the number of lines after which its condition was last met}."""
         by_line = sorted(self._held.items(), key=lambda pair: pair[1])
         return {rule: at for (rule, _), at in by_line}
 
@@ -153,7 +155,11 @@ class Watch:
         return any(self.last(f"{name}/factor") for name in self.expected.rewards)
 
     def last(self, key: str, ago: int = 0, count: int = 0) -> list[float]:
-        """Return a metric's values in the window that ended `ago` lines ago; [] if incomplete."""
+        """Return a metric's values in the window that ended `ago` lines ago.
+
+        The result is [] if there are not enough lines. The window has `count` lines, or by default
+        `self.window`.
+        """
         start = len(self.lines) - ago - (count or self.window)
         column = self._columns.setdefault(key, [])
         for line in self.lines[len(column) :]:
@@ -166,7 +172,7 @@ class Watch:
         return fmean(self.last(key, ago, count) or [math.nan])
 
     def least(self, key: str, steps: int = 0) -> float:
-        """Return a share that the last window exceeds beyond chance: two standard errors less.
+        """Return a lower bound of a share: its mean in the last window less two standard errors.
 
         Args:
             key: A share, of the completions or of something else.
@@ -180,10 +186,11 @@ class Watch:
         return max(self.window, -(-self.limits.enough // 6 // self.each))
 
     def rise(self, key: str, ago: int, count: int = 0, until: int = 0) -> tuple[float, float]:
-        """Return how a window's mean rose from `ago` to `until` lines ago, and the standard error.
+        """Return how much a mean rose from one window to a later one, and its standard error.
 
-        Equal values do not prove that there is no noise: of n completions that all failed, one in n
-        might have passed.
+        The windows have `count` lines; the first ended `ago` lines ago, the second `until` lines
+        ago. Equal values may be noisy, too: if all n completions failed, the pass rate may still be
+        1/n.
         """
         then, now = self.last(key, ago, count), self.last(key, until, count)
         if min(len(then), len(now)) < 2:
@@ -203,11 +210,12 @@ class Watch:
         return rise / error
 
     def noise(self, ago: int, count: int) -> float:
-        """Return the standard error of the mean reward in the `count` lines before `ago`.
+        """Return the standard error of the mean reward in `count` lines that ended `ago` lines ago.
 
-        It is computed from the spread of single completions. Those of a group are alike, so each
-        counts as half a completion. Where prompts differ more than that, it is computed from the
-        differences between steps side by side, in which a trend hardly counts.
+        It is the larger of two estimates, and at least the effect of one completion. The first
+        estimate is from the spread of single completions, each of which counts as half, because the
+        completions of a group are alike. The second is from the differences between successive
+        steps, and is larger if prompts differ much; a trend hardly affects it.
         """
         changes = [late - early for early, late in pairwise(self.last("reward", ago, count))]
         between = math.sqrt(fmean([change**2 for change in changes] or [0]) / 2 / count)
@@ -219,7 +227,7 @@ class Watch:
         return max(between, each * math.sqrt(2 / size), self.spread("reward") / size)
 
     def spread(self, key: str) -> float:
-        """Return the range of what one completion adds to a metric; 0 if it is not known."""
+        """Return the range of a metric's values for a single completion; 0 if it is not known."""
         if key == "reward":
             low, full = self.ends()
             return full - low
@@ -230,15 +238,16 @@ class Watch:
         return (high - low) if key == f"rewards/{name}/mean" else 0.0
 
     def best(self, key: str, count: int) -> tuple[float, int]:
-        """Return the highest mean of a metric in `count` lines side by side, and how long ago."""
+        """Return (highest mean of a metric in `count` successive lines, how many lines ago)."""
         places = range(0, len(self.lines) - count + 1, count)
         return max(((self.mean(key, ago, count), ago) for ago in places), default=(math.nan, 0))
 
     def flat(self, key: str, full: float) -> str:
         """Return evidence that a curve has never risen; "" if it has, or if noise may hide it.
 
-        Nothing is said before `enough` completions: many a reward takes off late. Its slope, noise
-        included, has to be too small to gain a share `flat` of what is left in the whole run.
+        The result is "" before `enough` completions, because many rewards begin to rise late. A
+        curve has not risen if its slope, with noise added, is too small to gain the share `flat` of
+        what is left to gain up to `full` within the whole run.
         """
         if len(self.lines) * self.each < self.limits.enough:
             return ""
@@ -318,7 +327,7 @@ def steps(w: Watch) -> Alarms:
 
 
 def _truncated(w: Watch) -> Alarms:
-    """Yield an alert if many completions are cut, and no fewer than before."""
+    """Yield an alert if many completions are truncated, and their share does not fall."""
     cap = w.expected.max_completion_length
     half = max(2, w.window // 2)
     if w.least(CUT) > w.limits.truncated and w.sure(CUT, half, half) > -2:
@@ -338,7 +347,7 @@ def engine(w: Watch) -> Alarms:
 
 
 def policy(w: Watch) -> Alarms:
-    """Yield alerts on a policy that leaves its base, or becomes certain."""
+    """Yield alerts on a policy that moves far from its base, or becomes certain too early."""
     limits, start = w.limits, len(w.lines) - w.window
     kl = w.last("kl", 0, len(w.lines))
     before, after = (median(part or [math.nan]) for part in (kl[:10], kl[-10:]))
@@ -354,7 +363,8 @@ def policy(w: Watch) -> Alarms:
 def signal(w: Watch) -> Alarms:
     """Yield alerts on zero-advantage groups, and on rewards and held-out figures that fall.
 
-    A held-out fall counts only while the reward does not fall.
+    A fall of a held-out figure counts only while the reward does not fall. Held-out accuracy that
+    stays while the reward rises raises an alert, too.
     """
     limits, start = w.limits, len(w.lines) - w.window
     silent, right = w.mean(SILENT), w.success(w.correct)
@@ -396,23 +406,24 @@ def signal(w: Watch) -> Alarms:
 
 
 def _earned(w: Watch) -> str:
-    """Say how much of what the correct reward, or else all rewards, can pay is earned."""
+    """Say what share of its range `correct`, or else the weighted total, earns on average."""
     payer = f"`{w.correct}`" if w.correct else "the rewards"
     most = "paid at most" if w.settled & ({w.correct} if w.correct else w.settled) else "can pay"
     return f"the mean completion earns {w.success(w.correct):.0%} of what {payer} {most}"
 
 
 def _moved(w: Watch) -> bool:
-    """Return whether completions are far shorter, longer, surer or less sure than at first."""
+    """Return whether the completions' length or entropy has halved or doubled since the start."""
     firsts = {key: w.lines[0].get(key) for key in ("entropy", LENGTH)}
     shares = [w.mean(key) / first for key, first in firsts.items() if is_number(first) and first]
     return any(not 0.5 <= share <= 2 for share in shares if is_number(share))
 
 
 def _lost(w: Watch, part: int) -> str:
-    """Return the evidence that the reward fell far below its best in `part` lines; "" otherwise.
+    """Return the evidence that the reward is far below its best mean over `part` lines, or "".
 
-    A single line is compared with the noise that it would have if it were like the last ones.
+    If `part` is 1, the noise of that line is not estimated; it counts as the effect of a single
+    completion.
     """
     (low, full), now = w.ends(), max(part, w.window)
     if len(w.lines) < now:
@@ -480,7 +491,10 @@ def rewards(w: Watch) -> Alarms:
 
 
 def constant(w: Watch, least: int) -> Alarms:
-    """Yield an alert on rewards that are the same in at least `least` completions; others vary."""
+    """Yield an alert on rewards that stay constant over `least` completions while others vary.
+
+    A reward that is always earned in full raises no alert.
+    """
     if len(w.lines) * w.each < least or len(w.lines) < w.window:
         return
     curves = {n: w.last(f"rewards/{n}/mean", 0, len(w.lines)) for n in w.expected.rewards}
@@ -499,7 +513,7 @@ RULES = (engine, steps, policy, signal, rewards)
 
 
 def learning_alerts() -> set[str]:
-    """Return the names of the alerts that are not for a placebo, which is not meant to learn."""
+    """Return the names of the alerts to ignore in a placebo run, which is not meant to learn."""
     return {name for name, texts in ALERTS.items() if "placebo" not in texts}
 
 

@@ -1,7 +1,7 @@
 """Read what a GRPO run has logged, whoever wrote it and wherever it ran.
 
 A `Log` has the metrics under TRL's present names, the completions if they were kept, and what is
-known about the run. Nothing is guessed: what a log does not say is not in it.
+known about the run. Nothing is guessed: a fact that a log neither says nor shows is left out.
 """
 
 import ast
@@ -44,7 +44,7 @@ WANTED = (
 class Log(NamedTuple):
     """Hold what a run has logged.
 
-    source: Where it was read, for people to read.
+    source: Where the log was read, as text for people.
     lines: One mapping for each logged step or evaluation, with "step".
     rewards: The names of the rewards.
     completions: One row for each completion: step, prompt, completion, each reward, advantage;
@@ -74,7 +74,7 @@ def read_log(what: Any) -> Log:
 
     Raises:
         FileNotFoundError: There is no such file or folder.
-        ValueError: It holds no log of GRPO.
+        ValueError: `what` holds no log of GRPO, or one with too few steps.
     """
     facts: dict[str, Any] = {}
     completions = None
@@ -107,8 +107,9 @@ def read_log(what: Any) -> Log:
 def _of_one_run(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the lines of one training in the order of its steps.
 
-    Lines of something else are left out: the rows of a tracker for what is timed hold no reward. A
-    training that went on from a checkpoint, or began anew, replaces the steps before it.
+    Lines about something else are left out, such as a tracker's rows of timings, which hold no
+    reward. If a training resumed from a checkpoint, or began anew, its lines replace the earlier
+    lines of the same and of later steps.
     """
     whole: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
@@ -147,13 +148,14 @@ def _read_path(path: Path) -> tuple[str, list[Any], dict[str, Any], pd.DataFrame
 
 
 def _log_of(folder: Path) -> Path:
-    """Return the log in a folder: that of the last checkpoint which is whole.
+    """Return the path of a folder's metrics.jsonl, or else of its last trainer_state.json.
 
-    transformers writes trainer_state.json last, so a checkpoint that has one is whole. The last is
-    that of the latest step, unless a newer one is of another training, which logged other lines.
+    transformers writes trainer_state.json last, so a checkpoint that has one is complete. The last
+    checkpoint is that of the latest step, unless one that was written later belongs to another
+    training, which logged other lines.
 
     Raises:
-        FileNotFoundError: The folder has none.
+        FileNotFoundError: The folder has neither file.
     """
     for place in (folder, folder / "train"):
         if (place / "metrics.jsonl").is_file():
@@ -188,7 +190,7 @@ def _json(text: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _json_lines(text: str) -> tuple[list[Any], dict[str, Any]]:
-    """Read JSON lines; the last one may have been cut."""
+    """Read JSON lines, and leave out the last one if it was cut off."""
     *lines, last = [line for line in text.splitlines() if line.strip()] or [""]
     contents = [json.loads(line) for line in lines]
     with suppress(ValueError):
@@ -215,9 +217,9 @@ def _text(text: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _printed(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the lines of the last training that was printed, and the steps that its bar showed.
+    """Return the lines of the last training in what transformers or verl printed, and max_steps.
 
-    They are those of transformers or verl.
+    The value of max_steps is from the progress bar; it is 0 if none was printed.
     """
     is_over = False
     lines = [{key: _value(number) for key, number in PAIR.findall(line)} for line in _of_verl(text)]
@@ -262,8 +264,8 @@ def _outputs(cell: Mapping[str, Any]) -> Iterable[str]:
 def _tables(html: str) -> Iterable[list[dict[str, Any]]]:
     """Yield the lines of each table that has a reward.
 
-    The table of transformers shows 0 in the first line, and "No Log" afterwards, for what was not
-    logged in its first step: these zeros are left out.
+    For a metric that was not logged in the first step, the table of transformers shows 0 in the
+    first line and "No Log" in later ones; these zeros are left out.
     """
     for table in re.findall(r"<table.*?</table>", html, re.DOTALL):
         rows = [CELL.findall(row) for row in re.findall(r"<tr.*?</tr>", table, re.DOTALL)]
@@ -279,7 +281,7 @@ def _tables(html: str) -> Iterable[list[dict[str, Any]]]:
 
 
 def _settings(code: str, printed: str) -> dict[str, Any]:
-    """Return the settings in a notebook's code, and what its trainer printed of them."""
+    """Return the settings in a notebook's code, and those that its trainer printed."""
     facts: dict[str, Any] = {}
     for name in SETTINGS:
         if matches := re.findall(rf"^[^#\n]*\b{name}\s*=\s*(\d+)\b", code, re.MULTILINE):
@@ -303,7 +305,7 @@ def read_completions(folder: Path) -> pd.DataFrame | None:
 
 
 def renamed(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line under TRL's present names."""
+    """Return a line whose metrics are renamed to TRL's present names."""
     result: dict[str, Any] = {}
     if isinstance(inner := line.get("data"), Mapping):  # as verl writes JSON lines
         line = {**line, **inner}
@@ -337,7 +339,7 @@ def of_trainer(trainer: Any) -> dict[str, Any]:
 def _completed(
     facts: dict[str, Any], lines: Sequence[dict[str, Any]], table: pd.DataFrame | None
 ) -> dict[str, Any]:
-    """Return the facts with those that the log itself shows."""
+    """Return the facts, completed with those that the log itself shows."""
     facts = dict(facts)
     steps = [line["step"] for line in lines if "reward" in line]
     between = [late - early for early, late in pairwise(steps) if late > early]
@@ -355,9 +357,10 @@ def _completed(
 
 
 def _cap(lines: Iterable[Mapping[str, Any]]) -> int:
-    """Return the cap of completions that their mean length shows; 0 if it shows none.
+    """Return the cap of completions that the mean lengths reveal [tokens]; 0 if they reveal none.
 
-    A mean that is the highest of all, again and again, is that of completions all cut there.
+    If several steps have the same mean length, the highest of all, it is the cap: all completions
+    of these steps were truncated there.
     """
     lengths = [line[LENGTH] for line in lines if line.get(LENGTH, 0) > 0]
     highest = float(max(lengths, default=0))
@@ -367,9 +370,9 @@ def _cap(lines: Iterable[Mapping[str, Any]]) -> int:
 
 
 def _smallest(lines: Iterable[Mapping[str, Any]], every: int) -> int:
-    """Return how many completions a step has, from the shares that it logs; 0 if they do not tell.
+    """Return how many completions a step has, judging by the logged shares; 0 if they do not tell.
 
-    A share of n completions is a multiple of 1/n.
+    Every share of n completions is a multiple of 1/n.
     """
     shares = {line.get("completions/clipped_ratio", math.nan) for line in lines}
     shares = np.array([share for share in shares if 0 < share < 1])

@@ -111,7 +111,7 @@ def anywhere(flag: bool) -> bool:
 def from_main(work: Callable[[], Result]) -> Result:
     """Wait for all processes, do the work on the first, and return its result on every process.
 
-    Within such work the first process is alone, and does not wait again.
+    Calls of `from_main` within this work do not wait for the other processes.
     """
     if count() == 1 or _alone:
         return work()

@@ -1,13 +1,15 @@
 """Draw the rows to train on by what the policy can do now: `difficulty(trainer)`.
 
-A group whose completions all earn the same teaches nothing. TRL draws each row once an epoch; here
-a row is drawn the more often, the more the completions of its last group differed. Rows that are
-always or never solved are drawn rarely, but never 0; rows that were not drawn yet count as the mean
-of those that were. Rows may have levels: a level's rows are drawn once the level below is learnt.
+A group whose completions all earn the same teaches nothing. TRL draws each row once an epoch; here,
+a row is drawn more often if the rewards of its last group differed more. Rows that are always or
+never solved are drawn rarely, but their weight is never 0. A row that was not drawn yet has the
+mean weight of the drawn rows of its level. Rows may have levels: the rows of a level are drawn once
+the levels below it are learnt.
 
-The rows of one generation are a chunk, and chunk n is drawn by a generator with the seed (seed, n).
-transformers reads ahead, so that a checkpoint's trainer_state.json holds each chunk drawn, beside
-what the last groups earned: a training that resumes draws the same rows.
+The rows of one generation form a chunk, and chunk n is drawn by a random generator with the seed
+(seed, n). transformers reads rows ahead of the step that uses them. Therefore a checkpoint's
+trainer_state.json holds every chunk drawn so far, and what the last groups earned, so that a
+training that resumes draws the same rows.
 """
 
 import math
@@ -34,17 +36,18 @@ STATE = "difficulty"  # the entry of trainer_state.json
 def difficulty(trainer: Any, correct: str = "") -> None:
     """Let a trainer draw the rows that still teach, from the next `trainer.train()` on.
 
-    TRL's repetition of prompts stays. If the rows have a column `level`, such as 1, 2, … or
-    "gcd 1", "gcd 2", …, rows of a level are drawn once the pass rate of the one below is above 0.7.
+    Each prompt is repeated as in TRL's own sampler. If the rows have a column `level`, such as
+    1, 2, … or "gcd 1", "gcd 2", …, the rows of a level are drawn once the pass rate of every level
+    below it is above 0.7.
 
     Args:
         trainer: The trainer, TRL's or Unsloth's, before `train()`.
-        correct: The reward whose mean is the pass rate of a level; by default the total, rescaled
-            to the lowest and highest total seen.
+        correct: The reward whose mean, rescaled to its range, is the pass rate of a level; by
+            default the total, rescaled to the lowest and highest total seen.
 
     Raises:
         ValueError: `correct` is none of the trainer's rewards, the dataset is a stream,
-            `ignore_data_skip` is set, or the rows or their levels cannot be drawn from.
+            `ignore_data_skip` is set, a level has no number, or too few rows can be drawn.
     """
     draws = Difficulty(trainer, correct)
     if not isinstance(trainer, DrawsRows):
@@ -54,14 +57,17 @@ def difficulty(trainer: Any, correct: str = "") -> None:
 
 
 class DrawsRows:
-    """Take the rows from `difficulty`; put in front of a trainer's class."""
+    """Make a trainer take its rows from `trainer.difficulty`.
+
+    The function `difficulty` puts this class before the trainer's own in the order of inheritance.
+    """
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> "Difficulty":
-        super()._get_train_sampler(*args, **kwargs)  # a run's trainer keeps TRL's
+        super()._get_train_sampler(*args, **kwargs)  # a run's trainer keeps TRL's sampler
         return self.difficulty
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> "torch.Tensor":
-        """Note what the groups earn: TRL gathers the scores in the order of the chunk's rows."""
+        """Note what the groups earn; TRL gathers the scores in the order of the chunk's rows."""
         rewards_N_F = super()._calculate_rewards(*args, **kwargs)
         if self.model.training:
             self.difficulty.note(rewards_N_F)
@@ -69,12 +75,12 @@ class DrawsRows:
 
 
 class Difficulty(TrainerCallback):
-    """Draw rows in the form of TRL's RepeatSampler, and follow the training; see `difficulty`.
+    """Draw rows, repeated as by TRL's RepeatSampler, and note what they earn; see `difficulty`.
 
     Attributes:
         chunks: The rows of each chunk drawn so far.
-        groups: {row: (mean score, variance of the total)} of its last group.
-        ends: The least and the largest score seen.
+        groups: {row: (mean score, variance of the total)}, from the row's last group.
+        ends: The lowest and the highest score, declared by `correct` or seen so far.
     """
 
     def __init__(self, trainer: Any, correct: str) -> None:
@@ -97,7 +103,7 @@ class Difficulty(TrainerCallback):
             )
 
     def begin(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Continue from a state; return the one that is kept up to date from now on."""
+        """Begin from a saved state, or from {}; return the state that is updated from now on."""
         funcs = dict(zip(self.trainer.reward_func_names, self.trainer.reward_funcs, strict=True))
         ends = declared_range(funcs[self.correct]) if self.correct else ()
         self.chunks: list[list[int]] = state.get("chunks", [])
@@ -123,7 +129,7 @@ class Difficulty(TrainerCallback):
                 yield from rows
 
     def weights(self) -> np.ndarray:
-        """Return the weight of each row; 0 for the rows of a level that is not drawn yet."""
+        """Return the weight of each row, which is 0 for rows of a level that is not drawn yet."""
         variance = self._of_rows("variance")
         most = variance.max()
         weights = variance / (most if most > 0 else 1.0) + RARELY
@@ -132,12 +138,15 @@ class Difficulty(TrainerCallback):
         return weights.fillna(neutral).fillna(1.0).to_numpy() * is_open.to_numpy()
 
     def _of_rows(self, what: str) -> pd.Series:
-        """Return the mean or the variance of each row's last group; NaN without one."""
+        """Return the mean or the variance of each row's last group; NaN if a row has no group."""
         table = pd.DataFrame.from_dict(self.groups, orient="index", columns=["mean", "variance"])
         return table[what].astype(float).reindex(self.levels.index)
 
     def _open(self) -> pd.Series:
-        """Return whether the rows of each task and level are drawn: all levels below are learnt."""
+        """Return, for each task and level, whether its rows are drawn.
+
+        They are drawn if all levels below are learnt.
+        """
         low, high = self.ends or (0.0, 1.0)
         rates = (self._of_rows("mean") - low) / (high - low or 1.0)
         rates = rates.groupby([self.levels["task"], self.levels["number"]])
@@ -146,7 +155,7 @@ class Difficulty(TrainerCallback):
         return below.groupby("task").cumprod() > 0
 
     def note(self, rewards_N_F: "torch.Tensor") -> None:
-        """Record what the groups of a chunk have earned, and the level that is drawn."""
+        """Record what the groups of a chunk earned, and log the highest level that is drawn."""
         trainer, scores = self.trainer, pd.DataFrame(rewards_N_F.double().cpu().numpy())
         scores.columns = trainer.reward_func_names
         totals = scores.mul(trainer.reward_weights.tolist()).sum(axis=1, min_count=1)
@@ -168,13 +177,13 @@ class Difficulty(TrainerCallback):
         return self.form.num_samples // self.form.batch_size  # chunks
 
     def _place(self, step: int) -> tuple[int, int]:
-        """Return the chunk at which the epoch of a step begins, and the one that the step uses."""
+        """Return the chunk at which a step's epoch begins, and the chunk that the step uses."""
         every, repeats = self.trainer.args.gradient_accumulation_steps, self.form.repeat_count
         epoch, step = divmod(step, max(1, math.ceil(self._per_epoch * repeats / every)))
         return epoch * self._per_epoch, epoch * self._per_epoch + step * every // repeats
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin anew, or continue from the checkpoint; transformers saves the entry of `state`."""
+        """Begin anew, or continue from a checkpoint; transformers saves the state in each one."""
         state.stateful_callbacks[STATE] = self.begin(state.stateful_callbacks.get(STATE) or {})
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -64,7 +64,9 @@ def log_probabilities(
 
     Args:
         trainer: The trainer, whose autocast setting is used.
-        plain: TRL's method, which is called if the inputs include more than text.
+        plain: TRL's method, which is called instead if a further argument is set, such as images.
+
+    The other arguments are those of TRL's method.
     """
     import torch
 

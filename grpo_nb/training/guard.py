@@ -9,7 +9,7 @@ The engine may omit the adapter, use the weights of an earlier step, cut off unl
 read the prompt with another template. The reward then changes for the wrong reason, or not at all.
 
 The guard adds noise to the adapter and samples in the same way as training does. Only the policy
-with this noise can write such samples. Each token gets a p-value from the trainer's own
+with this noise can have written the samples. Each token gets a p-value from the trainer's own
 probabilities: the probability that the policy samples a token at least as rare. If the samples are
 the policy's own, their p-values are independent and uniform for any model; Fisher's method tests
 this. Weights, random states and metrics are then restored, so the guard does not change the results
@@ -83,15 +83,15 @@ class Evidence(NamedTuple):
     """Hold the result of one test of the samples.
 
     score: Fisher's score: standard normal for the policy's own tokens, higher if the tokens are
-        less likely than those, lower if they are more likely.
+        less likely than the policy's own, lower if they are more likely.
     difference: Mean absolute difference between the engine's log-probabilities and the trainer's
         [nats per token]; NaN if the engine returns none.
     change: Mean absolute change that the noise causes in the trainer's log-probabilities
         [nats per token]; NaN without noise.
     entropy: Mean entropy of the policy with the noise [nats per token].
     tokens: Number of tokens in the test.
-    gain: Mean of the same change with its sign: positive for tokens that were sampled with the
-        noise, negative for tokens that were sampled without it.
+    gain: Mean change with its sign [nats per token]: positive for tokens that were sampled with
+        the noise, negative for tokens that were sampled without the noise.
     """
 
     score: float
@@ -105,7 +105,7 @@ class Evidence(NamedTuple):
 class Guard(TrainerCallback):
     """Stop a training whose samples do not come from the policy.
 
-    The samples are tested before the first step, also of a resumed training, every `every` steps,
+    The samples are tested before the first step (of a resumed training, too), every `every` steps,
     and at the end. A test takes about as long as sampling 32 completions of 20 tokens.
 
     Args:
@@ -113,8 +113,9 @@ class Guard(TrainerCallback):
         every: Steps between two tests.
 
     Raises:
-        RuntimeError: At a test, that is in `trainer.train()`: the samples are not from the policy;
-            the message has causes and remedies.
+        ValueError: `every` is not a whole number, or is below 1.
+        RuntimeError: In `trainer.train()`, a test found that the samples are not from the policy,
+            or that the adapter is not in use. The message names causes and remedies.
 
     Attributes:
         looks: The result of each test so far.
@@ -218,15 +219,15 @@ class Guard(TrainerCallback):
 def is_doubtful(evidence: Evidence) -> bool:
     """Return whether samples that seem too rare must be tested again with less noise.
 
-    The score alone accuses them and is a little too high, the noise is large, and the samples were
-    made with it: so the adapter is in use.
+    This is so if the only fault is a score that is a little too high, the noise has a large effect,
+    and the samples were made with the noise, which proves that the adapter is in use.
     """
     is_narrow = SCORE < evidence.score < ROUNDED and not is_off(evidence)
     return is_narrow and evidence.change > LOUD and evidence.gain > 0
 
 
 def is_off(evidence: Evidence) -> bool:
-    """Return whether the engine's log-probabilities are not the trainer's."""
+    """Return whether the engine's log-probabilities differ too much from the trainer's."""
     return bool(evidence.difference > np.nanmax([DIFFERENCE, MISSING * evidence.change]))
 
 
@@ -235,7 +236,8 @@ def wrong(evidence: Evidence, is_cut: bool = False) -> str:
 
     Args:
         evidence: The result of a test with noise on the adapter; a score of NaN proves nothing.
-        is_cut: Whether an argument cuts unlikely tokens off; likelier samples are then no fault.
+        is_cut: Whether a sampling argument such as top_p excludes unlikely tokens; then it is no
+            fault that the samples are likelier than the policy's.
     """
     off = is_off(evidence)
     likelier = evidence.score < -SCORE and not is_cut
@@ -255,7 +257,7 @@ def wrong(evidence: Evidence, is_cut: bool = False) -> str:
 
 @contextmanager
 def _stand_in(trainer: Any) -> Iterator[Any]:
-    """Yield a copy of the trainer that samples few, short completions and changes nothing."""
+    """Yield a copy of the trainer that samples short completions and leaves no trace."""
     import torch
 
     limit = min(TOKENS, trainer.max_completion_length)
@@ -318,7 +320,10 @@ def noise_on(weights: Sequence["torch.Tensor"], size: float, seed: int) -> Itera
 
 
 def _difference(batch: Mapping[str, Any], log_p: "torch.Tensor") -> float:
-    """Return the mean absolute difference of a batch; NaN if the engine gives none [nats/token].
+    """Return how far the engine's log-probabilities are from the trainer's [nats per token].
+
+    This is the mean absolute difference over the tokens that the policy wrote in a batch; NaN if
+    the engine returns no log-probabilities.
 
     Args:
         batch: The batch.
@@ -341,7 +346,7 @@ def p_values(
         trainer: The trainer; its model runs on one sample at a time, without padding.
         batch: The padded batch.
         log_p: The trainer's log-probabilities, [tokens].
-        chats: The prompts, [completions]; their images are read.
+        chats: The prompt of each completion, [completions]; only its images are read.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Keep what is trained when a signal or an error ends a training, and find it again."""
+"""Save what is trained when a signal or an error ends a training, and find it again."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ SAVED_BY_TORCH = (".pt", ".pth", ".bin")  # zip files
 
 @contextmanager
 def signals(then: Callable[[], Any]) -> Iterator[list[int]]:
-    """Call `then` on each SIGINT or SIGTERM inside the block; yield a list of their numbers."""
+    """Call `then` on each SIGINT or SIGTERM inside the block; yield a list of these signals."""
     received: list[int] = []
 
     def handle(number: int, _: Any) -> None:
@@ -60,15 +60,16 @@ def stop_on_signals(event: threading.Event) -> Iterator[list[int]]:
 
 
 def keep_last_step(trainer: Any, error: Exception, saved: str | None) -> None:
-    """Save the last complete step after an error; if that fails, a note of the error says so.
+    """Save the last complete step after an error; if saving fails, add a note to the error.
 
     If several processes train, none of them saves: the others may have reached another part of the
-    step, or have ended.
+    step, or have ended. Nor is a step saved in the middle of a generation, because a checkpoint
+    holds no completions.
 
     Args:
         trainer: The trainer whose `train` raised.
         error: The error.
-        saved: The newest checkpoint of this training.
+        saved: The newest checkpoint of this training; None if there is none.
     """
     step = trainer.state.global_step
     used_up = stock.generation_is_used_up(trainer.args, step)
@@ -101,16 +102,16 @@ def times_of(output_dir: str | Path) -> dict[int, int]:
 def newest_checkpoint(
     output_dir: str | Path, but: Mapping[int, int] = MappingProxyType({})
 ) -> str | None:
-    """Return the newest whole checkpoint of a trainer; None if there is none.
+    """Return the newest complete checkpoint of a trainer; None if there is none.
 
         trainer.train(resume_from_checkpoint=newest_checkpoint("outputs"))
 
-    transformers would take the one of the latest step, which a killed process may have left half
-    written, or whose files a disk may have cut.
+    transformers would take the checkpoint of the latest step, even if a killed process left it half
+    written, or a full disk truncated its files.
 
     Args:
         output_dir: The trainer's `output_dir`.
-        but: What `times_of` returned before a training; its checkpoints do not count.
+        but: Checkpoints to leave out, as `times_of` returned them before a training.
     """
     times = times_of(output_dir)
     steps = [step for step in sorted(times, reverse=True) if but.get(step) != times[step]]
@@ -119,7 +120,10 @@ def newest_checkpoint(
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Return whether all files of a checkpoint open; trainer_state.json is written last."""
+    """Return whether a checkpoint is complete: all its files can be opened and read.
+
+    A checkpoint without trainer_state.json is not complete, because this file is written last.
+    """
     try:
         state = read_json(checkpoint / STATE)
         for file in checkpoint.rglob("*"):

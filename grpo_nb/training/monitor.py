@@ -1,11 +1,11 @@
-"""Watch a training that anybody built: `Monitor(trainer)` beside any `trl.GRPOTrainer`.
+"""Watch the training of any `trl.GRPOTrainer`, whoever built it: `Monitor(trainer)`.
 
     trainer = GRPOTrainer(…)
     with Monitor(trainer):  # an interrupt, or an error, saves first
         trainer.train()
 
-It raises the alerts of `training.health`, writes a line for each step, and skips updates that would
-ruin the weights. It reads what TRL logs, validations by an `eval_dataset` included.
+The monitor raises the alerts of `training.health`, writes a line for each step, and skips updates
+that would ruin the weights. It reads what TRL logs, including validations on an `eval_dataset`.
 """
 
 import functools
@@ -57,7 +57,7 @@ SHOWN = (
 
 
 def _aside(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a monitor that fails say so once and stand aside: the training goes on."""
+    """Wrap a method so that a monitor that fails says so once, and lets the training go on."""
 
     @functools.wraps(method)
     def guarded(self: "Monitor", *args: Any, **kwargs: Any) -> Any:
@@ -97,7 +97,7 @@ class Monitor(TrainerCallback):
     Attributes:
         alerts: The alerts so far.
         watchers: Functions that are called with each `Update`.
-        stop: An event that ends the training after its step, with a checkpoint, once it is set.
+        stop: An event; once it is set, training ends after the current step, with a checkpoint.
         failure: Why the monitor stands aside; "" if it works.
         ended: Why the monitor ended the training; "" if it did not.
     """
@@ -140,10 +140,10 @@ class Monitor(TrainerCallback):
         stock.add_callback(trainer, self, first=True)
 
     def __enter__(self) -> "Monitor":
-        """Let an interrupt stop after its step with a checkpoint, and an error save the last step.
+        """Save a checkpoint if an interrupt (after the current step) or an error ends training.
 
         Without `with`, training is watched all the same, and an interrupt ends it at once. A run's
-        trainer does this by itself.
+        trainer enters this context itself.
         """
         self.stop.clear()
         self.stopped = False
@@ -154,11 +154,11 @@ class Monitor(TrainerCallback):
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Raise an error if training was stopped or has ended, so that the cells below do not run.
+        """Raise an error if training was stopped or gave up, so that later cells do not run.
 
         Raises:
-            KeyboardInterrupt: It was stopped by an interrupt or a signal.
-            RuntimeError: No update could be made any more.
+            KeyboardInterrupt: Training was stopped by an interrupt, a signal, or `stop`.
+            RuntimeError: Training gave up, because no update was possible any more.
         """
         self._exits.pop().close()
         trainer, step = self.trainer, self.trainer.state.global_step
@@ -175,7 +175,7 @@ class Monitor(TrainerCallback):
             raise KeyboardInterrupt("; ".join(ending))
 
     def _goes_on(self) -> str:
-        """Say how a training that has ended goes on, or what is kept of a finished one."""
+        """Say what is kept of a training that ended early, and how to resume it; "" otherwise."""
         state, newest = self.trainer.state, self._newest()
         if 0 < state.max_steps <= state.global_step:
             return ""
@@ -186,7 +186,7 @@ class Monitor(TrainerCallback):
         return f"the training is kept up to step {step_of(newest)}; {again}"
 
     def _newest(self) -> str | None:
-        """Return the newest checkpoint of this training; the folder may hold another's."""
+        """Return this training's newest checkpoint; those of earlier trainings do not count."""
         return newest_checkpoint(self.trainer.args.output_dir, but=self.before)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -198,10 +198,10 @@ class Monitor(TrainerCallback):
 
     @_aside
     def begin(self, step: int, max_steps: int) -> None:
-        """Read the metrics up to a step, and drop what was written after it.
+        """Read the metrics up to a step, and delete those of later steps.
 
         Args:
-            step: The last step that is trained.
+            step: The last step that has been trained so far; 0 at the beginning.
             max_steps: The number of steps of the training.
         """
         self.ended, self.skipped = "", 0
@@ -270,7 +270,8 @@ class Monitor(TrainerCallback):
     def _fault(self) -> str:
         """Return what is wrong with the scores of this step's completions; "" if nothing is.
 
-        After a validation the scores are those of its completions, and tell nothing.
+        After a validation, the logged scores are those of the validation's completions, and are not
+        examined.
         """
         scores = pd.DataFrame() if self.validated else self._scores()
         if names := [name for name in scores if np.isinf(scores[name]).any()]:
@@ -286,11 +287,12 @@ class Monitor(TrainerCallback):
         return pd.DataFrame({name: list(column) for name, column in columns.items()}, dtype=float)
 
     def say(self, phase: str, is_short: bool = False) -> None:
-        """Show what runs now; in a terminal only what runs before the first step.
+        """Show what runs now.
 
         Args:
             phase: What runs, in a few words.
-            is_short: Whether it may be left out where steps are fast.
+            is_short: Whether the phase may be left out: always in a terminal, and on a dashboard if
+                steps are fast.
         """
         if self.dashboard is not None:
             self.dashboard.say(phase, is_short)
@@ -304,11 +306,11 @@ class Monitor(TrainerCallback):
         self.say(f"training step {state.global_step + 1}", is_short=state.global_step > 0)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remember that TRL's latest scores are not those of completions that are trained on."""
+        """Remember that TRL's latest scores are a validation's, not those of training."""
         self.validated = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Show that training has ended, and clear the request to stop; `stopped` keeps it."""
+        """Show that training has ended, and move the request to stop from `stop` to `stopped`."""
         if self.dashboard is not None:
             self.dashboard.rest()
         self.stopped = self.stop.is_set()
@@ -316,12 +318,12 @@ class Monitor(TrainerCallback):
 
     @_aside
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record every step, and stop if that is asked for."""
+        """Record every step, and stop if requested."""
         control.should_log = True
         self._obey(args, state, control)
 
     def _obey(self, args: Any, state: Any, control: Any) -> None:
-        """Stop if that is asked for and the completions of a generation are used up."""
+        """Stop if requested, but only when the completions of a generation are used up."""
         if not stock.generation_is_used_up(args, state.global_step):
             return
         if self.ended:
@@ -330,7 +332,7 @@ class Monitor(TrainerCallback):
             control.should_training_stop = control.should_save = True
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Pass a step or a validation to the alerts, and show it."""
+        """Pass the metrics of a step or a validation to the alerts, and show them."""
         logs = kwargs.get("logs") or {}
         line = {"step": state.global_step, **renamed(logs)}
         # The summary at the end of a training is neither.
@@ -343,7 +345,7 @@ class Monitor(TrainerCallback):
 
     @_aside
     def _update(self, line: dict[str, Any], control: Any) -> Update | None:
-        """Write a line and its alerts, and show it."""
+        """Write a line and the alerts that it raises, show them, and return them as an `Update`."""
         self._widen(line)
         alerts = self._raised(line)
         self.alerts += alerts
@@ -370,7 +372,7 @@ class Monitor(TrainerCallback):
         return [alert for alert in self.watch.feed(line) if alert.name not in self.ignore]
 
     def _widen(self, line: Mapping[str, Any]) -> None:
-        """Update the ranges of the rewards that declare none by what they were seen to give."""
+        """Update the ranges of rewards that declare no range, by the scores that they gave."""
         scores = self._scores()
         for name, func in zip(self.names, self.trainer.reward_funcs, strict=True):
             if not hasattr(true_reward(func), "range"):
@@ -379,7 +381,10 @@ class Monitor(TrainerCallback):
                 self.watch.settle(name, means)
 
     def completions(self) -> list[dict[str, Any]]:
-        """Return the completions of the latest step: question, completion, each reward, reward."""
+        """Return the latest step's completions, with question, advantage, and scores.
+
+        Each has an entry for every reward, and the weighted total under the key "reward".
+        """
         logs, scores = getattr(self.trainer, "_logs", None) or {}, self._scores()
         prompts, texts = list(logs.get("prompt", ())), list(logs.get("completion", ()))
         if not len(scores) == len(texts) == len(prompts):
@@ -401,7 +406,7 @@ def _plain(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dashboard() -> Any:
-    """Return a dashboard, shown, in a notebook; None elsewhere."""
+    """Show a dashboard and return it if this is a notebook; return None elsewhere."""
     shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
     if not shell or not hasattr(shell, "kernel"):
         return None

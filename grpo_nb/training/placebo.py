@@ -7,9 +7,9 @@ updating alone give. Everything else is as in the original run: a run's validati
 true rewards, and chooses the adapter.
 
 An adaptive weight (`rewards.Adaptive`) follows the true scores, which are shuffled afterwards. TRL
-would add an environment's `get_reward` as another reward, always with weight 1. Therefore
-`environments` hides the method from TRL, and `environment_reward` is an ordinary reward that calls
-it.
+would add an environment's `get_reward` as another reward, unshuffled and always with weight 1.
+Therefore `environments` hides the method from TRL, and `environment_reward` is an ordinary reward
+that calls it.
 """
 
 import functools
@@ -40,8 +40,8 @@ def placebo(
         seed: Seed of the orders.
 
     Raises:
-        ValueError: A reward is a model, which is not called as a function; in training, a batch
-            that does not hold whole groups.
+        ValueError: A reward is a reward model instead of a function; or, in training, a batch does
+            not hold whole groups.
 
     >>> paid = placebo(lambda completions, **kwargs: [1.0, 0.0, 3.0, 2.0], 2)
     >>> [sorted(pair) for pair in np.reshape(paid[0](completions=["a"] * 4), (2, 2)).tolist()]
@@ -60,7 +60,7 @@ def true_reward(func: Any) -> Any:
 
 
 def _shuffling(func: Callable[..., Any], group: int, seed: int) -> Callable[..., Any]:
-    """Return one reward of `placebo`; in a batch, all of them draw the same order."""
+    """Return one reward of `placebo`; all rewards of a `placebo` draw the same order in a batch."""
 
     def shuffle(scores: Sequence[Any], columns: dict[str, Any]) -> list[Any]:
         if len(scores) % group:
@@ -99,7 +99,8 @@ def _shuffling(func: Callable[..., Any], group: int, seed: int) -> Callable[...,
 def _order(count: int, group: int, seed: int, step: int) -> list[int]:
     """Return the places from which completions get their scores, drawn within each group.
 
-    All processes draw the same order for the groups of all; each returns that of its own.
+    Every process draws the same order for the groups of all processes, and returns the part of the
+    order that belongs to its own groups.
     """
     rows_P_G = np.arange(ranks.count() * count).reshape(-1, group)
     rows = np.random.default_rng([seed, step]).permuted(rows_P_G, axis=1).ravel()

@@ -127,7 +127,7 @@ def _hand_over(trainer: Any) -> list[Check]:
 
 
 def _optimizer_bytes(trainer: Any) -> int:
-    """Return the bytes of Adam's states: two per trained weight, of one or four bytes each."""
+    """Return the bytes of Adam's two states per trained weight, of one or four bytes each."""
     optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
     return trainer.model.num_parameters(only_trainable=True) * (2 if "8bit" in optim else 8)
 
@@ -145,7 +145,7 @@ def _memory(trainer: Any, peak: int, budget: int) -> Check:
 def _gradient(trainer: Any) -> Check:
     """Check that gradients reach every LoRA B matrix or, without LoRA, every trained weight.
 
-    At first, the gradients of LoRA's A matrices are 0.
+    At first, the gradients of LoRA's A matrices are 0, because B is 0.
     """
     parameters = list(trainer.model.named_parameters())
     matrices = [p for name, p in parameters if "lora_B" in name and ".ref." not in name]
@@ -162,7 +162,7 @@ def _gradient(trainer: Any) -> Check:
 
 
 def _time(trainer: Any, update: float, generation: float) -> Check:
-    """Estimate the time of a step from those of a micro-batch and a generation [s]."""
+    """Estimate the time of a step from the times of a micro-batch and of a generation [s]."""
     args = trainer.args
     micro_batches = args.gradient_accumulation_steps
     generations = micro_batches / (args.steps_per_generation * args.num_iterations)
@@ -177,7 +177,7 @@ def _time(trainer: Any, update: float, generation: float) -> Check:
 def _set_modes(trainer: Any) -> None:
     """Set the model's modes as `trainer.train()` does.
 
-    After `__init__` of Unsloth's trainer the model is in inference mode, and transformers turns
+    After `__init__` of Unsloth's trainer, the model is in inference mode. transformers turns
     gradient checkpointing on only in `train`.
     """
     model, args = trainer.model, trainer.args
@@ -197,7 +197,8 @@ def dry_run(trainer: Any, row: stock.Row) -> list[Check]:
         row: The row with the longest prompt; every row of the step is this one.
 
     Returns:
-        The checks "memory", "gradient" and "time"; only "memory" if the memory ran out.
+        The checks "memory", "gradient" and "time"; only "memory" if the memory ran out, and only
+        "gradient" if the model's probabilities are NaN or infinite.
     """
     part = "generation"
     with stock.stand_in(trainer) as double:

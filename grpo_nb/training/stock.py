@@ -1,7 +1,7 @@
 """Read what the tools need from any GRPOTrainer: TRL's from 0.22 to 1.16, Unsloth's, or ours.
 
-What a version calls by another name, or does not have, is dealt with here alone; so is how a step
-is divided into micro-batches, and how its time and memory are measured.
+Names and features that differ between versions are dealt with only in this module. It also divides
+a step into micro-batches, and measures the time and memory of a step.
 """
 
 import copy
@@ -44,7 +44,10 @@ Row = Mapping[str, Any]
 
 
 def add_callback(trainer: Any, callback: Any, first: bool = False) -> None:
-    """Add a callback at one end, in place of an earlier one of its class: a cell may run twice."""
+    """Add a callback in place of an earlier one of its class, because a cell may run twice.
+
+    The callback is called before all others if `first` is true, else after them.
+    """
     callbacks = trainer.callback_handler.callbacks
     for other in [c for c in callbacks if isinstance(c, type(callback))]:
         trainer.remove_callback(other)
@@ -52,7 +55,7 @@ def add_callback(trainer: Any, callback: Any, first: bool = False) -> None:
 
 
 def call_once(trainer: Any, callback: Any) -> None:
-    """Call a callback once for each event, though a person adds it by `add_callback` as well."""
+    """Remove duplicates of a callback, which a person may add by `trainer.add_callback`, too."""
     callbacks = trainer.callback_handler.callbacks
     places = [place for place, other in enumerate(callbacks) if other is callback]
     for place in reversed(places[1:]):  # the later ones: the handler goes through this list now
@@ -60,16 +63,16 @@ def call_once(trainer: Any, callback: Any) -> None:
 
 
 def tokenizer_of(trainer: Any) -> Any:
-    """Return the trainer's tokenizer; a processor, if there is one, is its attribute."""
+    """Return the trainer's tokenizer; its attribute `processor` is the processor, if any."""
     return models.tokenizer_of(trainer.processing_class)
 
 
 def rows_of(trainer: Any, most: int | None = None) -> list[Row]:
-    """Return the rows to train on, each with its images in the prompt.
+    """Return the rows to train on; a row without a prompt gets an empty one.
 
     Args:
         trainer: The trainer.
-        most: How many rows are returned; None for all, or for a stream's first.
+        most: The maximum number of rows; None for all rows, or for the first 1000 of a stream.
     """
     dataset = trainer.train_dataset
     if most is None and not hasattr(dataset, "__len__"):
@@ -81,7 +84,7 @@ def rows_of(trainer: Any, most: int | None = None) -> list[Row]:
 
 
 def chat_of(row: Row) -> Any:
-    """Return a row's prompt, a chat or a text, with the row's images in it."""
+    """Return a row's prompt, which is a chat or a text, with the row's images in it."""
     images = row.get("images") or ([row["image"]] if row.get("image") is not None else [])
     return with_images(row["prompt"], images) if images else row["prompt"]
 
@@ -137,7 +140,7 @@ def distorted(args: Any) -> str:
 
 
 def dropout_of(model: Any) -> float:
-    """Return the largest share that dropout leaves out in training; 0 without dropout."""
+    """Return the highest dropout probability of a model's layers; 0 without dropout."""
     layers = [each for each in model.modules() if "Dropout" in type(each).__name__]
     shares = [getattr(each, "p", 0) for each in layers]
     shares += [getattr(each, "attention_dropout", 0) for each in model.modules()]
@@ -217,7 +220,7 @@ def log_probabilities(trainer: Any, batch: Mapping[str, Any]) -> "torch.Tensor":
 
 
 def _zeros(trainer: Any, inputs: Sequence[Any], *args: Any) -> "torch.Tensor":
-    """Return a score of 0 by each reward for the completions of all processes."""
+    """Return a score of 0 from each reward for the completions of all processes."""
     import torch
 
     shape = (len(inputs), len(trainer.reward_funcs))
@@ -228,8 +231,8 @@ def _zeros(trainer: Any, inputs: Sequence[Any], *args: Any) -> "torch.Tensor":
 def stand_in(trainer: Any) -> Iterator[Any]:
     """Yield a copy of the trainer with which to run a step that leaves no trace.
 
-    No reward is asked. At the end, random states and the loss scale are restored, and gradients are
-    cleared.
+    No reward is called. At the end, random states and the loss scale are restored, and gradients
+    are cleared.
     """
     import torch
 

@@ -2,8 +2,9 @@
 
 transformers' `generate` copies all keys and values for each token, runs a prompt once for each of
 its completions, and keeps computing finished rows until the last row ends. Here, each distinct
-prompt is run once, what all prompts begin with is run once for all, finished rows leave the batch,
-keys and values are updated in place, and attention heads that share keys are computed together.
+prompt is run once, a prefix that all prompts share is run only once for all of them, finished rows
+leave the batch, keys and values are updated in place, and attention heads that share keys are
+computed together.
 The weights keep the model's precision, so the results differ from those of `generate` by rounding
 only.
 """
@@ -100,7 +101,7 @@ class DenseModel:
     """Hold a second model that shares a model's weights but samples faster.
 
     Args:
-        source: The model. If it is a peft model, its adapter is computed apart from the weights.
+        source: The model. If it is a peft model, its adapter is computed separately.
     """
 
     def __init__(self, source: "PreTrainedModel") -> None:
@@ -296,7 +297,7 @@ def sample(
 def _prefill(
     model: "PreTrainedModel", prompts: Sequence[Sequence[int]], more: int, pad: int
 ) -> tuple[Any, ...]:
-    """Run each distinct prompt through the model once, and what they begin with once for all.
+    """Run each distinct prompt through the model once, and the prefix that all share only once.
 
     Returns:
         The logits of each prompt's next token, [rows, vocabulary]; the cache; token ids and mask,
@@ -334,7 +335,10 @@ def _prefill(
 
 
 def _shared(prompts: Sequence[Sequence[int]]) -> int:
-    """Return how many tokens several prompts begin with together, at least one token apart."""
+    """Return how many first tokens all prompts share; each keeps at least one of its own.
+
+    The result is 0 if there is only one prompt.
+    """
     if len(prompts) == 1:
         return 0
     columns = zip(*prompts, strict=False)
@@ -345,7 +349,7 @@ def _shared(prompts: Sequence[Sequence[int]]) -> int:
 def draw(logits: torch.Tensor) -> torch.Tensor:
     """Draw a token for each row of logits.
 
-    One random number per row is looked up in the cumulative distribution, where
+    One random number per row is looked up in the cumulative distribution, whereas
     `torch.multinomial` draws a number for each token of the vocabulary.
     """
     ends = logits.float().softmax(-1).cumsum(-1, dtype=torch.float64)

@@ -1,6 +1,6 @@
 """Define `Engine`, with which every caller samples completions, by transformers or by vLLM.
 
-The fast engine for CPUs is in `dense`; `policy.open_engine` chooses.
+The fast engine for CPUs is in `dense`; `policy.open_engine` chooses the engine.
 """
 
 import gc

@@ -145,7 +145,7 @@ def load_processor(path: str, tokenizer: "PreTrainedTokenizerBase") -> "Processo
 
 
 def files_of(path: str, *names: str) -> list[Path]:
-    """Return which of these files exist in a model's folder or on the hub."""
+    """Return the local paths of the named files that exist in a model's folder or on the hub."""
     from transformers.utils import cached_file
 
     missing_is_fine = {"_raise_exceptions_for_missing_entries": False}
@@ -165,10 +165,10 @@ def load_tokenizer(
     Args:
         model_path: Folder or hub name.
         chat_template_kwargs: The setting `grpo.chat_template_kwargs`. Its values become defaults
-            in the template itself. So every program that renders with the template uses them,
+            in the template itself, so that every program that renders with the template uses them,
             including a server of the merged model.
-        adapter: Folder of an adapter. The chat template in it, which a trainer saves, replaces the
-            base's: a notebook may have set its own.
+        adapter: Folder of an adapter. The chat template that a trainer saved in it replaces that of
+            the base, because a notebook may have set its own template.
 
     Raises:
         ValueError: The tokenizer has no chat template, so prompts cannot be rendered.
@@ -209,7 +209,7 @@ def _own_template(folder: Path) -> str:
 
 
 def tokenizer_of(processing_class: Any) -> "PreTrainedTokenizerBase":
-    """Return a processor's tokenizer, with the processor as an attribute, or the tokenizer."""
+    """Return a tokenizer as it is, or a processor's tokenizer with the attribute `processor`."""
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if tokenizer is processing_class or hasattr(tokenizer, "processor"):
         return tokenizer
@@ -223,10 +223,10 @@ def tokenizer_of(processing_class: Any) -> "PreTrainedTokenizerBase":
 def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, base: str = "") -> None:
     """Save a tokenizer, and a processor's files, so that all programs read them as the base's own.
 
-    transformers 5 names a class that version 4, and programs built on version 4, lack; an older
-    name replaces it. transformers 5 also leaves out the list of added tokens and the SentencePiece
-    model. Both are added here, because llama.cpp's converter reads from them the vocabulary of
-    Gemma, and of the first Llama and Mistral models.
+    The class that transformers 5 names is missing from version 4 and programs built on it, so an
+    older name replaces it. transformers 5 also leaves out the list of added tokens and the
+    SentencePiece model. Both are added here, because llama.cpp's converter reads the vocabulary of
+    Gemma, and of the first Llama and Mistral models, from them.
 
     Args:
         tokenizer: The tokenizer.

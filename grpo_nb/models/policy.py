@@ -1,4 +1,4 @@
-"""Load the policy, the model that is trained, by Unsloth or by transformers, and open engines."""
+"""Load the policy (the model to train) by Unsloth or by transformers, and open engines."""
 
 import logging
 import os
@@ -107,11 +107,11 @@ class Policy(NamedTuple):
 
 
 def policy_of(model: "PreTrainedModel", processing_class: Any) -> Policy:
-    """Return a model that a person loaded, by Unsloth or transformers, as a policy.
+    """Make a policy of a model that a person loaded, by Unsloth or by transformers.
 
     Args:
         model: The model, with its adapter if it has one.
-        processing_class: Its tokenizer or processor.
+        processing_class: The model's tokenizer or processor.
     """
     backend = "unsloth" if hasattr(model, "for_inference") else "transformers"
     tokenizer = hub.tokenizer_of(processing_class)
@@ -140,8 +140,8 @@ def open_engine(
 ) -> Engine:
     """Load a model, with an adapter if one is given, and return an engine for it.
 
-    This is vLLM if a GPU and vLLM are present and vLLM can load these weights, else the engine that
-    `engine_of` returns.
+    The engine is vLLM if a GPU and vLLM are present and vLLM can load these weights, else the one
+    that `engine_of` returns.
 
     Args:
         model_path: Folder or hub name of the base, or of a merged model.
@@ -204,7 +204,10 @@ def _variables_before() -> dict[str, str]:
 
 
 def wants_vllm(config: "RunConfig") -> bool:
-    """Return whether Unsloth shall start vLLM with the model; the vision tower excludes it."""
+    """Return whether Unsloth is to start vLLM with the model.
+
+    Unsloth does not start vLLM for full fine-tuning, or if the vision tower is trained.
+    """
     model = config.model
     by_unsloth = config.policy.backend == "unsloth" and not model.full_finetuning
     able = by_unsloth and not config.lora.finetune_vision_layers
@@ -212,7 +215,7 @@ def wants_vllm(config: "RunConfig") -> bool:
 
 
 def unsloth_loads(config: "RunConfig") -> bool:
-    """Return whether the two calls of an Unsloth notebook load the policy, as notebook 3 does.
+    """Return whether notebook 3 can load the policy by the two calls of an Unsloth notebook.
 
     `load_policy` is for all other cases: images, full fine-tuning, an adapter to begin from, and
     plain transformers.
@@ -276,7 +279,7 @@ def model_arguments(config: "RunConfig") -> dict[str, Any]:
 def lora_arguments(config: "RunConfig") -> dict[str, Any]:
     """Return the keyword arguments of `FastLanguageModel.get_peft_model` on this machine.
 
-    Which layers are meant by "all-linear" depends on the model: `name_layers` says it.
+    Which layers "all-linear" means depends on the model; `name_layers` replaces it by their names.
     """
     return {
         **config.lora.model_dump(include=LORA),
@@ -345,7 +348,7 @@ def load_weights(policy: Policy, folder: Path) -> None:
         folder: A folder with safetensors, and with adapter_config.json if they are an adapter's.
 
     Raises:
-        FileNotFoundError: The folder contains no adapter, which the policy has.
+        FileNotFoundError: The policy has an adapter, but the folder contains none.
         ValueError: The base, the names of the tensors or the adapter's scale differ from the
             policy's.
     """

@@ -1,4 +1,4 @@
-"""Render chats with the template, as the model sees them, with their images and tool calls."""
+"""Render chats with the chat template, as the model sees them, with images and tool calls."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ def add_defaults(template: str, values: Mapping[str, Any]) -> str:
 
 
 def without_conditions(template: str) -> str:
-    """Return a template whose defaults (`add_defaults`) hold whatever a caller gives.
+    """Return a template whose defaults, from `add_defaults`, no caller can override.
 
     >>> without_conditions(add_defaults("Hi", {"thinking": False}))
     '{% set thinking = False %}Hi'
@@ -48,7 +48,7 @@ def _defaults(template: str) -> str:
 def fold_system(tokenizer: "PreTrainedTokenizerBase", prompt: list[Message]) -> list[Message]:
     """Move the system prompt to the start of the user's turn if the template has no system role.
 
-    For that role, the templates of Gemma 2 and of the first Mistral models raise an error; some
+    The templates of Gemma 2 and of the first Mistral models raise an error for a system role; some
     templates ignore it.
     """
     roles = [turn["role"] for turn in prompt[:2]]
@@ -116,7 +116,7 @@ def _apply(
     tools: Tools = (),
     add_generation_prompt: bool = True,
 ) -> str:
-    """Render turns as text. If there is a processor, first convert contents to parts, as in TRL."""
+    """Render turns as text; for a processor, first convert contents to parts, as TRL does."""
     from jinja2 import TemplateError
 
     if hasattr(tokenizer, "processor"):
@@ -307,7 +307,7 @@ def parse(
 def tool_turn(tokenizer: "PreTrainedTokenizerBase", results: list[Message]) -> list[int]:
     """Return the token ids after a call's stop token, up to the start of the model's next turn.
 
-    These ids contain the results of the calls, as the template renders them. TRL builds the same.
+    The ids contain the results of the calls, as the template renders them. TRL builds the same ids.
     """
     call = {"type": "function", "function": {"name": results[0]["name"], "arguments": {}}}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}

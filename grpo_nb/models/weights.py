@@ -33,7 +33,7 @@ def has_bf16() -> bool:
     """Return whether the GPU, or else the CPU, computes in bf16 without slow emulation.
 
     Unsloth uses the same rule. A merged model must compute in the same precision as the policy.
-    ONEDNN_MAX_CPU_ISA=AVX2 hides bf16 from oneDNN, which computes in it on a CPU.
+    On a CPU, oneDNN computes in bf16, and ONEDNN_MAX_CPU_ISA=AVX2 keeps it from doing so.
     """
     import torch
 
@@ -56,8 +56,9 @@ def weights_dtype() -> "torch.dtype":
 def use_torch_head() -> None:
     """Make TRL 1.15 compute its fused LM head in torch if there is no GPU, as Unsloth does.
 
-    TRL's own kernel needs a GPU; TRL 1.16 needs neither. Unsloth's function is in a file that
-    imports torch alone. To import its package would change TRL in other ways, too.
+    The kernel of TRL 1.15 needs a GPU; that of TRL 1.16 does not, and is left as it is. Unsloth's
+    function is loaded from its file, which imports torch alone, because importing Unsloth's package
+    would change TRL in other ways, too.
     """
     package = find_spec("unsloth_zoo")
     is_needed = version("trl").startswith("1.15.") and "unsloth" not in sys.modules
@@ -145,7 +146,10 @@ def dequantized(model: "PreTrainedModel") -> "PreTrainedModel":
 
 
 def unpacked(model: "PreTrainedModel") -> "PreTrainedModel":
-    """Dequantise a 4-bit model if there is no GPU: a CPU would do so again in each forward pass."""
+    """Dequantise a 4-bit model if there is no GPU, and return the model.
+
+    Otherwise a CPU would dequantise it in every forward pass.
+    """
     is_packed = getattr(model, "is_loaded_in_4bit", False) and not cuda_available()
     return dequantized(model) if is_packed else model
 
@@ -154,8 +158,8 @@ def unpacked(model: "PreTrainedModel") -> "PreTrainedModel":
 def adapter_in_fp32(model: Any) -> Iterator[None]:
     """Keep the adapter in fp32 while a trainer is built.
 
-    TRL casts the adapter of a 4-bit model to bf16. The adapter "ref", which a trainer before this
-    one has added for a `beta`, is removed: TRL refuses a second.
+    TRL casts the adapter of a 4-bit model to bf16. An earlier trainer with `beta` above 0 has added
+    an adapter "ref", which is removed here, because TRL refuses a second one.
     """
     import torch
 
@@ -188,7 +192,9 @@ def load_checkpoint(
 
 
 def trainable_weights(model: "PreTrainedModel") -> tuple[list[str], ...]:
-    """Group the names of a model's weights, as they are without an adapter; leave out its head.
+    """Group the names of a model's linear layers and experts, as they are without an adapter.
+
+    The head is left out.
 
     Returns:
         The linear layers of the decoder; weights of experts that are stacked in one tensor; linear
@@ -217,7 +223,7 @@ def trainable_weights(model: "PreTrainedModel") -> tuple[list[str], ...]:
 def name_layers(
     model: "PreTrainedModel", lora_arguments: Mapping[str, Any], vision_tower: bool = False
 ) -> dict[str, Any]:
-    """Return the arguments with `target_modules` and `target_parameters` by name.
+    """Return LoRA arguments whose `target_modules` and `target_parameters` are lists of names.
 
     Args:
         model: The base, without an adapter.
@@ -259,8 +265,9 @@ def leaf(name: str) -> str:
 def trained_base(model_path: str, adapter: Path) -> str:
     """Return the base that an adapter was trained on.
 
-    For a 4-bit model from the hub, Unsloth may load its own quantized copy. The weights of the copy
-    differ from those that bitsandbytes computes from the original.
+    For a 4-bit model from the hub, Unsloth may load its own quantized copy. Then the name of the
+    copy is returned, because its weights differ from those that bitsandbytes computes from the
+    original.
 
     Raises:
         FileNotFoundError: The folder contains no adapter.

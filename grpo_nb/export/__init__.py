@@ -1,8 +1,8 @@
 """Merge an adapter into its base, and write GGUF files: each is kept only if it passes its gate.
 
-`merging` merges, two folders or a run's adapter in stage 04, and `gguf` writes the files for
-llama.cpp, Ollama and LM Studio. `gate` tests whether a merged model, a GGUF file or a server
-answers as the model that was trained.
+`merging` merges an adapter into its base, from two folders or for a run in stage 04. `gguf` writes
+the files for llama.cpp, Ollama and LM Studio. `gate` tests whether a merged model, a GGUF file or a
+server answers like the model that was trained.
 """
 
 from grpo_nb.lazy import exports

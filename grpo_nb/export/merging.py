@@ -1,9 +1,9 @@
 """Merge an adapter into its base, and keep the result only if it is the policy that was trained.
 
-merge("Qwen/Qwen3-1.7B", "outputs/checkpoint-250", "merged", dataset, load_in_4bit=True)
+    merge("Qwen/Qwen3-1.7B", "outputs/checkpoint-250", "merged", dataset, load_in_4bit=True)
 
-`merge_run` does it for a run, in stage 04, `compare_server` compares a server with a run's model,
-and `where` says how other programs load it.
+`merge_run` merges the adapter of a run, in stage 04. `compare_server` compares a server with a
+run's merged model, and `where` says how other programs load that model.
 """
 
 import shutil
@@ -64,11 +64,11 @@ def merge(
     Args:
         base: Folder or hub name of the base that was trained.
         adapter: Folder with the adapter, such as a checkpoint of the trainer.
-        to: Folder for the merged model: safetensors, tokenizer, chat template. What it held
-            before is replaced only by a model that passes.
+        to: Folder for the merged model: safetensors, tokenizer, chat template. What the folder
+            held before is replaced only by a model that passes, or if `force` is true.
         dataset: Held-out rows with TRL's column `prompt`; empty for five questions of ours.
-        load_in_4bit: Whether the base was in 4 bit in training. The adapter is merged into what it
-            was trained on, so a 4-bit base is dequantised.
+        load_in_4bit: Whether the base was in 4 bit in training. The adapter is merged into the
+            weights that it was trained on, so a 4-bit base is dequantised.
         max_completion_length: Length of the completions that are compared [tokens].
         parity_prompts: Rows of the dataset that are compared, at most.
         chat_template_kwargs: Arguments of the chat template, as in training.
@@ -80,8 +80,9 @@ def merge(
         The check "merge".
 
     Raises:
-        ValueError: The adapter belongs to another base or is all zero, or the merge or a GGUF file
-            fails the gate.
+        FileNotFoundError: The folder `adapter` holds no adapter.
+        ValueError: The adapter belongs to another base, is all zero or not finite, or the merge or
+            a GGUF file fails the gate.
         RuntimeError: A package for GGUF files is missing, or the converter does not take the model.
     """
     kinds = gguf_files.kinds_of(gguf)
@@ -110,15 +111,16 @@ def merge_tested(
     The 16-bit weights need room in memory, on the GPU if there is one, and on the disk.
 
     Args:
-        paths: The base, the policy that is loaded, and its adapter: None after full fine-tuning,
-            where the policy is a folder.
+        paths: (base, policy, adapter), as `trained_paths` returns them. After full fine-tuning,
+            adapter is None, and policy is the folder of the trained model.
         to: Folder for the merged model.
         questions: Held-out chats, and the length of the completions that are compared.
         quantization: Precision of the base in training, "4bit" or "16bit".
         chat_template_kwargs: Arguments of the chat template.
         kinds: Kinds of GGUF files.
-        force: Whether to put in place what fails.
-        record: Called with the model's check and figures, then with the files' checks and {}.
+        force: Whether to put in place even what fails.
+        record: A function that is called with the model's check and figures, and then with the
+            checks of the files and {}.
 
     Returns:
         The check of the model.
@@ -150,7 +152,7 @@ def merge_tested(
 
 
 def refuse_unusable(adapter: Path) -> None:
-    """Raise ValueError if an adapter is not finite, or all zero, as after initialization."""
+    """Raise ValueError if an adapter is not finite, or if it is all zero as at initialization."""
     from safetensors.torch import load_file
 
     tensors = load_file(adapter / "adapter_model.safetensors")
@@ -220,7 +222,7 @@ def merge_run(stage: "Stage", *, force: bool = False) -> tuple[Path, Check]:
         force: Whether to put the model in place even if it fails the gate.
 
     Returns:
-        The folder, and the check; the errors are those of `merge`.
+        The folder, and the check. The errors that are raised are those of `merge`.
     """
     run, config = stage.run, stage.config
     folder, kinds = run / MERGED, gguf_files.kinds_of(config.export.gguf)
@@ -265,7 +267,10 @@ def compare_server(run: "Run", url: str) -> int:
 
 
 def trained_paths(run: "Run", config: "RunConfig") -> tuple[str, str, Path | None]:
-    """Return (base, policy, adapter) to load; after full fine-tuning the adapter is None.
+    """Return (base, policy, adapter) to load.
+
+    After full fine-tuning, adapter is None, and policy is the folder of the trained model. Else
+    base and policy are the same.
 
     Raises:
         FileNotFoundError: The run has not been trained.
@@ -286,7 +291,7 @@ def where(run: "Run") -> str:
         run: A run whose notebook 4 has merged the adapter.
 
     Raises:
-        FileNotFoundError: There is no merged model.
+        FileNotFoundError: The run has no merged model.
     """
     folder, adapter = run / MERGED, run / "train/adapter"
     if not folder.is_dir():

@@ -1,8 +1,9 @@
 """Score right answers, wrong ones and attacks, and say which attacks win.
 
-A *stop* is what a policy that maximises the weighted total would rather do than answer rightly, or
-what counts as right and is not. A *warning* is what makes learning slower: an attack that earns
-more than an honest wrong answer, or a right answer in a usual spelling that is not paid.
+A *stop* is an attack that a policy which maximises the weighted total would prefer to a right
+answer, or an attack that counts as right although it is wrong. A *warning* is a result that slows
+learning: an attack that earns more than an honest wrong answer, or a right answer in a usual
+spelling that is not paid.
 """
 
 import builtins
@@ -55,11 +56,12 @@ WORDS = re.compile(r"[^\W\d_]{4,}[^\d\[\]{}()<>]*")  # answers of which "not" sa
 
 
 class Roles(NamedTuple):
-    """Hold what each reward pays for, by number.
+    """Hold the numbers of the rewards, grouped by what the rewards pay for.
 
-    right: It pays a row's own answer more than another row's.
-    form: It pays both the same, and less where the form is missing.
-    shaping: Anything else.
+    right: Rewards that pay a row's own answer more than another row's.
+    form: Rewards that pay both answers the same, and pay less if the form is missing.
+    shaping: All other rewards.
+    reversed: Rewards that pay another row's answer more than the row's own.
     """
 
     right: list[int]
@@ -69,12 +71,13 @@ class Roles(NamedTuple):
 
 
 class Earned:
-    """Hold what completions earn, weighted, and what honest ones earn on the same rows.
+    """Hold the weighted scores of completions, and those of honest completions on the same rows.
 
-    pairs: The completions with their rows; all scores are read from the scorer's table by these.
-    own: What each reward pays for them, [pairs, rewards]; the next four have the same shape.
-    right, wrong, empty: What it pays for the right answer, a wrong one, an empty completion.
-    longer: What it pays for a wrong answer with the reasoning that earns most.
+    pairs: The completions with their rows, for which the scorer looks up all scores.
+    own: What each reward pays for these completions, [pairs, rewards].
+    right, wrong, empty: What each reward pays for the right answer, a wrong answer and an empty
+        completion on the same row, in the shape of `own`.
+    longer: The same for a wrong answer with the reasoning that earns most.
     """
 
     def __init__(self, scorer: Scorer, pairs: Sequence[Pair]) -> None:
@@ -91,11 +94,11 @@ class Earned:
         return self.right.sum(axis=1) - self.wrong.sum(axis=1)
 
     def of(self, places: Sequence[int]) -> "Earned":
-        """Return what some of these completions earn."""
+        """Return what the completions at these places earn."""
         return Earned(self.scorer, [self.pairs[place] for place in places])
 
     def share_of_right(self, part: Roles) -> np.ndarray:
-        """Return how far from wrong (0) to right (1) the rewards that say "right" put each."""
+        """Return where the rewards in `part.right` place each completion: wrong is 0, right 1."""
         earned, right, wrong = (
             each[:, part.right].sum(axis=1) for each in (self.own, self.right, self.wrong)
         )
@@ -104,9 +107,9 @@ class Earned:
 
 
 def measure(scorer: Scorer, written: Written, rows: Sequence[int]) -> Earned:
-    """Return what the right answers of these rows earn, beside wrong and empty completions.
+    """Return what the right answers of these rows earn, and what wrong and empty ones earn.
 
-    Rows are left out where the rewards fail on a right or a wrong answer.
+    A row is left out if a reward fails on its right or its wrong answer.
     """
     for row in rows:
         longer = written.wrong(row, written.longer)
@@ -117,7 +120,10 @@ def measure(scorer: Scorer, written: Written, rows: Sequence[int]) -> Earned:
 
 
 def roles(scorer: Scorer, written: Written, paid: Earned, correct: Sequence[int]) -> Roles:
-    """Return what each reward pays for, by what it does; `correct` overrules for "right"."""
+    """Sort rewards by what they pay for, judging by their scores.
+
+    If `correct` names rewards, they alone are "right".
+    """
     bare = [(row, f"{written.answers[row]}") for row in paid.rows if row in written.answers]
     plain = scorer.payments(bare) if bare else paid.empty
     more = paid.right - paid.wrong  # weighted, so that a penalty for wrong answers says "right"
@@ -139,8 +145,10 @@ def roles(scorer: Scorer, written: Written, paid: Earned, correct: Sequence[int]
 class Result(NamedTuple):
     """Hold what an attack earns, and why it wins ("" if it loses).
 
-    place: The first of its completions with which it wins.
-    payer: The reward that pays most for it.
+    level: "stop" or "warning"; "" if the attack loses.
+    place: The place of the first completion with which the attack wins.
+    payer: The number of the reward that pays most for the attack. For an honest attack, it is the
+        reward that pays least in comparison with the right answer.
     """
 
     attack: Attack
@@ -158,18 +166,18 @@ class Result(NamedTuple):
         """Return the mean total of some completions.
 
         Args:
-            what: "own" for those of the attack; "right" or "wrong" for the right or the wrong
-                answers on the same rows.
+            what: "own" for the attack's completions; "right" or "wrong" for the right or the
+                wrong answers on the same rows.
         """
         return float(getattr(self.earned, what).sum(axis=1).mean())
 
     def paid_by(self, number: int) -> float:
-        """Return what one reward pays, on average."""
+        """Return what one reward pays for the attack, on average."""
         return float(self.earned.own[:, number].mean())
 
     @property
     def extra(self) -> float:
-        """Return how much more it earns than the right answer."""
+        """Return how much more the attack earns than the right answer."""
         return self.mean() - self.mean("right")
 
 
@@ -185,8 +193,8 @@ def affordable_rows(scorer: Scorer, written: Written) -> list[int]:
 def attack_all(attacks: Attacks, paid: Earned, part: Roles) -> list[Result]:
     """Score every attack on the rows of `paid`, and judge each.
 
-    A text that is the same on every row may be right on one of them, so that only rows on which it
-    earns nothing for being right count, unless it is half right on all of them.
+    A hollow attack, or a text that is the same on every row, may be right on some rows by chance.
+    Such rows are left out, unless the text is at least half right on all rows.
     """
     scorer = attacks.scorer
     every: dict[str, tuple[Attack, list[Pair]]] = {}
@@ -209,7 +217,10 @@ def attack_all(attacks: Attacks, paid: Earned, part: Roles) -> list[Result]:
 
 
 def _in_pairs(results: Sequence[Result], answers: Iterable[str]) -> list[Result]:
-    """Return the results, with warnings for what pays only whoever knows the right answer."""
+    """Return the results, with a milder level for attacks that need knowledge of the answer.
+
+    For example, a hedge with the right answer in it stops training only if it wins in both orders.
+    """
     are_words, together = np.mean([bool(WORDS.fullmatch(text)) for text in answers]) > HALF, []
     counts = {
         each.attack.name
@@ -229,7 +240,10 @@ def _in_pairs(results: Sequence[Result], answers: Iterable[str]) -> list[Result]
 
 
 def _not_by_chance(attack: Attack, earned: Earned, part: Roles) -> Sequence[int]:
-    """Return the places of a text that is not right by chance; all if it is half right on all."""
+    """Return the places at which a text is not right by chance.
+
+    These are all places if the text is at least half right everywhere.
+    """
     share = earned.share_of_right(part)
     if attack.family != SAMPLED and (share >= HALF).all() and len(share) > 1:
         return range(len(share))
@@ -266,7 +280,7 @@ def _judge(attack: Attack, earned: Earned, part: Roles) -> Result:
 
 
 def _tests(attack: Attack, earned: Earned, part: Roles) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield (level, why it wins, whether it does on each row), the worst first."""
+    """Yield (level, why the attack wins, on which rows it wins), the worst level first."""
     total, full, low, none = (
         each.sum(axis=1) for each in (earned.own, earned.right, earned.wrong, earned.empty)
     )
@@ -309,7 +323,8 @@ def may_earn(attack: Attack) -> bool:
 def findings(results: Sequence[Result], names: Sequence[str], part: Roles) -> list[Check]:
     """Return a check for each family of attacks that wins, the worst first.
 
-    A family is left out if its result follows from that of another one, of the same level.
+    A family is left out if its finding follows from another family's, unless its own is a "stop"
+    and the other is a "warning".
     """
     winners: dict[str, list[Result]] = {}
     for result in results:
@@ -327,7 +342,7 @@ def findings(results: Sequence[Result], names: Sequence[str], part: Roles) -> li
 
 
 def _check(family: str, each: Sequence[Result], names: Sequence[str], part: Roles) -> Check:
-    """Return one check for the results of a family, which names the one that earns most."""
+    """Return one check for the results of a family, with the worst result as its evidence."""
     each = [result for result in each if result.level == "stop"] or each
     worst = max(each, key=lambda result: result.extra)
     if worst.attack.kind == "honest":

@@ -1,17 +1,18 @@
-"""Write attacks: completions that cheat, by kind, for a row whose right answer is known.
+"""Write attacks: completions that test what rewards pay for, on a row with a known right answer.
 
-Each attack belongs to a family, which names what it exploits, and has a kind, which says what it
-may earn (see `amounts.py`):
+Each attack belongs to a family, which names what the attack exploits, and has a kind, which says
+what it may earn (see `amounts.py`):
 hollow   It has no content, or a wrong answer with something around it that may be paid.
-wrong    It gives a wrong answer, or several of which one is right. It must not count as right.
-honest   It is right, written in another usual way. It should be paid like the reference.
-padded   It is right, with much around it. It should not be paid more than the reference.
+wrong    It gives a wrong answer, or several answers of which one is right. It must not count as
+         right.
+honest   It is right, and written in another usual way. It should be paid like the reference.
+padded   It is right, with much text around it. It should not be paid more than the reference.
 
-The placeholders are {answer}, {other} (a wrong answer), {question}, {first} and {last} (the first
-and the last number in the prompt), {half} (the first half of the answer), {long} (as much text as a
-completion may have) and, for whole numbers, {near}, {nearer}, {decimal}, {longer}, {comma}.
-In a list, (reasoning, answer) is written in the form of the right answer; a reasoning None is that
-of the right answer. The attacks are listed in attacks.yaml.
+The main placeholders are {answer}, {other} (a wrong answer), {question}, {first} and {last} (the
+first and the last number in the prompt), {half} (the first half of the answer), {long} (as much
+text as a completion may have) and, for whole numbers, {near}, {nearer}, {decimal}, {longer} and
+{comma}. A pair (reasoning, answer) in a list is written in the form of right answers; if its
+reasoning is None, the reasoning of right answers is used. The attacks are listed in attacks.yaml.
 """
 
 import json
@@ -46,10 +47,10 @@ SAMPLED = "sampled and wrong"  # the family of completions that the model sample
 
 
 class Attack(NamedTuple):
-    """Describe one cheating completion.
+    """Describe an attack: a completion that cheats, or that is right but written otherwise.
 
-    name: What it is called in the table.
-    family: What it exploits; one finding is shown for a family.
+    name: The name of the attack in the table.
+    family: What the attack exploits; one finding is shown for a family.
     kind: One of KINDS.
     completion: A text with placeholders, or a list of such texts and of (reasoning, answer).
     """
@@ -68,8 +69,8 @@ class Attacks:
     style: How right answers are written.
     longest: How long a completion may be [characters].
     users: Attacks of the user's own.
-    executed: Whether completions run in this process, which programs that end it must not.
-    sampled: What the model sampled; it may be wrong and paid.
+    executed: Whether completions run in this process; then no attack may end or change it.
+    sampled: Completions that the model sampled, some of which may be wrong but paid.
     """
 
     scorer: Scorer
@@ -86,11 +87,14 @@ class Attacks:
 
     @cached_property
     def words(self) -> dict[str, str]:
-        """Return {attack name: text} of the strings in the rewards' code; {} if one is slow."""
+        """Return {attack name: text} of the strings that rewards look for; {} if one is slow."""
         return source.stuffed(self.scorer.words) if self.scorer.words else {}
 
     def on(self, row: int) -> list[tuple[Attack, str]]:
-        """Return the attacks that can be written on a row; slow rewards get few of each family."""
+        """Return (attack, completion) of each attack that can be written on a row.
+
+        If a reward is slow, there are few attacks of each family.
+        """
         answer, tests = self.style.answers[row], tests_of(self.scorer.rows[row])
         question = prompt_text(self.scorer.rows[row])
         extra = BY_TESTS if tests else program_attacks(answer, question)
@@ -173,7 +177,7 @@ class Attacks:
         return text
 
     def _from_here(self, row: int) -> Iterator[tuple[Attack, str]]:
-        """Yield the attacks that are not listed: the rewards' own strings, and sampled texts."""
+        """Yield attacks that attacks.yaml does not list: the code's strings, and sampled texts."""
         for name, text in self.words.items():
             beside = self.style.wrong(row, text)
             beside = beside if text in beside else f"{text}\n{beside}"
@@ -213,10 +217,10 @@ PLACEHOLDERS = sorted({*PLACEHOLDER.findall(str([ANY, BY_ANSWER]))})
 
 
 def attacks_on(answer: str, users: Sequence[Attack] = ()) -> list[Attack]:
-    """Return the attacks that make sense for an answer, the user's own last.
+    """Return the attacks that make sense for an answer, with the user's own attacks last.
 
-    A word before a JSON object, or before tags, does not negate it, so negating attacks are left
-    out there.
+    If the answer begins with a JSON object or a tag, attacks that negate it are left out, because a
+    word before such an answer does not negate it.
     """
     usual = [a for a in ANY if a.family != "negated" or not re.match(r'\s*(\{\s*"|<)', answer)]
     own = [a for pattern, more in BY_ANSWER.items() if re.fullmatch(pattern, answer) for a in more]
@@ -224,7 +228,7 @@ def attacks_on(answer: str, users: Sequence[Attack] = ()) -> list[Attack]:
 
 
 def _numbers_near(answer: str) -> dict[str, str]:
-    """Return numbers near a whole or a decimal number, and how else it may be written."""
+    """Return numbers near an answer, and other ways to write it; {} if it is not a number."""
     if re.fullmatch(r"-?\d{1,15}", answer):
         number = int(answer)
         near = f"{number * 1.04:.2f}".rstrip("0").rstrip(".")
@@ -248,7 +252,7 @@ def _of_prompt(question: str) -> dict[str, str]:
 
 
 def _expression(answer: str) -> dict[str, str]:
-    """Return the result of an expression, and the same numbers with signs that give another."""
+    """Return an expression's result, and its numbers with signs that give another result."""
     numbers, result = re.findall(r"\d+(?:\.\d+)?", answer), _value(answer)
     joined = (f" {sign} ".join(numbers) for sign in "+*-")
     wrong = next((text for text in joined if _value(text) != result), "")
@@ -276,7 +280,7 @@ def _json_values(answer: str) -> dict[str, str]:
 
 
 def _altered(value: Any) -> Any:
-    """Return a value of JSON with its last part changed, however deep that is.
+    """Return a JSON value whose last part is changed, however deeply that part is nested.
 
     >>> _altered({"name": "pay", "arguments": {"to": "Ben", "amount": 12}})
     {'name': 'pay', 'arguments': {'to': 'Ben', 'amount': 9012}}
@@ -290,7 +294,7 @@ def _altered(value: Any) -> Any:
 
 
 def _other_number(answer: str) -> dict[str, str]:
-    """Return a short text with its last number changed; {} if it has none that counts by itself.
+    """Return a short text with its last number changed; {} if no number stands by itself.
 
     >>> _other_number(r"\\frac{1}{3}"), _other_number("15 m2")
     ({'renumbered': '\\\\frac{1}{2}'}, {'renumbered': '14 m2'})
@@ -330,10 +334,10 @@ def verified(attacks: Sequence[Attack]) -> list[Attack]:
 
 
 def program_attacks(answer: str, question: str) -> list[Attack]:
-    """Return programs without content, and a right one with annotations, for a right program.
+    """Return attacks on a task: programs without content, and the right one with annotations.
 
     Args:
-        answer: The right program; there are no attacks on another text.
+        answer: The right program; if it is not a program, the result is [].
         question: The text of the prompt.
     """
     task = asked([answer])
@@ -350,7 +354,10 @@ def program_attacks(answer: str, question: str) -> list[Attack]:
 
 
 def _test_values(answer: str, tests: Any) -> dict[str, str]:
-    """Return how a program begins, and what passes the first test, which the prompt may show."""
+    """Return a function's head, and the value that the first test expects.
+
+    The prompt may show this test.
+    """
     name = re.search(r"def (\w+)", answer)
     values = {"head": f"def {name[1] if name else 'f'}(*a):\n    return", "expected": "True"}
     with suppress(ValueError, KeyError, IndexError, TypeError):  # tests of another shape

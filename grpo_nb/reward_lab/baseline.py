@@ -75,7 +75,7 @@ class RewardTest(NamedTuple):
     def table(self) -> pd.DataFrame:
         """Return the score table of the baseline rollouts, with the prompts' images, if any.
 
-        The columns truncated and tokens are added.
+        The table also has the columns `truncated` and `tokens`.
         """
         table = self.bench.table(self.baseline.rows, self.baseline.completions_P_G)
         samples = self.baseline.samples
@@ -99,8 +99,8 @@ def sample(
         run: The run with the cache.
         rows: Dataset rows, [prompts].
         config: The base model, its sampling settings, and `rewards.baseline_completions`.
-        engine: The engine of a loaded policy, which samples without its adapter unless there was
-            an SFT warm-up; None loads the model.
+        engine: The engine of a loaded policy; None loads the model. Unless there was an SFT
+            warm-up, it samples without its adapter.
         progress: A function of the number of completions done, their total, and a note.
     """
     folder = warm_folder(run, config)
@@ -129,7 +129,7 @@ def warm_folder(run: "Run", config: "RunConfig") -> Path | None:
 
 
 def open_base(config: "RunConfig", warmed: Path | None) -> models.Engine:
-    """Return an engine for the base model, or for the weights in the folder `warmed`, if given."""
+    """Return an engine for the base model, or for the weights in `warmed` if that is a folder."""
     model, whole = config.model, warmed and config.model.full_finetuning
     return models.open_engine(
         str(warmed) if whole else model.model_name,

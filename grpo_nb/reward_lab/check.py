@@ -3,8 +3,8 @@
     from grpo_nb import check_rewards
     check_rewards([correct, well_formed], train_dataset)
 
-Nothing about the rewards is declared: how right answers are written, what each reward pays for, and
-on what else its scores depend is found by calling them.
+Nothing about the rewards has to be declared. How right answers are written, what each reward pays
+for, and what else its scores depend on are found by calling the rewards.
 """
 
 import inspect
@@ -43,13 +43,14 @@ GROUP = 4  # rows in the batch of the linter
 
 
 class RewardVerdict(NamedTuple):
-    """Hold the verdict of `check_rewards`; printing it shows what matters.
+    """Hold the verdict of `check_rewards`, which can be printed.
 
     findings: Checks whose state is "stop" (do not train), "warning" or "note", the worst first.
     roles: {reward: "right", "form" or "shaping"}.
-    reference: A right completion as it was found, on the first row; "" if none was found.
-    form: How right answers are written, a text with {reasoning} and {answer}.
-    table: What each attack earns, one record each.
+    reference: The right completion that was found for one of the rows; "" if none was found.
+    form: How right answers are written: a text with {reasoning} and {answer}.
+    table: One record for each attack, with what it earns.
+    amounts: The mean totals of the right answer, another row's answer and an empty completion.
     rows: How many rows of the dataset were read.
     seconds: How long the check took.
     """
@@ -142,11 +143,12 @@ def check_rewards(
             their order. completions[i] lists what was sampled for row i, each a text or a chat (a
             list of messages). `sample` returns this shape. None to test without any.
         reward_weights: One weight for each reward; by default those of `args`, else 1.
-        correct: The reward, or the rewards, that say what is right; by default found by what
-            they pay for.
-        reference: A function that writes a row's right completion; by default found.
+        correct: The reward, or the rewards, that say what is right; by default, those that pay
+            right answers more than wrong ones.
+        reference: A function that writes a row's right completion; by default, right completions
+            are found.
         form: How right answers are written: a text with {reasoning} and {answer}, or a name such
-            as "boxed"; by default found.
+            as "boxed"; by default, the form is found.
         args: The GRPOConfig, or a dict, for reward_weights and max_completion_length.
         processing_class: The tokenizer, for rewards that read `completion_ids`.
         attacks: Attacks of your own.
@@ -156,7 +158,7 @@ def check_rewards(
 
     Raises:
         ValueError: There is no reward, there are no rows, the weights do not fit, or an attack of
-            your own has a placeholder that does not exist.
+            your own has a kind or a placeholder that does not exist.
 
     >>> def right(completions, answer, **kwargs):
     ...     return [float(a in text) for text, a in zip(completions, answer)]
@@ -194,7 +196,7 @@ def check_file(rewards: Path, data: Path) -> RewardVerdict:
 def right_reward(
     reward_funcs: Sequence[Callable[..., Any]], rows: Sequence[Row], weights: Sequence[float]
 ) -> str:
-    """Return the name of the reward that tells right from wrong with the most weight; "" if none.
+    """Return the name of the reward that adds most to the total of a right answer; "" if none does.
 
     Args:
         reward_funcs: The rewards.
@@ -216,7 +218,7 @@ def right_reward(
 
 
 class RewardCheck:
-    """Hold the state of one call of `check_rewards`, step by step; it has the same arguments."""
+    """Perform one call of `check_rewards`, whose arguments it takes, and hold its state."""
 
     ROLES = ("right", "form", "shaping")
 
@@ -250,7 +252,7 @@ class RewardCheck:
         return self.verdict(time.perf_counter() - self.start)
 
     def every_attack(self) -> Attacks:
-        """Return what writes the attacks, as far as the check has come."""
+        """Return an object that writes the attacks from what has been found so far."""
         parts = self.longest, self.attacks, self.executed, self.sampled
         return Attacks(self.scorer, self.written, *parts)
 
@@ -265,7 +267,7 @@ class RewardCheck:
         self.add(fault.rule, state, fault.evidence, number)
 
     def static(self) -> None:
-        """Find what shows without a call: columns that are missing, arguments that are refused."""
+        """Find faults without calling the rewards: missing columns and refused arguments."""
         scorer = self.scorer
         for number, func in enumerate(scorer.funcs):
             if (names := accepted(func)) is not None:
@@ -282,7 +284,7 @@ class RewardCheck:
                 self.unusable = True
 
     def _grows(self, number: int, row: int, writers: Sequence[Callable[[str], str]]) -> bool:
-        """Add a finding if a reward would take long on long texts; return whether it does."""
+        """Add a finding if a reward takes too long on long texts; return whether it does."""
         start = scoring.clock()
         fault = linter.growth(self.scorer, number, row, self.longest, writers)
         if fault:
@@ -293,7 +295,7 @@ class RewardCheck:
         return bool(fault)
 
     def behavior(self) -> None:
-        """Find out what is right, then test what the rewards depend on, and attack them."""
+        """Find out what is right, test what the scores depend on, and attack the rewards."""
         scorer = self.scorer
         texts = [text for _, text in self.sampled]
         scorer.begin()
@@ -322,14 +324,14 @@ class RewardCheck:
         self._faults()
 
     def _faults(self) -> bool:
-        """Add the faults of calls; return whether one of them makes further tests useless."""
+        """Add a finding for each reward that failed; return whether further tests are useless."""
         for number, fault in self.scorer.faults.items():
             self._blame(number, fault)
             self.unusable |= fault.rule in UNUSABLE
         return self.unusable
 
     def _batch(self) -> list[tuple[int, str]]:
-        """Return completions of several kinds on a few rows, those of a row side by side."""
+        """Return completions of several kinds on a few rows, grouped by row."""
         style, rows = self.written, range(min(GROUP, len(self.scorer.rows)))
         if style is None or not style.answers:
             return [(row, text) for row in rows for text in ("so it is", "", "1+1=2")]
@@ -352,7 +354,7 @@ class RewardCheck:
         ]
 
     def _lint(self, batch: Sequence[tuple[int, str]]) -> None:
-        """Find what scores depend on besides rows and completions, and what takes too long."""
+        """Find out what scores depend on besides rows and completions, and what takes too long."""
         scorer = self.scorer
         scorer.scores(batch)
         style = self.written
@@ -383,7 +385,7 @@ class RewardCheck:
                 self.unsteady |= {number} if fault.rule in UNSTEADY else set()
 
     def _without_reference(self, tried: int, batch: Sequence[tuple[int, str]]) -> None:
-        """Say why no attack can be judged, and what earns most of what was tried."""
+        """Add a finding that says why no attack can be judged, and which text earns most."""
         scorer = self.scorer
         if scorer.faults:  # a reward that fails is the one finding
             return
@@ -430,9 +432,9 @@ class RewardCheck:
             self.add("no reference", "note", f"no column is the answer as such ({names}); {most}")
 
     def _programs(self, known: bool = False) -> bool:
-        """Judge programs without content; return False if the prompts ask for none, or none runs.
+        """Judge programs without content; return False if none is asked for, or no reward runs any.
 
-        A right one may be `known`, and earn nothing.
+        `known` says that a right program is known, and earns no more than a wrong one.
         """
         strings = [text for func in self.scorer.funcs for text in strings_of(func)]
         strings = [text for text in strings if programs.HEAD.fullmatch(text.strip())]
@@ -445,7 +447,7 @@ class RewardCheck:
         return bool(trials)
 
     def _endless(self, write: Callable[[str], str], row: int, task: programs.Task | None) -> None:
-        """Find out whether a program that never ends is stopped."""
+        """Add a finding if a program that never ends is not stopped."""
         if task is None or any(check.name.endswith(": hangs") for check in self.checks):
             return
         pairs = [(row, write(task.program(body))) for _, body in programs.BODIES.values()]
@@ -454,10 +456,10 @@ class RewardCheck:
             self.add("hangs", "stop", late[1], late[0])
 
     def _hollow(self, should_differ: bool) -> str:
-        """Return which text without content earns most, where nothing is known to be right.
+        """Return which text without content earns most, if no right answer is known.
 
         Args:
-            should_differ: Whether it is a fault that all of them earn the same.
+            should_differ: Whether it is a fault if all such texts earn the same.
         """
         scorer = self.scorer
         requests = written.asked_forms([prompt_text(row) for row in scorer.rows[:3]])
@@ -484,7 +486,7 @@ class RewardCheck:
         return f"without content, {evidence}"
 
     def _with_reference(self) -> None:
-        """Find the rewards' roles, score all references, and attack."""
+        """Find the rewards' roles, score right answers, and attack the rewards."""
         scorer, style = self.scorer, self.written
         rows = amounts.affordable_rows(scorer, style)
         earnings = amounts.measure(scorer, style, rows)
@@ -523,7 +525,7 @@ class RewardCheck:
         self._references()
 
     def _whole(self) -> None:
-        """Compare what the form earns with what a right answer earns."""
+        """Add a warning if the form alone earns more than a right answer adds to it."""
         if not self.written.own and not written.MARK.search(self.written.form):
             return
         least = self.paid.wrong
@@ -543,7 +545,7 @@ class RewardCheck:
             self.add("form outweighs", "warning", evidence)
 
     def _other_column(self) -> None:
-        """Find out whether what is paid stands in the prompt, and the column of answers is not."""
+        """Find out whether a column from the prompt is paid while the column of answers is not."""
         scorer, style, rows = self.scorer, self.written, self.paid.rows
         column = columns.column_of(style.source)
         others = [n for n in scorer.columns if ANSWER.fullmatch(n) and n != column]
@@ -581,7 +583,7 @@ class RewardCheck:
             self.add("form not read", "warning" if both else "stop", evidence)
 
     def _references(self) -> None:
-        """Score the own right answers of many rows, and rows without an answer."""
+        """Score the right answers of many rows, and test rows without an answer."""
         scorer, style = self.scorer, self.written
         each = float(scorer.each.sum())
         count = int(np.clip(0.2 / max(2 * each, 1e-9), 4, REFERENCE_ROWS))
@@ -621,9 +623,10 @@ class RewardCheck:
             self.add("any answer", "warning", evidence)
 
     def _losers(self, pairs: Sequence[scoring.Pair], totals: np.ndarray) -> list[int]:
-        """Return the rows whose right answers (half of the pairs) earn no more than wrong ones.
+        """Return the rows whose right answer earns no more than their wrong answer.
 
-        Where both are paid in full, the other row's answer is right on this row, too.
+        The first half of `pairs` holds the right answers, and the second half the wrong ones. If
+        both answers of a row are paid in full, both are right, and the row is left out.
         """
         count = len(pairs) // 2
         full = totals[:count].max() - self.paid.gap.mean() / 2
@@ -632,7 +635,7 @@ class RewardCheck:
         return [p[0] for p, q, a, b in each if a <= b + TIE and a < full and not {p, q} & failed]
 
     def _empty_references(self) -> None:
-        """Find rows without an answer on which any answer is right."""
+        """Find out whether a row without an answer pays an arbitrary answer in full."""
         scorer, style, right = self.scorer, self.written, self.roles.right
         column = columns.column_of(style.source)
         texts = {n: str(row[column]).strip() for n, row in enumerate(scorer.rows) if column in row}
@@ -649,7 +652,7 @@ class RewardCheck:
             self.add("empty reference", "stop", evidence)
 
     def _unsaid(self) -> None:
-        """Find rewards that gave no score to much of what was tried, or the same to all of it."""
+        """Find rewards that gave many completions no score, or gave all the same score."""
         table = self.scorer.all_scores()
         # A reward for rows of one task may leave those of another to the others.
         is_lost, size = np.isnan(table).all(axis=1).any(), len(table)
@@ -663,7 +666,7 @@ class RewardCheck:
                 self.add("constant", "warning", evidence, number)
 
     def _score_sampled(self) -> None:
-        """Find out whether the totals of sampled completions differ on any prompt."""
+        """Find out whether the totals of sampled completions differ, or exceed the reference's."""
         if not self.sampled:
             return
         groups: dict[int, list[float]] = {}
@@ -682,7 +685,7 @@ class RewardCheck:
             self.add("above the reference", "note", evidence)
 
     def verdict(self, seconds: float) -> RewardVerdict:
-        """Return the verdict, the worst findings first."""
+        """Return the verdict, with the worst findings first."""
         order = ("stop", "warning", "note")
         checks = sorted(self.checks, key=lambda check: order.index(check.state))
         names, part, earned, style = self.scorer.names, {}, {}, self.written
@@ -704,7 +707,7 @@ class RewardCheck:
 
 
 def _in_prompts(scorer: Scorer, answers: dict[int, str]) -> bool:
-    """Return whether prompts tell their own answers, which other rows' answers do not share."""
+    """Return whether prompts contain their own row's answer, but mostly not another row's."""
     others = columns.others_of(answers)
     prompts = {number: prompt_text(scorer.rows[number]) for number in answers}
     own = sum(text in prompts[number] for number, text in answers.items())
@@ -716,7 +719,7 @@ def _functions(reward_funcs: Any) -> list[Callable[..., Any]]:
     """Return the rewards as a list.
 
     Raises:
-        ValueError: There is none, or one cannot be called.
+        ValueError: There is no reward, or one cannot be called.
     """
     funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     for func in funcs:
@@ -756,7 +759,7 @@ def _numbers(correct: Any, scorer: Scorer) -> list[int]:
     """Return the numbers of the rewards that `correct` names.
 
     Raises:
-        ValueError: It is neither a reward of the set nor its name.
+        ValueError: An entry of `correct` is neither a reward of the set nor the name of one.
     """
     choice = [] if correct is None else correct
     choice = list(choice) if isinstance(choice, list | tuple) else [choice]
@@ -770,10 +773,10 @@ def _numbers(correct: Any, scorer: Scorer) -> list[int]:
 
 
 def _texts(completions: Sequence[Any] | None, rows: int) -> list[tuple[int, str]]:
-    """Return (number of the row, text) of sampled completions, one or a group for each row.
+    """Return (number of the row, text) of each sampled completion; a row has one or a group.
 
     Raises:
-        ValueError: There are more of them than rows.
+        ValueError: `completions` has more entries than there are rows.
     """
     from grpo_nb.rewards.prompts import completion_text
 

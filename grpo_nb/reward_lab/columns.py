@@ -1,8 +1,8 @@
 """Read right answers from the columns of the rows, and take wrong ones from other rows.
 
-An answer is the value of a column, the part of it that is marked as the answer, the word by which
-rewards know a number or a truth value, or what several columns say together. Each way to read
-answers has a description, such as "answer, after ####".
+An answer is the value of a column, the part of this value that is marked as the answer, the word
+that rewards accept for a number or a truth value, or a combination of several columns. Each way to
+read answers has a description, such as "answer, after ####".
 """
 
 import json
@@ -40,7 +40,7 @@ USUAL = ("yes", "no", "Yes", "No", "true", "false", "True", "False")
 
 
 def column_of(way: str) -> str:
-    """Return the column that the description of a way to read answers begins with.
+    """Return the column with which the description of a way to read answers begins.
 
     >>> column_of("solution, after ####"), column_of("options[label]")
     ('solution', 'options')
@@ -54,7 +54,7 @@ def columns_in_use(scorer: Scorer) -> list[str]:
 
 
 def answers_to_try(scorer: Scorer) -> list[dict[str, dict[int, str]]]:
-    """Return the ways to read answers from the columns that rewards read, then from the others.
+    """Return the ways to read answers, first from the columns that rewards read, then from others.
 
     A column that is a large part of the prompt holds no answers.
     """
@@ -72,7 +72,8 @@ def answers_to_try(scorer: Scorer) -> list[dict[str, dict[int, str]]]:
 def solutions(rows: Sequence[Row], columns: Sequence[str]) -> dict[int, str]:
     """Return {row: an expression of its numbers that gives its target}, for rows of countdown.
 
-    These are rows with a number and a list of at most five numbers; {} for other data.
+    Rows of countdown have a number and a list of at most five numbers. For other data, the result
+    is {}.
 
     >>> solutions([{"target": 93, "nums": [54, 34, 5]}], ["target", "nums"])
     {0: '(5 + 34) + 54'}
@@ -90,7 +91,7 @@ def solutions(rows: Sequence[Row], columns: Sequence[str]) -> dict[int, str]:
 
 
 def calls_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Return a tool call as JSON, of rows with a tool's name and its arguments.
+    """Return {way: {row: tool call as JSON}} for rows with a tool's name and its arguments.
 
     >>> calls_of([{"tool": "get_time", "args": '{"city": "Rome"}'}], ["tool", "args"])[TOOL_CALL]
     {0: '{"name": "get_time", "arguments": {"city": "Rome"}}'}
@@ -107,15 +108,15 @@ def calls_of(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[int,
 
 
 class Selected(dict[int, str]):
-    """Hold answers that are entries of lists; another entry of its list is a row's wrong answer."""
+    """Hold right answers that are list entries; `others` has wrong ones from the same lists."""
 
     others: dict[int, str]
 
 
 def selected(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Return {way: {row: text}}: the entry of a list column that another column points to.
+    """Return {way: {row: text}}: the list entry whose number or letter is in another column.
 
-    These are the options of questions, with the number or the letter of the right one.
+    Such a list holds the options of a question.
 
     >>> selected([{"options": ["sun", "sea"], "label": 1}], ["label", "options"])
     {'options[label]': {0: 'sea'}}
@@ -132,7 +133,7 @@ def selected(rows: Sequence[Row], columns: Sequence[str]) -> dict[str, dict[int,
 
 
 def _place(texts: Any, place: Any) -> int | None:
-    """Return a number, or that of a letter, if it is a place in a list of distinct texts."""
+    """Return the index that a number or letter gives in a list of distinct texts, else None."""
     if isinstance(place, str) and re.fullmatch(r"[A-Z]", place):
         place = ord(place) - ord("A")
     is_list = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
@@ -168,7 +169,10 @@ def words_for(
 def _chosen(
     scorer: Scorer, values: Sequence[Any], words: Sequence[str], forms: Sequence[str]
 ) -> dict[Any, str]:
-    """Return {value: the one word that earns most} in the first form in which each has a word."""
+    """Return {value: the word that earns most}, in the first form that tells values apart.
+
+    Each value must have a clear best word of its own; {} if no form gives that.
+    """
     first: dict[Any, int] = {}
     for number, value in enumerate(values):
         first.setdefault(value, number)
@@ -188,7 +192,7 @@ def _chosen(
 def joined(scorer: Scorer) -> dict[str, dict[int, str]]:
     """Return {way: {row: text}} of texts that combine two or three columns which the rewards read.
 
-    These are a value with its unit, a point, an answer with its citations, a record.
+    Such a text is a value with its unit, a point, an answer with its citations, or a record.
     """
     ways: dict[str, dict[int, str]] = {}
     in_use = columns_in_use(scorer)
@@ -227,7 +231,7 @@ def _is_single(value: Any) -> bool:
 
 
 def _from_json(text: Any) -> Any:
-    """Return what a text in JSON says; None for anything else."""
+    """Return the value of a text in JSON; None for anything else."""
     try:
         return json.loads(text)
     except (ValueError, TypeError):
@@ -261,7 +265,7 @@ def _is_prompt(scorer: Scorer, answers: Mapping[int, str]) -> bool:
 
 
 def separators_of(scorer: Scorer) -> list[str]:
-    """Return what may stand between the entries of a list: commas, and what the code splits at."""
+    """Return texts that may separate the entries of a list: a comma, and those in the code."""
     strings = dict.fromkeys(text for func in scorer.funcs for text in strings_of(func))
     short = [text for text in strings if SEPARATOR.fullmatch(text)]
     return [COMMA, *(text for text in short if text.strip() != ",")][:MOST_SEPARATORS]
@@ -318,7 +322,7 @@ def _leaves(name: str, value: Any, separators: Sequence[str]) -> Iterator[tuple[
 def _fields(
     name: str, value: Mapping[str, Any], separators: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of the fields of a dict, and of two of them together: 25 m/s."""
+    """Yield (name, value) of each field of a dict; two fields also together, such as 25 m/s."""
     for key, part in value.items():
         yield from _leaves(f"{name}.{key}", part, separators)
     if len(value) == 2 and all(map(_is_single, value.values())):
@@ -371,8 +375,9 @@ def _first_of(text: str) -> str:
 def others_of(answers: Mapping[int, str]) -> dict[int, str]:
     """Return {row: a wrong answer}, which is another row's answer.
 
-    Where there is one, it neither contains the row's own answer nor is contained in it. If all rows
-    have the same answer, it is that answer, changed. For `Selected` it is another entry of a list.
+    If possible, the wrong answer neither contains the row's own answer nor is contained in it. If
+    all rows have the same answer, the wrong answer is that answer, changed. For `Selected`, it is
+    another entry of the row's list.
     """
     if isinstance(answers, Selected):
         return answers.others
@@ -416,7 +421,7 @@ def _plain(text: str) -> str:
 
 
 def distinct_rows(answers: Mapping[int, str], count: int) -> list[int]:
-    """Return the numbers of the first rows whose answers differ, then of others."""
+    """Return at most `count` row numbers: one row for each distinct answer, then other rows."""
     first = list({_plain(text): number for number, text in reversed(answers.items())}.values())
     first.sort()
     return (first + [number for number in answers if number not in first])[:count]

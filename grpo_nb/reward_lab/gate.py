@@ -118,7 +118,7 @@ def arguments(test: RewardTest) -> dict[str, Any]:
 
 
 def _reason(checks: Sequence[Check]) -> str:
-    """Return the reason why a verdict failed, with the fix if only the base's check failed."""
+    """Return why a verdict failed, with the fix if the check of the base is what failed."""
     first = next(check for check in checks if check.state == "stop")
     if first.name == BASE:  # checks of the rewards come earlier, so none failed
         return f"{FINE}; {first.evidence}. What helps: {first.fix}"
@@ -254,7 +254,7 @@ def base_checks(figures: Mapping[str, Any], warm_steps: int = 0) -> list[Check]:
 
 
 def recommended_length(samples: Sequence[models.Sample], cap_tokens: int) -> int:
-    """Recommend max_completion_length from the lengths of completions: more if many were cut.
+    """Recommend max_completion_length from sampled lengths; twice the cap if many were truncated.
 
     >>> recommended_length([models.Sample("", 20, False)] * 99, 100)
     32
@@ -271,15 +271,15 @@ def recommended_length(samples: Sequence[models.Sample], cap_tokens: int) -> int
 def fingerprint(preset: RewardSet) -> str:
     """Return the SHA-256 of the sources, the options and the weights of the rewards.
 
-    A source is the whole file, or only the function if it was written in a notebook. Values that a
-    call may change are left out.
+    The source of a reward is its whole file, or only the function if it was written in a notebook.
+    Values that a call may change are left out.
     """
     parts = [_described([*preset.pairs]), _described(preset.own_reference)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _described(value: Any) -> Any:
-    """Return a value as nested lists of strings, which are equal in every process."""
+    """Return a value as nested lists of strings, which are the same in every process."""
     if isinstance(value, Reward):
         value = [value.score, value.settings, value.options]
     elif isinstance(value, partial):

@@ -1,7 +1,8 @@
-"""Find faults of rewards that show without knowing what is right: by calling them again.
+"""Find faults of rewards by calling them repeatedly, without knowing which answers are right.
 
-Each reward is called again on the same batch, in another order and at another time, on parts of it,
-and on longer and longer texts. What it changes in the process is put back and reported.
+Each reward is called again on the same batch, in another order and at another time, on parts of the
+batch, and on longer and longer texts. Whatever the reward changes in the process is restored and
+reported.
 """
 
 import builtins
@@ -51,8 +52,8 @@ class Calls:
 
     Args:
         scorer: The rewards.
-        number: The reward.
-        batch: Pairs, those of a row next to each other.
+        number: The number of the reward.
+        batch: Pairs, with those of the same row next to each other.
     """
 
     def __init__(self, scorer: Scorer, number: int, batch: Sequence[Pair]) -> None:
@@ -65,7 +66,7 @@ class Calls:
         return self.differ(pairs, self.scorer.call(self.number, pairs, seed=seed))
 
     def differ(self, pairs: Sequence[Pair], scores: Sequence[float]) -> int:
-        """Return how many of these scores are others than in the first call."""
+        """Return how many of these scores differ from those of the first call."""
         first = [self.first[pair] for pair in pairs]
         return int((~np.isclose(first, scores, rtol=0, atol=NOISE, equal_nan=True)).sum())
 
@@ -77,7 +78,7 @@ class Calls:
         return None
 
     def _cause(self) -> str:
-        """Return why calls differ: "random", "clock", or "state" if it remembers earlier calls."""
+        """Return why scores differ: "random", "clock", or "state" (left by earlier calls)."""
         names = names_used(self.scorer.funcs[self.number])
         if CLOCK & names:
             return "clock"
@@ -91,9 +92,9 @@ class Calls:
         return "random" if RANDOM & names else "state"
 
     def compares(self) -> bool:
-        """Return whether completions earn something else in smaller batches.
+        """Return whether completions earn different scores in smaller batches.
 
-        These are a batch with one completion of each row, each of another kind, and one alone.
+        One batch has one completion of each row, each of a different kind; another has one alone.
         """
         rows = list(dict.fromkeys(row for row, _ in self.batch))
         groups = [[pair for pair in self.batch if pair[0] == row] for row in rows]
@@ -102,15 +103,15 @@ class Calls:
 
 
 def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault | None:
-    """Return how the scores of a batch depend on anything but rows and completions.
+    """Return a fault if the scores of a batch depend on anything but rows and completions.
 
-    A reward that compares the completions of a batch, without other faults, is added to
+    A reward that compares the completions of a batch, and has no other fault, is added to
     `scorer.grouped`, and its scores are forgotten. A slow reward is called as rarely as possible.
 
     Args:
-        scorer: The rewards; scores from before are compared too.
-        number: The reward.
-        batch: Pairs, those of a row next to each other.
+        scorer: The rewards; the scores of their earlier calls are compared, too.
+        number: The number of the reward.
+        batch: Pairs, with those of the same row next to each other.
 
     Raises:
         Exception: Whatever the reward raises.
@@ -148,9 +149,9 @@ def repeatability(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault |
 
 
 def _of_judge(scorer: Scorer, number: int, batch: Sequence[Pair]) -> Fault | None:
-    """Return a fault if a judge gives clearly other grades when it is asked again.
+    """Return a fault if a judge gives clearly different grades when it is asked again.
 
-    It is asked without its cache, and a judge of groups in the opposite order, too.
+    The judge is asked without its cache. A `GroupJudge` is also asked in the opposite order.
     """
     judge, other = scorer.funcs[number], copy(scorer)
     changes = {"random": {"cache": False}}
@@ -180,7 +181,7 @@ def _later() -> Iterator[None]:
 def side_effects(scorer: Scorer, number: int, batch: Sequence[Pair]) -> list[str]:
     """Return what a reward changes in the process and in its arguments, as phrases.
 
-    It is called directly, because `run` would put back what it changes.
+    The reward is called directly, because `run` would undo its changes.
     """
     effects, states = [], []
     with kept(), silent():
@@ -219,13 +220,13 @@ def growth(
 ) -> Fault | None:
     """Return a fault if the reward takes long on a completion of up to the largest length.
 
-    Texts are made longer only while the shorter ones were quick, so that even what would never end
-    is stopped in time.
+    Texts are made longer only while the shorter ones are quick, so that even a reward that would
+    never end on a long text is found in time.
 
     Args:
         scorer: The rewards.
-        number: The reward.
-        row: The row whose columns it gets.
+        number: The number of the reward.
+        row: The number of the row whose columns the reward gets.
         longest: The largest length of a completion [characters].
         writers: Functions that write a text into a completion, such as the form's.
     """
@@ -244,7 +245,7 @@ def growth(
 def _growth(
     scorer: Scorer, number: int, row: int, longest: int, cases: Sequence[tuple]
 ) -> Fault | None:
-    """Try texts of growing length; see `growth`."""
+    """Try texts of growing length, as `growth` describes."""
     start = clock()
 
     def seconds(choice: Sequence[tuple], repeats: int, limit: float = LIMIT) -> float:
@@ -281,7 +282,7 @@ def tower(scorer: Scorer, number: int, row: int, write: Callable[[str], str]) ->
 
 @contextmanager
 def spied(mark: str) -> Iterator[list[str]]:
-    """Yield what code hands to `eval` with a mark in it, which is not evaluated."""
+    """Yield a list of the texts with the mark that code passes to `eval`; none is evaluated."""
     real, texts = builtins.eval, []
 
     def spy(source: Any, *scopes: Any) -> Any:
@@ -299,9 +300,10 @@ def spied(mark: str) -> Iterator[list[str]]:
 
 
 def evaluated(scorer: Scorer, number: int, row: int, answer: str, write: Callable) -> Fault | None:
-    """Return a fault if the reward hands a power of any size to Python's `eval`.
+    """Return a fault if the reward passes a power of any size to Python's `eval`.
 
-    A right answer with powers for its signs has the numbers that a reward may ask for.
+    A reward may evaluate only expressions with the row's numbers. The right answer is therefore
+    tried with `**` in place of its operators, too.
     """
     if "eval" not in names_used(scorer.funcs[number]):
         return None
@@ -320,7 +322,8 @@ def evaluated(scorer: Scorer, number: int, row: int, answer: str, write: Callabl
 def _seconds(scorer: Scorer, number: int, pairs: Sequence[Pair], limit: float = LIMIT) -> float:
     """Return the seconds that a reward takes for a batch; infinity if it is stopped.
 
-    Only a call of the usual limit is made again if other processes had the processor.
+    A call that was late because other processes had the processor is repeated, but only if it has
+    the usual limit.
     """
     start = clock()
     try:

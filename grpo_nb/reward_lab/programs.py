@@ -1,9 +1,9 @@
 """Write programs that cheat, and find out what they earn where no right program is known.
 
 Prompts that ask for a kernel, or for a strategy of a game, show the line that begins the function:
-`def strategy(board):`. A program that begins so and does nothing tells what the rewards pay for
-programs as such. Some programs are wrong for every task: one that returns NaN, and one that writes
-into its arguments what it should bring about.
+`def strategy(board):`. A program that begins with this line and does nothing shows what the rewards
+pay for any program. Some programs are wrong for every task: one that returns NaN, and one that
+writes the result that it should achieve into its arguments.
 """
 
 import ast
@@ -45,11 +45,11 @@ def tests_of(row: Row) -> Any:
 class Task(NamedTuple):
     """Describe the program that is asked for.
 
-    head: The line that begins it.
+    head: The line that begins the program.
     arguments: The names of its arguments.
-    example: What the example in the prompt returns, "None" if that is no value; "" if it returns
-        nothing, because such a program may have to change its arguments.
-    goal: The largest number in the prompt, which may be what is to be reached.
+    example: The value that the prompt's example returns, "None" if that is not a literal; "" if it
+        returns nothing, because such a program may have to change its arguments.
+    goal: The largest number in the prompt, which may be the program's target.
     """
 
     head: str
@@ -65,7 +65,7 @@ class Task(NamedTuple):
 
 
 def asked(texts: Sequence[str]) -> Task | None:
-    """Return the program asked for in the first text that asks for one; None if none does.
+    """Return the program that the first text with a function's head asks for; None if none does.
 
     >>> asked(["Reach 2048.\\n```python\\ndef play(board):\\n    return 'W' # Example\\n```"])
     Task(head='def play(board):', arguments=['board'], example="'W'", goal=2048)
@@ -94,7 +94,7 @@ def fenced(program: str) -> str:
 
 
 def program_in(text: str) -> str:
-    """Return the first function in a block of code; "" if there is none."""
+    """Return the first block of code that contains a function; "" if there is none."""
     return next((block for block in BLOCK.findall(text) if HEAD.search(block)), "")
 
 
@@ -119,7 +119,7 @@ def spoiled(program: str) -> str:
 def trials(scorer: Scorer, task: Task) -> list[tuple[str, str, str]]:
     """Return (name, state, evidence) of findings that need no right program.
 
-    There are none if no reward seems to run programs.
+    The list is empty if no reward seems to run programs.
 
     Args:
         scorer: The rewards.
@@ -155,8 +155,8 @@ def trials(scorer: Scorer, task: Task) -> list[tuple[str, str, str]]:
 def _is_wrong(name: str, total: float, task: Task, bare: Callable[[], float]) -> bool:
     """Return whether a program that earns more than those without content must be wrong.
 
-    NaN is, and so is writing into the arguments where the program is asked to return something,
-    unless the same program earns as much without that (`bare`).
+    A program that returns NaN is wrong. A program that changes its arguments is wrong if the task
+    has a value to return, and if a program that only returns the example (`bare`) earns less.
     """
     return BODIES[name][0] == NAN or bool(task.example and total > bare() + TIE)
 
@@ -164,8 +164,8 @@ def _is_wrong(name: str, total: float, task: Task, bare: Callable[[], float]) ->
 def endless(scorer: Scorer, pairs: Sequence[Pair], write: Callable[[str], str]) -> tuple | None:
     """Return (number of a reward, evidence) if a program that never ends is not stopped in time.
 
-    The rewards that tell the programs in `pairs` apart run them; the quickest of these is tried
-    first, and one is enough.
+    Only rewards that score the programs in `pairs` differently run programs. They are tried, the
+    quickest first, until one of them fails to stop.
 
     Args:
         scorer: The rewards.
@@ -190,9 +190,9 @@ def endless(scorer: Scorer, pairs: Sequence[Pair], write: Callable[[str], str]) 
 
 
 def _stop_programs(before: Collection[threading.Thread]) -> bool:
-    """Stop the programs that still run in a thread begun since; return whether there are any.
+    """Stop programs in threads that are not in `before`; return whether there are any.
 
-    The code of a program stands in no file. Python does not end while such a thread runs.
+    A thread runs a program if its code is in no file. Python could not exit while it runs.
     """
     frames, is_running = sys._current_frames(), False
     for thread in {*threading.enumerate()} - {*before}:

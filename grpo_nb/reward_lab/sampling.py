@@ -28,12 +28,12 @@ def sample(
         check_rewards(reward_funcs, dataset, completions)
 
     Args:
-        model: The model, by Unsloth (with vLLM if it runs) or transformers. Its weights, its mode
-            and its random states are as before.
+        model: The model, loaded by Unsloth (with vLLM if it runs) or transformers. Its weights, its
+            mode and the random states are unchanged afterwards.
         processing_class: Its tokenizer or processor.
         dataset: Rows with TRL's column `prompt`, as chats.
         num_generations: Completions for each prompt.
-        prompts: Number of rows, from the first.
+        prompts: Number of rows, beginning with the first.
         max_completion_length: Length at which completions are cut [tokens].
         temperature: 0 for greedy completions.
         batch_size: Completions that are sampled at a time.

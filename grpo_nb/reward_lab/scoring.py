@@ -67,10 +67,10 @@ def read_rows(dataset: Any, count: int = READ_ROWS) -> list[Row]:
 
 
 def chats(dataset: Any, count: int = 10**9) -> list[Row]:
-    """Return the first rows of a dataset whose prompts are chats; see `read_rows`.
+    """Return the first rows of a dataset, as `read_rows` does; their prompts must be chats.
 
     Raises:
-        ValueError: A prompt is missing, or a text.
+        ValueError: A prompt is missing, or is a text and not a chat.
     """
     rows = read_rows(dataset, count)
     for prompt in (row.get("prompt") for row in rows):
@@ -93,7 +93,7 @@ def names_of(reward_funcs: Sequence[Any]) -> list[str]:
 
 
 class Scorer:
-    """Score completions with every reward, each distinct completion of a row once.
+    """Score completions with every reward, and each distinct completion of a row only once.
 
     Args:
         reward_funcs: The rewards, in TRL's shape.
@@ -104,15 +104,15 @@ class Scorer:
 
     Attributes:
         faults: {number of a reward: its first fault}.
-        failed: The pairs that a reward failed on; nothing can be said of these.
+        failed: The pairs on which a reward failed; their totals mean nothing.
         first: The pairs of the first call; see `begin`.
-        grouped: Numbers of the rewards that compare the completions of a batch. Each of these
-            scores a completion beside those of `beside`.
+        grouped: Numbers of the rewards that compare the completions of a batch. Such a reward
+            scores each completion in one batch with those of its row in `beside`.
         beside: {row: its honest completions}: the right answer, a wrong one, an empty completion,
             and a wrong answer with the reasoning that earns most.
-        group: Completions that a prompt has in training.
-        copies: How often each completion is in a batch, for each reward: `group` for those that
-            take whole groups alone.
+        group: Number of completions that a prompt has in training.
+        copies: For each reward, how often a batch has each completion: `group` times if the reward
+            takes only whole groups, else once.
     """
 
     def __init__(
@@ -168,15 +168,15 @@ class Scorer:
         return self.payments(pairs).sum(axis=1)
 
     def totals_again(self, pairs: Sequence[Pair]) -> np.ndarray:
-        """Return the weighted totals of a new call of each reward, [pairs]."""
+        """Return the weighted totals after another call of each reward, [pairs]."""
         scores = [self.safe(number, pairs) for number in range(len(self.funcs))]
         return (np.nan_to_num(scores).T * self.weights).sum(axis=1)
 
     def compared(self, pairs: Sequence[Pair]) -> np.ndarray:
-        """Return what completions earn, and those of `beside` next to each, [5, pairs, rewards].
+        """Return what completions and the four of `beside` on their row earn, [5, pairs, rewards].
 
-        Rewards that compare a batch get all five at once. An empty completion, or a longer one, on
-        which a reward fails counts as the wrong answer.
+        Rewards that compare a batch get all five at once. If a reward fails on the empty completion
+        or the one with the longer reasoning, the payments for the wrong answer are used instead.
         """
         groups = [[text, *self.beside[row]] for row, text in pairs]
         each = [
@@ -192,9 +192,9 @@ class Scorer:
         return table
 
     def begin(self) -> None:
-        """Make the first call of each reward: how long it takes, to import and compile, is no sign.
+        """Make the first call of each reward, whose time is ignored because it includes imports.
 
-        Its scores tell later whether a reward remembers earlier calls.
+        The scores of this call show later whether a reward remembers earlier calls.
         """
         rows = range(min(FIRST_ROWS, len(self.rows)))
         self.first = [(row, text) for row in rows for text in FIRST]
@@ -202,9 +202,9 @@ class Scorer:
         self.seconds[:], self.calls[:] = 0, 0
 
     def takes_groups(self, number: int, pairs: Sequence[Pair]) -> bool:
-        """Return whether a reward has a fault only until it gets whole groups, which it then gets.
+        """Return whether a reward works on whole groups; if it does, give it whole groups only.
 
-        It is called on the pairs in two orders, each with its copies.
+        The reward is called on the pairs in two orders, with copies of each completion.
         """
         if self.copies[number] > 1:
             return False
@@ -230,7 +230,7 @@ class Scorer:
 
     @property
     def words(self) -> list[str]:
-        """Return what the rewards' code looks for; [] if one of them is slow."""
+        """Return the texts that the rewards' code looks for; [] if a reward is slow."""
         names = [*self.columns, *self.names]
         return [] if self.any_slow else words_of(self.funcs, names)
 
@@ -238,12 +238,15 @@ class Scorer:
     def each(self) -> np.ndarray:
         """Return the seconds per completion of each reward, [rewards].
 
-        They are the mean, or those of a right completion where these are long and above the mean.
+        Each is the mean time, or the time of a right completion if that is long and above the mean.
         """
         return np.maximum(self.seconds / np.maximum(self.calls, 1), self.longest)
 
     def retime(self, pair: Pair) -> None:
-        """Take the time of a right completion if it is long: only there may a program be run."""
+        """Measure how long each reward takes for a right completion, and store long times.
+
+        Some rewards run a program only if the completion is right.
+        """
         for number in range(len(self.funcs)):
             if isinstance(self.funcs[number], LLMJudge) or number in self.faults:
                 continue
@@ -255,7 +258,7 @@ class Scorer:
             self.longest[number] = min(times) if min(times) > SLOW else 0.0
 
     def all_scores(self) -> np.ndarray:
-        """Return what all rewards have scored so far, [completions, rewards]."""
+        """Return the scores of all completions that every reward has scored, [pairs, rewards]."""
         return self.scores([p for p in self._kept[0] if self.has(p) and p not in self.failed])
 
     def forget(self, number: int) -> None:
@@ -263,9 +266,9 @@ class Scorer:
         self._kept[number] = {}
 
     def safe(self, number: int, pairs: Sequence[Pair]) -> list[float]:
-        """Score a batch without raising: where the reward fails, the score is NaN.
+        """Score a batch without raising an error; a completion has NaN if the reward fails on it.
 
-        The completions on which it fails are found by halving the batch, and recorded.
+        The completions on which the reward fails are found by halving the batch, and recorded.
         """
         is_slow = number in self.faults and self.faults[number].rule == "slow"
         is_spent = number in self.faults and self.in_failures[number] > IN_FAILURES
@@ -313,7 +316,7 @@ class Scorer:
         return Fault("raises", f"{message} on {cut(text)}")
 
     def _other_type(self, number: int, pairs: Sequence[Pair]) -> bool:
-        """Return whether the reward runs if prompts and completions have the other type."""
+        """Return whether the reward runs if its texts are replaced by chats, or chats by texts."""
         other = copy(self)
         other.rows = [{**row, "prompt": _other_prompt(row.get("prompt", ""))} for row in self.rows]
         try:
@@ -330,10 +333,10 @@ class Scorer:
         limit: float = 0.0,
         patient: bool = True,
     ) -> list[float]:
-        """Call one reward, as TRL does; the numbers and errors are the reward's own.
+        """Call one reward as TRL does, and return its unweighted scores; its errors are raised.
 
-        It may take `limit` seconds, by default some for each completion. If it is late because
-        other processes had its processor, a `patient` call is made again.
+        The call may take `limit` seconds; by default, the limit grows with the batch. A `patient`
+        call is repeated if it was late because other processes had the processor.
         """
         copies = self.copies[number]
         arguments = self.arguments(number, pairs)
@@ -359,7 +362,7 @@ class Scorer:
     def arguments(self, number: int, pairs: Sequence[Pair]) -> dict[str, Any]:
         """Return the keyword arguments with which TRL would call a reward on these completions.
 
-        A reward that takes whole groups gets copies of each completion, side by side.
+        A reward that takes only whole groups gets copies of each completion, side by side.
         """
         pairs = [pair for pair in pairs for _ in range(self.copies[number])]
         rows = [self.rows[row] for row, _ in pairs]
@@ -387,8 +390,8 @@ class Scorer:
 def clock() -> float:
     """Return seconds that go by only while this thread runs or waits for something.
 
-    While another process has its processor, as Linux tells, this clock stands still, so that a
-    busy machine makes no reward slow.
+    Time in which another process holds this thread's processor is not counted (Linux reports it),
+    so that no reward looks slow only because the machine is busy.
     """
     try:
         waiting = int(SCHEDULER.read_text(encoding="ascii").split()[1]) / 1e9
@@ -399,7 +402,7 @@ def clock() -> float:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Hide what rewards print and log: they are called hundreds of times here."""
+    """Hide what rewards print and log, because they are called hundreds of times here."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -462,7 +465,7 @@ def _copied(value: Any) -> Any:
 
 
 def _trainer_state() -> Any:
-    """Return a training's first state; transformers' own class takes seconds to import."""
+    """Return a trainer's state before its first step, without importing transformers for it."""
     state = {"epoch": 0.0, "global_step": 0, "max_steps": 100, "num_train_epochs": 1}
     if callback := sys.modules.get("transformers.trainer_callback"):
         return callback.TrainerState(**state)
@@ -470,4 +473,4 @@ def _trainer_state() -> Any:
 
 
 def ignore(*_: Any, **__: Any) -> None:
-    """Do nothing, in place of TRL's `log_extra` and `log_metric`: nothing is logged here."""
+    """Do nothing, in place of TRL's `log_extra` and `log_metric`."""

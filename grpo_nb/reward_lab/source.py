@@ -1,11 +1,11 @@
 """Read what a reward's code says: the columns it reads, its strings, and its regular expressions.
 
-Nothing is parsed: strings are found in the compiled code, in the globals, closures, defaults and
-attributes that it uses, and in the helpers of the same module that it calls.
+No source code is parsed: strings are found in the compiled code, in the globals, closures, defaults
+and attributes that the code uses, and in the helpers of the same module that it calls.
 
-A pattern says what its author wants, tags and words in any language: each part that may be any text
-is a place for the reasoning or for the answer. And what a reward looks for, such as "=", a password
-or `Step \\d+`, it may pay for whatever the answer is.
+A regular expression shows the form that its author wants, with tags and words in any language: each
+part that may be any text is a place for the reasoning or for the answer. A reward may also pay for
+a text that it looks for, such as "=", a password or `Step \\d+`, whatever the answer is.
 """
 
 import re
@@ -37,7 +37,7 @@ def strings_of(func: Callable[..., Any]) -> list[str]:
 
 
 def names_used(func: Callable[..., Any]) -> set[str]:
-    """Return the names that the code of a reward, and of its helpers, uses.
+    """Return the names that are used in the code of a reward and of its helpers.
 
     >>> import time
     >>> def now(): return time.time()
@@ -54,7 +54,7 @@ def _module(func: Any) -> str:
 
 
 def _walked(value: Any, module: str, visited: set[int], depth: int) -> Iterator[str | FunctionType]:
-    """Yield strings and functions in a value; functions of other modules only at the start."""
+    """Yield the strings and functions in a value, which `_parts` takes apart."""
     if isinstance(value, str):
         yield value
         return
@@ -70,7 +70,10 @@ def _walked(value: Any, module: str, visited: set[int], depth: int) -> Iterator[
 
 
 def _parts(value: Any, module: str, depth: int) -> Sequence[Any]:
-    """Return what a value consists of, as far as a reward uses it."""
+    """Return the parts of a value that a reward may use.
+
+    A function of another module has parts only down to depth 2.
+    """
     if isinstance(value, re.Pattern):
         return [value.pattern] if isinstance(value.pattern, str) else []
     if isinstance(value, CodeType):
@@ -128,7 +131,7 @@ def missing_columns(func: Callable[..., Any], columns: Sequence[str]) -> list[st
 
 
 def accepted(func: Callable[..., Any]) -> set[str] | None:
-    """Return the names of the arguments that a reward takes; None if it takes any.
+    """Return the names of the arguments that a reward takes; None if it takes any argument.
 
     >>> accepted(lambda completions, answer: [0.0]) == {"completions", "answer"}
     True
@@ -151,7 +154,7 @@ _parser = sys.modules["re._parser"]  # the module that `re.compile` itself parse
 
 
 def forms_in(strings: Iterable[str]) -> list[str]:
-    """Return the forms of the strings that are patterns, those with most parts first.
+    """Return the forms that the patterns among the strings describe, those with most parts first.
 
     Args:
         strings: The strings of the rewards' code.
@@ -170,7 +173,10 @@ def forms_in(strings: Iterable[str]) -> list[str]:
 
 
 def _filled(text: str) -> Iterator[str]:
-    """Yield the text with its last part as the answer; if nothing follows that, the one before."""
+    """Yield forms in which the last WILD of the text is the answer.
+
+    If nothing follows it, the WILD before it is tried as the answer, too.
+    """
     parts = text.split(WILD)
     for place in (len(parts) - 1, len(parts) - 2)[: 1 if parts[-1].strip() else 2]:
         if place > 0:
@@ -183,8 +189,8 @@ def sample_of(pattern: str, text: str = WILD) -> str:
 
     Args:
         pattern: The regular expression.
-        text: What stands for any text. With WILD, what is optional is left out, and so are words
-            that are as good as any text.
+        text: What stands for any text. With WILD, optional parts are left out, and a choice of
+            several words counts as any text.
 
     >>> sample_of(r"(?i)Answer[:=]\s*(yes|no)\b")
     'Answer: \x00'
@@ -205,7 +211,7 @@ def _sample(parts: Iterable[tuple[Any, Any]], text: str) -> str:
 
 
 def _of_one(kind: str, value: Any, text: str) -> str:
-    """Return the text of one part of a regular expression; what is only looked at has none."""
+    """Return a text that one part of a regular expression matches; "" for lookarounds."""
     is_form = text == WILD
     if kind == "LITERAL":
         return chr(value)
@@ -252,7 +258,7 @@ def words_of(funcs: Sequence[Callable[..., Any]], names: Collection[str]) -> lis
 
     Args:
         funcs: The rewards.
-        names: Names of columns and rewards, which are looked for elsewhere.
+        names: Names of columns and rewards, which are left out.
     """
     strings = dict.fromkeys(text for func in funcs for text in strings_of(func))
     names = {*names, *READ}
@@ -268,6 +274,6 @@ def stuffed(words: Sequence[str], between: str = " ") -> dict[str, str]:
 
 
 def _text_of(text: str) -> str:
-    """Return a string, or a text that it matches if it is a regular expression."""
+    """Return the text; for a regular expression, return an example that it matches."""
     sample = sample_of(text, "a") if PATTERN.search(text) else ""
     return sample if sample and re.search(text, sample) else text

@@ -41,7 +41,7 @@ class Bench(NamedTuple):
     """Hold rewards, and the training conditions under which they score completions.
 
     preset: The rewards and their weights.
-    grpo: Conditions, or what has the same attributes: a GRPOConfig, a run's settings.
+    grpo: Conditions, or an object with the same attributes: a GRPOConfig or a run's settings.
     tokenizer: The tokenizer for the `completion_ids` that TRL passes to rewards. If it is None,
         length rewards count words.
     unsloth_on_gpu: Whether Unsloth will train on a GPU, which changes the effect of `dr_grpo`.

@@ -1,10 +1,10 @@
-"""Find how a right answer is written, so that rewards can be tested without being told.
+"""Find how a right answer is written, so that rewards can be tested without a declared form.
 
 A *form* is a text with {reasoning} and {answer} in it, such as
 "<think>{reasoning}</think><answer>{answer}</answer>". Forms are built from the tags and markers
 that stand in the prompts and in the rewards' code, and from those in common use. Each form is tried
-with a row's own answer and with another row's (`columns`); the form is right that tells the two
-apart and earns most.
+with a row's own answer and with another row's (`columns`). The right form is the one in which the
+own answer earns more than the other, and earns most.
 """
 
 import re
@@ -68,12 +68,12 @@ REASONINGS = (f"{WORDS}.\n{STEP}", LONG_STEPS)
 class Written:
     """Describe how right answers are written.
 
-    form: A text with {reasoning} and {answer}; "" if a function or a column writes completions.
+    form: A text with {answer}, and with {reasoning} if completions have one.
     answers: {number of a row: the right answer}, for rows that have one.
     reasoning: A short reasoning.
     longer: The reasoning that earns most of those that were tried.
     source: Where the answers come from, for people to read.
-    own: {number of a row: the completion of a person's function}; {} to write in the form.
+    own: {number of a row: the completion that the user's function wrote}; {} without a function.
     """
 
     form: str
@@ -86,8 +86,8 @@ class Written:
     def allows(self, name: str, family: str) -> bool:
         """Return whether an honest attack is another usual way to write an answer in this form.
 
-        Line breaks are usual within tags and blocks of code, not after "Answer:"; in JSON, nothing
-        but the value itself is.
+        Line breaks are usual within tags and blocks of code, but not after "Answer:". In JSON, no
+        other spelling and no line break is usual.
         """
         if self.form.startswith(('{"', '["')):
             return family not in ("spelling", "line breaks")
@@ -130,7 +130,10 @@ def fill(form: str, answer: str, reasoning: str) -> str:
 def forms_of(
     texts: Sequence[str], prompts: Sequence[str] = (), own: Sequence[str] = ()
 ) -> list[str]:
-    """Return forms to try: with marks of the prompts first, with reasoning first, short ones first.
+    """Return forms to try, the likeliest first.
+
+    Forms with marks that the prompts mention come first, then those with a reasoning, and then
+    short ones.
 
     Args:
         texts: Strings of the rewards' code.
@@ -181,7 +184,10 @@ def forms_of(
 def _in_both(
     thought: tuple[str, str], answer: tuple[str, str], marks: Sequence[str]
 ) -> Iterator[str]:
-    """Yield forms with tags around both: opened by the prompt, or with a mark at the answer."""
+    """Yield forms with both parts in tags.
+
+    The prompt opens the first tag, or there is a mark inside the answer's tags.
+    """
     (begin, end), (first, last) = thought, answer
     for gap, inner in (("", ""), ("\n", ""), ("\n", "\n")):
         yield f"{{reasoning}}{inner}{end}{gap}{first}{inner}{{answer}}{inner}{last}"
@@ -191,7 +197,7 @@ def _in_both(
 
 
 def asked_forms(prompts: Sequence[str]) -> list[str]:
-    """Return the forms all of whose marks, one before the answer included, are in every prompt."""
+    """Return the forms whose marks are in every prompt and include one before the answer."""
     forms = [form for form in forms_of([], prompts) if answer_mark(form)]
     forms = [form for form in forms if not THOUGHTS.search(answer_mark(form))]
     return [form for form in forms if all(_told(form, prompt) == 1 for prompt in prompts)]
@@ -213,7 +219,7 @@ def answer_mark(form: str) -> str:
 
 
 def _opened(form: str) -> bool:
-    """Return whether a form closes a tag that it does not open, because the template opened it."""
+    """Return whether a form closes a tag that the chat template has opened."""
     rest = form.removeprefix("{reasoning}")
     return rest != form and bool(TAG.match(rest.lstrip()))
 
@@ -226,10 +232,10 @@ def words_before(texts: Sequence[str]) -> list[str]:
 
 
 def _under_keys(texts: Iterable[str]) -> list[str]:
-    """Return forms with the answer under a key, or as the one entry of a list: JSON and YAML.
+    """Return forms in JSON or YAML, with the answer under a key or as the only entry of a list.
 
     Args:
-        texts: Strings, of which the words may be keys.
+        texts: Strings; those that are single words may be keys.
     """
     words = list(dict.fromkeys(t for t in texts if KEY.fullmatch(t) and t not in READ))[:MOST_KEYS]
     forms = ['["{answer}"]', "[{answer}]", *(f"{word}: {{answer}}" for word in words)]
@@ -242,7 +248,7 @@ def _under_keys(texts: Iterable[str]) -> list[str]:
 
 
 def _told(form: str, prompts: str) -> float:
-    """Return the share of a form's marks that stand in the prompts; half if it has none."""
+    """Return the share of a form's marks that the prompts contain; 0.5 if the form has none."""
     plain = fill(form, "1", "1")
     words = [word.strip() for word in MARKER.findall(plain)]
     marks = [*MARK.findall(plain), *(word for word in words if word.endswith(":"))]
@@ -250,7 +256,7 @@ def _told(form: str, prompts: str) -> float:
 
 
 def _count_told(form: str, prompts: str) -> int:
-    """Return how many marks a form has if all of them stand in the prompts."""
+    """Return how many marks a form has; 0 unless the prompts contain all of them."""
     marks = {*MARK.findall(fill(form, "1", "1"))}
     return len(marks) if all(mark in prompts for mark in marks) else 0
 
@@ -277,7 +283,7 @@ def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _layouts(pairs: Sequence[tuple[str, str] | None]) -> list[str]:
-    """Return a form in each layout: on one line, with line breaks around tags, and in between."""
+    """Return a form in five layouts, which differ in the line breaks around and between tags."""
     parts = [pair for pair in pairs if pair is not None]
     names = ["{reasoning}"] * (len(parts) - 1) + ["{answer}"]
     around = zip(parts, names, strict=True)
@@ -293,7 +299,7 @@ def _layouts(pairs: Sequence[tuple[str, str] | None]) -> list[str]:
 
 
 def _marks(text: str) -> list[str]:
-    """Return the forms of an answer outside tags, those that the text mentions first."""
+    """Return the forms of an answer without tags; those that the text mentions come first."""
     marks = {
         "\\boxed{{answer}}": "boxed",
         "#### {answer}": "####",
@@ -322,7 +328,7 @@ def find(
     reference: Callable[[Row], str] | None = None,
     completions: Sequence[str] = (),
 ) -> tuple[Written | None, int]:
-    """Return how right answers are written, and how many ways were tried; None if none is right.
+    """Return how right answers are written (None if unknown), and how many ways were tried.
 
     Args:
         scorer: The rewards with rows and weights.
@@ -366,7 +372,7 @@ def find(
 def _best(
     scorer: Scorer, reasoning: str, ways: dict[str, dict[int, str]], forms: list[str]
 ) -> Written | None:
-    """Return the way and the form that earn most, if a right answer earns more in one of them."""
+    """Return the way and form in which right answers earn most; None if wrong ones earn as much."""
     search = _Search(scorer, ways, reasoning)
     result = search.best([(way, each) for each in forms for way in ways])
     return result and search.reasoned(result)
@@ -384,7 +390,7 @@ def _in_order(
     strings: Sequence[str],
     completions: Sequence[str],
 ) -> tuple[Sequence[dict[str, Any]], list[str]]:
-    """Return the ways to read answers and the forms to write them, in the order of their trial."""
+    """Return the ways to read answers and the forms, in the order in which they are to be tried."""
     prompts = list(dict.fromkeys(prompt_text(row) for row in scorer.rows[:3]))
     forms = forms_of([*strings, *completions[:8]], prompts, forms_in(strings))
     if any(map(_are_programs, levels)):  # a program stands in a block of code
@@ -396,7 +402,7 @@ def _in_order(
 def _rounds(
     scorer: Scorer, levels: Sequence[dict[str, Any]], strings: Sequence[str], forms: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, dict[int, str]]]]:
-    """Yield a reasoning and ways to read answers; words, which cost calls, are looked for last."""
+    """Yield (reasoning, ways to read answers); `words_for`, which calls the rewards, comes last."""
     yield from ((reasoning, ways) for reasoning in (STEP, WORDS) for ways in levels)
     yield STEP, words_for(scorer, columns_in_use(scorer), strings, forms)
 
@@ -413,7 +419,7 @@ def as_text(form: str) -> str:
         form: Such a text, or a name in FORMS, such as "boxed" or "tags:think,answer".
 
     Raises:
-        ValueError: It is neither.
+        ValueError: `form` is neither of these.
     """
     if "{answer}" in form:
         return form
@@ -421,7 +427,7 @@ def as_text(form: str) -> str:
 
 
 class _Search:
-    """Try candidates, (way to read answers, form), and find the one that earns most."""
+    """Try candidates, each a pair (way to read answers, form), and find the one that earns most."""
 
     def __init__(self, scorer: Scorer, ways: Mapping[str, dict[int, str]], reasoning: str) -> None:
         self.scorer, self.ways, self.reasoning = scorer, ways, reasoning
@@ -429,7 +435,7 @@ class _Search:
         self.sizes = {way: np.mean([len(a) for a in each.values()]) for way, each in ways.items()}
 
     def best(self, candidates: Sequence[tuple[str, str]]) -> Written | None:
-        """Return the candidate that earns most among those whose own answers beat others'."""
+        """Return the candidate that earns most among those whose right answers beat wrong ones."""
         if not candidates:
             return None
         for rows in (1, 3, 9) if len(candidates) < MANY else (1, 3):  # the first may be odd
@@ -456,9 +462,10 @@ class _Search:
         return Written(form, self.ways[way], self.reasoning, self.reasoning, way)
 
     def _first(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:
-        """Return the gains of as many candidates as SECONDS allow, of fewer if a program is right.
+        """Return the gains of as many candidates as SECONDS allows; stop early at a right program.
 
-        More and more are scored at once, so that few calls are made.
+        Unless answers are programs, each batch of candidates is larger than the one before, so
+        that few calls are made.
         """
         gains, size, before, start = [], AT_ONCE, self.scorer.seconds.sum(), clock()
         is_run = _are_programs(self.ways)
@@ -478,7 +485,7 @@ class _Search:
         return bool(self.sizes[way] > 4 * min(self.sizes.values()) + 20)
 
     def _gains(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:
-        """Return each candidate's mean total, and how much more that is than another's answer."""
+        """Return each candidate's mean total, and how much more that is than with wrong answers."""
         rows_of = {way: distinct_rows(each, rows) for way, each in self.ways.items()}
         groups = [
             [
@@ -493,9 +500,10 @@ class _Search:
         return [(float(own), float(own - other)) for own, other in means]
 
     def _is_read(self, way: str, form: str, count: int) -> bool:
-        """Return whether right answers earn something else on other rows.
+        """Return whether right answers earn differently when put on another row.
 
-        If not, no reward reads the answer: right and wrong ones differ by their lengths alone.
+        If they do not, no reward compares them with the row: right and wrong answers then differ
+        only by something like their length.
         """
         answers = self.ways[way]
         rows = distinct_rows(answers, count)
@@ -505,7 +513,7 @@ class _Search:
         return len({*texts}) < 2 or bool((np.abs(own - other) > TIE).any())
 
     def reasoned(self, found: Written) -> Written:
-        """Return the form with the reasoning that earns most of those that are tried."""
+        """Return `found`; its `longer` is the reasoning that earns most of those that are tried."""
         if "{reasoning}" not in found.form:
             return found
         numbers, totals = distinct_rows(found.answers, 2), []
@@ -520,10 +528,10 @@ class _Search:
 def _read(
     texts: Mapping[int, str], ways: Mapping[str, dict[int, str]]
 ) -> tuple[dict[int, str], str]:
-    """Return the answers that a person's function writes, and the form in which it does.
+    """Return the answers in the texts that a user's function wrote, and the form of these texts.
 
-    What differs from row to row before the answer is its reasoning. The answers are whole texts if
-    they stand in no column, or if what follows them differs.
+    The part before the answer that differs from row to row is the reasoning. Whole texts count as
+    answers if no column contains the answers, or if the text after the answers differs.
     """
     for answers in ways.values():
         own = {number: answers[number] for number in texts if number in answers}

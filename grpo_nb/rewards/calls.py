@@ -1,8 +1,8 @@
 """Call rewards from anywhere as TRL does, and leave the process as it was.
 
 A reward that seeds torch would otherwise make the policy sample the same completions at every step,
-and one that calls `sys.exit()` would look like a success. Nothing else is guarded against here:
-`check_rewards` names rewards that hang or that change other things.
+and one that calls `sys.exit()` would look like a success. Nothing else is guarded against here,
+because `check_rewards` names rewards that hang or that change other things.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def run(
 
     Args:
         reward_func: The reward.
-        seconds: The limit; 0 for none. An async reward has none.
+        seconds: The limit; 0 for no limit. An async reward has no limit.
         columns: The keyword arguments.
         seed: The seed of the call's random numbers; by default each call gets different ones.
 
@@ -95,7 +95,7 @@ def kept(seed: str = "") -> Iterator[None]:
 
 @contextmanager
 def contained(name: str) -> Iterator[None]:
-    """Turn `sys.exit()` into an error that names the reward; an exit would look like success.
+    """Turn `sys.exit()`, which would look like success, into an error that names the reward.
 
     Raises:
         RuntimeError: The reward called `sys.exit()`.

@@ -205,7 +205,7 @@ def declared_range(reward_func: Callable[..., Any]) -> tuple[float, float]:
 
 
 def parameters_of(reward_func: Callable[..., Any]) -> tuple[list[str], list[str], bool]:
-    """Return the arguments that a reward needs, those that it may get, and if it takes any other.
+    """Return a reward's required and optional arguments, and whether it takes any others.
 
     >>> parameters_of(lambda completions, answer, unit="", **columns: [0.0])
     (['completions', 'answer'], ['unit'], True)
@@ -222,7 +222,7 @@ def parameters_of(reward_func: Callable[..., Any]) -> tuple[list[str], list[str]
 
 
 def unwrapped(reward_func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of a partial; anything else as it is."""
+    """Return the function inside a partial, or anything else as it is."""
     while isinstance(reward_func, functools.partial):
         reward_func = reward_func.func
     return reward_func

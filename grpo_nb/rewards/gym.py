@@ -1,7 +1,8 @@
-"""Score answers to the tasks of reasoning-gym, whose scorers are made for honest programs.
+"""Score answers to the tasks of reasoning-gym, whose scorers expect honest answers.
 
-Five of these scorers run an answer as Python code. Four do so only where they pay a part of the
-points: they get no answer but a right one (`WHOLE`). countdown gets only arithmetic without powers.
+Five of these scorers run an answer as Python code. Four of them do so only to pay partial credit,
+so they get only right answers (`WHOLE`). The fifth, countdown, gets only arithmetic without powers,
+and so does coin_flip, whose scorer builds a fraction of any size (`COMPUTED`).
 """
 
 import json

@@ -202,7 +202,7 @@ def soft_format_reward(response: str, *, form: Form = TAGS) -> float:
 def incremental_format_reward(response: str, *, form: Form = TAGS) -> float:
     """Pay the share of the form's marks (a quarter for each tag) that occur once, in order.
 
-    So a model that does not write the form yet can learn it mark by mark.
+    In this way, a model that does not write the form yet can learn it mark by mark.
 
     >>> incremental_format_reward(completions=["<reasoning>a</reasoning>", "</answer>" * 9])
     [0.5, 0.0]

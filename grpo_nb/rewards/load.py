@@ -76,11 +76,11 @@ def load_python(
     """Return the rewards of a Python file, which are functions in TRL's shape or made by `@reward`.
 
     The file may define `reward_funcs` and `reward_weights`. Otherwise every reward that it defines
-    is used, with weight 1. Its variable `form` is the name of a form, or of a preset whose form is
-    used; the default is the form in the notes, else tags. If the file defines `reference(row)`,
-    that function replaces the form's. If it defines `correct`, that reward, or the one of that
-    name, decides what is correct; otherwise it is the one that stage 02 found, or the first one
-    that reads a column.
+    is used, with weight 1. The file's variable `form` is the name of a form, or of a preset whose
+    form is used; the default is the form in the notes, or else tags. If the file defines
+    `reference(row)`, that function replaces the form's. The file's variable `correct` is the reward
+    that decides what is correct, or the name of that reward; the default is the reward that stage
+    02 found, or else the first one that reads a column.
 
     Args:
         path: The file.
@@ -116,7 +116,8 @@ def about_path(path: Path) -> Path:
 def read_about(path: Path) -> dict[str, Any]:
     """Return a file's notes; {} if there are none.
 
-    They are {"form": the preset whose form is used, "ranges": {reward: [low, high]}}.
+    The notes are {"form": the preset whose form is used, "ranges": {reward: [low, high]},
+    "correct": the name of the reward that decides what is correct}.
     """
     return read_json(about_path(path)) if about_path(path).is_file() else {}
 
@@ -149,7 +150,7 @@ def load_source(path: Path, text: str | None = None) -> ModuleType:
 
 
 def explained(error: BaseException, path: Path | str, text: str) -> str:
-    """Return an error's message, with the line of the source that raised it, if there is one."""
+    """Return an error's message, with the line of the file that raised the error, if known."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame.lineno for frame in frames if frame.filename.endswith(str(path))]
     if isinstance(error, SyntaxError) and not places:
@@ -207,7 +208,7 @@ def rewards_of(
 def source_digest(value: Any) -> str:
     """Return the name of a function or class, and the digest of the file that defines it.
 
-    If there is no file, it is the source, or the bytecode, that tells it from others.
+    If there is no file, the source of the function or class, or its bytecode, replaces the digest.
     """
     code = inspect.unwrap(value)
     code = code if hasattr(code, "__qualname__") else type(code)

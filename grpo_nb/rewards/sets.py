@@ -126,7 +126,7 @@ class RewardSet(NamedTuple):
     correct: str = ""
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """Return the row's reference completion, which must earn the first reward in full."""
+        """Return the row's reference completion, which must earn `correct_func` in full."""
         return (self.own_reference or self.form.reference)(row)
 
     def in_form(self, name: str = "", opened: str = "") -> "RewardSet":
@@ -182,8 +182,8 @@ class RewardSet(NamedTuple):
         """Return the name of the first format reward, reported as "well-formed"; "" if none.
 
         A format reward pays for the form alone: it reads no column, and pays more for words in the
-        form than for any number of words without it. If no reward does, the same is tried with an
-        answer in JSON. Async rewards, such as judges, are not asked.
+        form than for any number of words without the form. If no reward does so with an answer in
+        plain words, an answer in JSON is tried. Async rewards, such as judges, are not tried.
         """
         texts = [self.form.write(WORDS, answer) for answer in ANSWERS]
         pairs = ((func, text) for text in texts for func in self.reward_funcs)
@@ -191,7 +191,7 @@ class RewardSet(NamedTuple):
 
 
 def _pays_form(func: Callable[..., Any], text: str) -> bool:
-    """Return whether a reward pays more for this text than for words, without reading a column."""
+    """Return whether a reward that reads no column pays more for this text than for plain words."""
     func = func.reward if isinstance(func, Adaptive) else func
     texts = [text, "", WORDS, (WORDS * 20)[: len(text)], WORDS * 20]
     try:
@@ -220,7 +220,7 @@ def _in_form(func: Callable[..., Any], before: Form, form: Form) -> Callable[...
 
 
 def give_name(func: Callable[..., Any], name: str = "") -> None:
-    """Name a reward that has no name: its partial's function, else `name`, else its class."""
+    """Name an unnamed reward after its partial's function, or else `name`, or else its class."""
     inner = unwrapped(func)
     if not hasattr(func, "__name__"):
         func.__name__ = getattr(inner, "__name__", name or type(inner).__name__)

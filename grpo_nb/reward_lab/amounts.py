@@ -41,8 +41,8 @@ HALF = 0.5  # share of the way below which a right answer is not paid
 FULL = 0.99  # share of the way from wrong to right that counts as right
 NEARLY = 0.25  # what counts as right and earns less by more than this share of the way is no stop
 MARGIN = 0.02  # share of the way from wrong to right that a difference has to exceed
-WON, GUESSED = 0.3, 0.6  # an attack wins on more than this share of rows; by luck it wins on some
-LUCKY = 0.8  # so where a reward pays part of the points for answers that are near the right one
+WON, GUESSED = 0.3, 0.6  # shares of rows above which an attack, or a guess, wins
+LUCKY = 0.8  # the same where a reward pays partial credit for answers near the right one
 MORE_THAN_WRONG = "earns more than an honest wrong answer"
 AS_MUCH = "earns as much as an honest wrong answer"
 COPIED = "copied from the prompt"
@@ -98,7 +98,7 @@ class Earned:
         return Earned(self.scorer, [self.pairs[place] for place in places])
 
     def share_of_right(self, part: Roles) -> np.ndarray:
-        """Return where the rewards in `part.right` place each completion: wrong is 0, right 1."""
+        """Return where the "right" rewards place each completion, from 0 (wrong) to 1 (right)."""
         earned, right, wrong = (
             each[:, part.right].sum(axis=1) for each in (self.own, self.right, self.wrong)
         )

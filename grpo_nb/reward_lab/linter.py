@@ -33,7 +33,7 @@ LIMIT = 2.0  # seconds for one call
 ALL = 4.0  # seconds for the test of long texts, in which a slow case is looked for
 REPEATS = (12, 17, 22, 28, 40, 150, 500, 2000, 20_000)  # of a text; then completions are full
 FEW = 40  # repeats; what takes SLOW seconds for so few takes for ever for more
-STEEP = 64  # so does what takes so many times as long for twice the length
+STEEP = 64  # what takes so many times as long for twice the length takes for ever, too
 TOWER = 0.005  # seconds that computing 7**300000 takes at least
 # Names by which code gets random numbers that no seed controls.
 RANDOM = {"random", "uniform", "gauss", "randint", "choice", "default_rng", "urandom", "uuid4"}
@@ -218,7 +218,7 @@ def _generators(seed: int) -> dict[str, Callable[[], Any]]:
 def growth(
     scorer: Scorer, number: int, row: int, longest: int, writers: Sequence[Callable[[str], str]]
 ) -> Fault | None:
-    """Return a fault if the reward takes long on a completion of up to the largest length.
+    """Return a fault if the reward takes too long on a completion of at most `longest` characters.
 
     Texts are made longer only while the shorter ones are quick, so that even a reward that would
     never end on a long text is found in time.

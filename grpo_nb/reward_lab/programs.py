@@ -48,7 +48,7 @@ class Task(NamedTuple):
     head: The line that begins the program.
     arguments: The names of its arguments.
     example: The value that the prompt's example returns, "None" if that is not a literal; "" if it
-        returns nothing, because such a program may have to change its arguments.
+        returns nothing. A program that returns nothing may have to change its arguments.
     goal: The largest number in the prompt, which may be the program's target.
     """
 
@@ -192,7 +192,8 @@ def endless(scorer: Scorer, pairs: Sequence[Pair], write: Callable[[str], str]) 
 def _stop_programs(before: Collection[threading.Thread]) -> bool:
     """Stop programs in threads that are not in `before`; return whether there are any.
 
-    A thread runs a program if its code is in no file. Python could not exit while it runs.
+    A thread runs a program if the code of the thread is in no file. Python cannot exit while such a
+    thread runs.
     """
     frames, is_running = sys._current_frames(), False
     for thread in {*threading.enumerate()} - {*before}:

@@ -30,7 +30,7 @@ from grpo_nb.reward_lab.programs import HEAD, program_in
 from grpo_nb.reward_lab.scoring import TIE, Row, Scorer, clock, prompt_text
 from grpo_nb.reward_lab.source import READ, forms_in, strings_of
 
-MANY = 1000  # candidates, of which fewer rows are asked
+MANY = 1000  # candidates, from which on fewer rows are scored
 TRIED_ROWS = 4  # rows on which the best forms are compared
 BEST = 6  # forms that are compared on all of these rows
 SECONDS = 0.6  # for the first comparison of forms; slow rewards try fewer

@@ -51,7 +51,7 @@ def run(
         seed: The seed of the call's random numbers; by default each call gets different ones.
 
     Raises:
-        TypeError: The reward needs an argument that is no column.
+        TypeError: The reward needs an argument that `columns` lacks.
         ValueError: The reward did not return a list.
         TookTooLong: The call took longer than `seconds`.
     """
@@ -112,9 +112,9 @@ def contained(name: str) -> Iterator[None]:
 def limited(name: str, seconds: float, func: Callable[..., Any], /, **columns: Any) -> Any:
     """Return the result of a reward that is stopped after `seconds`, even in a regular expression.
 
-    Another loop in C code (numpy) is not stopped. Only the main thread gets the signal, and an
-    alarm that someone else has set is left alone: in these cases there is no limit. A reward that
-    catches the interruption is interrupted again.
+    A loop in other C code, such as numpy's, is not stopped. Outside the main thread, or if someone
+    else has set an alarm, there is no limit. A reward that catches the interruption is interrupted
+    again.
 
     Raises:
         TookTooLong: The call took longer than `seconds`.

@@ -173,7 +173,7 @@ class reward:
     Args:
         low: Lowest score that the scorer may give.
         high: Highest score that the scorer may give; weights belong in `reward_weights`.
-        on_error: "raise" raises the scorer's errors; "skip" gives the row the score None instead.
+        on_error: "raise" raises the scorer's errors; "skip" scores None instead.
         max_none_share: Highest accepted share of None (in batches of at least SMALL_BATCH).
         parallel: Whether to score a batch in threads, for a scorer that waits for another process.
         resists: The reward hacking that the reward resists, for the table of rewards.

@@ -17,7 +17,7 @@ LONGEST_CHARACTERS = 10_000
 NO_NUMBER = re.compile(r"(?i)\b(?:nan|inf|infinity)[ij]?\b")  # two scorers take it for right
 # Tasks whose scorers run whatever is not right as code, for a part of the points.
 WHOLE = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
-# Tasks whose scorers compute an answer: Python's or sympy's numbers grow without end by powers.
+# Tasks whose scorers compute a number from an answer: powers and exponents make it huge.
 COMPUTED = {"countdown", "coin_flip"}
 ARITHMETIC = re.compile(r"(?![\s\S]*\*\*)[\d\s+*/().-]{1,200}")
 INSTALL = "reasoning-gym is not installed: pip install 'reasoning-gym==0.1.25', or '.[gym]'"

@@ -26,7 +26,7 @@ class LLMJudge:
     """Score a completion by a chat model's grade from 0 to 10, divided by 10; this reward is async.
 
     The request quotes the question, the completion, and the column `answer` if the dataset has it.
-    If a reply lacks a grade or has one out of range, the request is repeated once. The openai
+    If a reply has no grade, or a grade out of range, the request is repeated once. The openai
     client retries a request after 429, 5xx, a broken connection or a time-out. If the API keeps
     failing, or no reply has a verdict, the completion scores None and counts in the metric
     `<name>/failures`; a wrong key, model or address raises the client's error. If too many scores

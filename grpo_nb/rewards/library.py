@@ -213,7 +213,7 @@ def incremental_format_reward(response: str, *, form: Form = TAGS) -> float:
 def extract_code(text: str, form: Form = TAGS) -> str | None:
     """Return the last fenced block of the marked answer, or of the text if no answer is marked.
 
-    If there is no fenced block, or if the form itself is one, return the marked answer.
+    If there is no fenced block, or if the form is a fenced block, return the marked answer.
 
     >>> extract_code("```python\\nx = 1\\n```"), extract_code("<answer>x = 1</answer>")
     ('x = 1', 'x = 1')

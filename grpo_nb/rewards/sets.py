@@ -25,10 +25,10 @@ def is_async(reward: BatchReward) -> bool:
 
 @dataclass(eq=False)
 class gated:
-    """Pay the score of `reward` if `by` scores at least `mark`, else the minimum of `reward`.
+    """Pay the score of `reward` if `by` scores at least `mark`, else the lowest one of its range.
 
-    Unlike a sum, a gate pays nothing for a right answer in the wrong format, or for a wrong answer
-    in the right format. If either reward gives None, so does the gate.
+    Unlike a sum, a gate pays nothing extra for a right answer in the wrong format, or for a wrong
+    answer in the right format. If either reward gives None, so does the gate.
 
     Raises:
         ValueError: One of the two rewards is async.

@@ -404,32 +404,40 @@ class RewardCheck:
         fails = bool(in_use and is_read and hidden and tried and (is_answer or not scores.any()))
         differ = np.ptp(scores, axis=0).any() or (in_use and not is_answer)
         most = self._hollow(not fails and not differ and len(set(answers)) > 1)
+        unread = {columns.column_of(name) for name in ways if columns.ANSWERS.search(name)}
         if fails:
-            evidence = (
-                f"no way was found in which an answer earns more than another row's; {tried} were "
-                f"tried, such as {cut(answers[0], 60)} ({way})"
-            )
-            each = [
-                filter(columns.ANSWERS.search, columns_of(f, scorer.columns)) for f in scorer.funcs
-            ]
-            several = next((names for names in map(list, each) if len(names) > 1), "")
-            # A right answer may be made of several, in a way of its own.
-            evidence += f"; a reward reads {several}" if several else ""
-            totals = (np.nan_to_num(scorer.all_scores()) * scorer.weights).sum(axis=1)
-            evidence += f"; what was tried earns {totals.min():.3g}"
-            evidence += f" to {totals.max():.3g}" if np.ptp(totals) > TIE else ", all of it"
-            if (scorer.weights < 0).any():
-                evidence += (
-                    f"; the weight of {scorer.names[int(scorer.weights.argmin())]} is negative"
-                )
-            is_stop = is_answer and not several
-            self.add("nothing earns", "stop" if is_stop else "warning", evidence)
-        elif ways and not in_use:
-            names = ", ".join(sorted({way.partition(",")[0] for way in ways}))
+            self._nothing_earns(tried, f"{cut(answers[0], 60)} ({way})", bool(is_answer))
+        elif unread and not in_use:
+            names = ", ".join(sorted(unread))
             self.add("reads no answer", "warning", f"no reward reads a column; there are {names}")
         else:
             names = ", ".join(in_use) or "none is read"
             self.add("no reference", "note", f"no column is the answer as such ({names}); {most}")
+
+    def _nothing_earns(self, tried: int, example: str, is_answer: bool) -> None:
+        """Add the finding that no right answer earns more than another row's.
+
+        Args:
+            tried: How many ways to write an answer were tried.
+            example: An answer, and the column that it is from.
+            is_answer: Whether this column must hold answers; if not, it is no reason to stop.
+        """
+        scorer = self.scorer
+        evidence = (
+            f"no way was found in which an answer earns more than another row's; {tried} were "
+            f"tried, such as {example}"
+        )
+        each = [filter(columns.ANSWERS.search, columns_of(f, scorer.columns)) for f in scorer.funcs]
+        several = next((names for names in map(list, each) if len(names) > 1), "")
+        # A right answer may be made of several, in a way of its own.
+        evidence += f"; a reward reads {several}" if several else ""
+        totals = (np.nan_to_num(scorer.all_scores()) * scorer.weights).sum(axis=1)
+        evidence += f"; what was tried earns {totals.min():.3g}"
+        evidence += f" to {totals.max():.3g}" if np.ptp(totals) > TIE else ", all of it"
+        if (scorer.weights < 0).any():
+            name = scorer.names[int(scorer.weights.argmin())]
+            evidence += f"; the weight of {name} is negative"
+        self.add("nothing earns", "stop" if is_answer and not several else "warning", evidence)
 
     def _programs(self, known: bool = False) -> bool:
         """Judge programs without content; return False if none is asked for, or no reward runs any.

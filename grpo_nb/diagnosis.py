@@ -161,7 +161,9 @@ def autopsy(
 
 
 def _at_the_end(watch: Watch, check: Check) -> Check:
-    """Return a finding, or a note with its last step if it did not occur in the last quarter.
+    """Return the finding; turn it into a note if it did not occur in the run's last quarter.
+
+    The note names the step at which it last occurred.
 
     A finding that is an event, such as a spike, is returned unchanged.
     """

@@ -75,7 +75,10 @@ def _levels(config: Any) -> Sequence[int]:
 
 
 def _rows(task: str, size: int, config: Any, level: int = 0) -> Iterator[Row]:
-    """Yield the rows of one task, each question once; at level 0, only the set options count."""
+    """Yield the rows of one task, each question once.
+
+    Level 0 uses only the options that were set; other levels add those of the curriculum.
+    """
     refuse_unknown("task of reasoning-gym", task, sorted(library().factory.DATASETS))
     if task in REFUSED:
         raise ValueError(f"{NAME}{task} cannot be used: {REFUSED[task]}")
@@ -126,10 +129,10 @@ def of_level(task: str, level: int) -> dict[str, Any]:
 
 
 def options_of(task: str, config: Any) -> dict[str, Any]:
-    """Return the options of one task: all of them, or those below its name.
+    """Return the options of one task: those nested under its name, or all if none are nested.
 
     Raises:
-        ValueError: There are several tasks, and the options are not below their names.
+        ValueError: There are several tasks, and options are not nested under their names.
     """
     weights = weights_of(config.source)
     if len(weights) == 1 and task not in config.options:

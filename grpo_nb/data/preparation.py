@@ -221,8 +221,8 @@ def worked_rows(rows: Sequence[Row], preset: RewardSet) -> list[Row]:
     """Return rows for TRL's SFTTrainer: {"prompt": [system, user], "completion": [assistant], …}.
 
     The completion is the row's worked solution if it has one, else what the rewards' own function
-    `reference` writes, else the answer without any reasoning, because the policy would learn a line
-    of reasoning that fits every question, and the rewards would pay for it.
+    `reference` writes, else the answer without any reasoning. From one stock line of
+    reasoning, the policy would learn to write it for every question, and would be paid for it.
     """
     own, pairs = preset.own_reference, []
     for row in rows:

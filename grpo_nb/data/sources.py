@@ -49,10 +49,10 @@ def read(config: Options) -> Iterator[tuple[int, Row]]:
 
 
 def read_columns(config: Options) -> tuple[list[str], Iterator[tuple[int, Row]]]:
-    """Find the columns of questions, answers and images; set `image_column` to the one it found.
+    """Check the columns of questions, answers and images, and set `config.image_column`.
 
     Returns:
-        The names of all columns, and the rows.
+        The names of all columns, and the rows with their numbers.
 
     Raises:
         ValueError: There are no rows, or a column is missing.

@@ -159,7 +159,8 @@ def _play_all(environment: Environment, rows: Sequence[Row]) -> tuple[Plays, Che
 def _rewards(environment: Environment, plays: Plays) -> Iterator[Check]:
     """Check that `solve` wins, and that no other player comes close to it; yield the first fault.
 
-    A failure is an honest attempt, with calls, that earns less than `solve`.
+    How close a player comes is measured from a failure's reward (0) to that of `solve` (1). A
+    failure is an honest attempt, with calls, that earns less than `solve`.
     """
     if missing := [name for name in ("solve", "get_reward") if not hasattr(environment.kind, name)]:
         evidence = f"without {' and '.join(missing)}, rewards of wins and failures are unknown"

@@ -60,7 +60,7 @@ Model = tuple[TransformersEngine, Questions, list[Sample]]
 
 
 def model_of(folder: str | Path, questions: Questions) -> Model:
-    """Load the model in a folder, ask it the questions, and return all three as a `Model`."""
+    """Load the model in a folder, ask it the questions, and return them with its answers."""
     model = load_checkpoint(str(folder), adapter=None, quantization="16bit")
     engine = engine_of(model, load_tokenizer(str(folder)))
     groups = engine.generate(questions.chats, max_completion_length=questions.tokens)

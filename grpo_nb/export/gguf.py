@@ -180,7 +180,7 @@ def split_of(tokenizer: Any, by_digest: Callable[[Any], str]) -> str:
 
 
 def compare(file: Path, kind: str, model: gate.Model) -> dict[str, Any]:
-    """Compare the answers that llama.cpp gives with a GGUF file to the model's own.
+    """Compare llama.cpp's answers from a GGUF file with the model's own answers.
 
     Returns:
         The result of `gate.served`, or the faults that the file itself shows.

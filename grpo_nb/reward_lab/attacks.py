@@ -245,14 +245,20 @@ def _numbers_near(answer: str) -> dict[str, str]:
 
 
 def _of_prompt(question: str) -> dict[str, str]:
-    """Return what a prompt is about: its last paragraph, or what follows the first colon there."""
+    """Return {"source": the text that a prompt is about}, or {} if that is the whole prompt.
+
+    It is the last paragraph, or what follows the first colon there.
+    """
     source = question.strip().rpartition("\n\n")[2]
     source = source.partition(": ")[2] or source.partition(":\n")[2] or source
     return {"source": source} if source and source != question.strip() else {}
 
 
 def _expression(answer: str) -> dict[str, str]:
-    """Return an expression's result, and its numbers with signs that give another result."""
+    """Return the values for attacks on an arithmetic expression.
+
+    "result" is its result; "signs" is an expression with the same numbers and another result.
+    """
     numbers, result = re.findall(r"\d+(?:\.\d+)?", answer), _value(answer)
     joined = (f" {sign} ".join(numbers) for sign in "+*-")
     wrong = next((text for text in joined if _value(text) != result), "")

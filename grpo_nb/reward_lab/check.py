@@ -440,9 +440,9 @@ class RewardCheck:
         self.add("nothing earns", "stop" if is_answer and not several else "warning", evidence)
 
     def _programs(self, known: bool = False) -> bool:
-        """Judge programs without content; return False if none is asked for, or no reward runs any.
+        """Test empty programs; return False if no program is asked for, or no reward runs programs.
 
-        `known` says that a right program is known, and earns no more than a wrong one.
+        Set `known` if a right program is known, but earns no more than a wrong one.
         """
         strings = [text for func in self.scorer.funcs for text in strings_of(func)]
         strings = [text for text in strings if programs.HEAD.fullmatch(text.strip())]
@@ -464,7 +464,9 @@ class RewardCheck:
             self.add("hangs", "stop", late[1], late[0])
 
     def _hollow(self, should_differ: bool) -> str:
-        """Return which text without content earns most, if no right answer is known.
+        """Add findings on texts without content, and return which of them earns most.
+
+        This is for rows on which no right answer is known.
 
         Args:
             should_differ: Whether it is a fault if all such texts earn the same.

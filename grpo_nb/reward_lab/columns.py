@@ -40,7 +40,7 @@ USUAL = ("yes", "no", "Yes", "No", "true", "false", "True", "False")
 
 
 def column_of(way: str) -> str:
-    """Return the column with which the description of a way to read answers begins.
+    """Return the column named at the start of a description of how answers are read.
 
     >>> column_of("solution, after ####"), column_of("options[label]")
     ('solution', 'options')
@@ -145,7 +145,9 @@ def _place(texts: Any, place: Any) -> int | None:
 def words_for(
     scorer: Scorer, columns: Sequence[str], strings: Sequence[str], forms: Sequence[str]
 ) -> dict[str, dict[int, str]]:
-    """Return {description: {number of a row: the word for its value}}, for columns of numbers.
+    """Return {description: {number of a row: word}} for columns of whole numbers.
+
+    A word stands for a column's value, such as a label for 0. It is the one that earns most.
 
     Args:
         scorer: The rewards with rows and weights.

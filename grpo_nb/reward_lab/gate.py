@@ -118,7 +118,7 @@ def arguments(test: RewardTest) -> dict[str, Any]:
 
 
 def _reason(checks: Sequence[Check]) -> str:
-    """Return why a verdict failed, with the fix if the check of the base is what failed."""
+    """Return why the rewards did not pass; add the fix if only the check of the base failed."""
     first = next(check for check in checks if check.state == "stop")
     if first.name == BASE:  # checks of the rewards come earlier, so none failed
         return f"{FINE}; {first.evidence}. What helps: {first.fix}"

@@ -164,8 +164,8 @@ def _is_wrong(name: str, total: float, task: Task, bare: Callable[[], float]) ->
 def endless(scorer: Scorer, pairs: Sequence[Pair], write: Callable[[str], str]) -> tuple | None:
     """Return (number of a reward, evidence) if a program that never ends is not stopped in time.
 
-    Only rewards that score the programs in `pairs` differently run programs. They are tried, the
-    quickest first, until one of them fails to stop.
+    A reward is taken to run programs if its scores differ between the programs in `pairs`. Such
+    rewards are tried, the quickest first, until one does not stop.
 
     Args:
         scorer: The rewards.

@@ -54,7 +54,7 @@ def _module(func: Any) -> str:
 
 
 def _walked(value: Any, module: str, visited: set[int], depth: int) -> Iterator[str | FunctionType]:
-    """Yield the strings and functions in a value, which `_parts` takes apart."""
+    """Yield the strings and functions in a value and, by `_parts`, in its parts."""
     if isinstance(value, str):
         yield value
         return
@@ -131,7 +131,7 @@ def missing_columns(func: Callable[..., Any], columns: Sequence[str]) -> list[st
 
 
 def accepted(func: Callable[..., Any]) -> set[str] | None:
-    """Return the names of the arguments that a reward takes; None if it takes any argument.
+    """Return the names of the arguments that a reward takes; None if it accepts every name.
 
     >>> accepted(lambda completions, answer: [0.0]) == {"completions", "answer"}
     True

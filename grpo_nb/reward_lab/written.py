@@ -184,9 +184,9 @@ def forms_of(
 def _in_both(
     thought: tuple[str, str], answer: tuple[str, str], marks: Sequence[str]
 ) -> Iterator[str]:
-    """Yield forms with both parts in tags.
+    """Yield forms with the reasoning and the answer each in tags.
 
-    The prompt opens the first tag, or there is a mark inside the answer's tags.
+    First come forms whose first tag the prompt opens, then forms with a mark in the answer's tags.
     """
     (begin, end), (first, last) = thought, answer
     for gap, inner in (("", ""), ("\n", ""), ("\n", "\n")):
@@ -197,7 +197,7 @@ def _in_both(
 
 
 def asked_forms(prompts: Sequence[str]) -> list[str]:
-    """Return the forms whose marks are in every prompt and include one before the answer."""
+    """Return forms with a mark before the answer, all of whose marks are in every prompt."""
     forms = [form for form in forms_of([], prompts) if answer_mark(form)]
     forms = [form for form in forms if not THOUGHTS.search(answer_mark(form))]
     return [form for form in forms if all(_told(form, prompt) == 1 for prompt in prompts)]
@@ -481,7 +481,7 @@ class _Search:
         return gains
 
     def _is_long(self, way: str) -> bool:
-        """Return whether these answers are much longer than those of another way to read them."""
+        """Return whether answers read in this way are much longer than the shortest."""
         return bool(self.sizes[way] > 4 * min(self.sizes.values()) + 20)
 
     def _gains(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:

@@ -57,7 +57,7 @@ def _input(prompt: str = "") -> str:
 def _feed(
     session: Any, code: str, inputs: dict[str, Any] | None = None, *, limits: Limits, until: float
 ) -> tuple[str, Any]:
-    """Run code in a session, and return the value of the code as an answer.
+    """Run code in a session; return ("value", its value) or ("failed", the reason).
 
     Raises:
         TimeoutError: The program timed out or crashed monty; the message says which.

@@ -102,9 +102,8 @@ def _calls(node: ast.AST) -> list[ast.Call]:
 def _must_be_the_programs(node: ast.expr) -> None:
     """Refuse `isinstance(f(2), int)`, `math.isclose(f(2), 4)` and `f(2).startswith("a")`.
 
-    An answer that is only true or false must come from a function of the program, which gets plain
-    values. Another function would get the program's answer as an object, which can pretend to be
-    anything.
+    A test that is only true or false must be one call of a function of the program. Such a function
+    gets plain values; any other would get an object, which can pretend to be anything.
     """
     name = node.func if _calls(node) == [node] else None
     if not isinstance(name, ast.Name) or hasattr(builtins, name.id):

@@ -138,9 +138,9 @@ def effective(
         config: The run's settings.
 
     Returns:
-        The columns argument, value and from. The last is "set", "task …", "profile …", "grpo_nb"
-        for our defaults and fixed values, or "changed from" the earlier value if TRL, Unsloth or a
-        cell changed it.
+        A table with the columns `argument`, `value` and `from`. The last is "set", "task …",
+        "profile …", "grpo_nb" for our defaults and fixed values, or "changed from" the earlier
+        value if TRL, Unsloth or a cell changed it.
     """
     rows = []
     for field in [one for one in fields(own_config()) if one.name not in ARGUMENTS["not_shown"]]:

@@ -75,10 +75,10 @@ class DrawsRows:
 
 
 class Difficulty(TrainerCallback):
-    """Draw rows, repeated as by TRL's RepeatSampler, and note what they earn; see `difficulty`.
+    """Draw rows, repeat them as TRL's RepeatSampler does, and note what they earn.
 
     Attributes:
-        chunks: The rows of each chunk drawn so far.
+        chunks: The rows drawn so far, one list for each chunk: the prompts sampled at a time.
         groups: {row: (mean score, variance of the total)}, from the row's last group.
         ends: The lowest and the highest score, declared by `correct` or seen so far.
     """

@@ -118,7 +118,8 @@ class Watch:
     def feed(self, line: dict[str, Any]) -> list[Check]:
         """Take one line of metrics, and return the alerts that it raises.
 
-        If the line lacks eval/accuracy, the correct reward's mean on held-out rows stands for it.
+        If the line lacks eval/accuracy, the evaluation mean of the reward `self.correct`, as a
+        share of its range, is used instead.
         """
         if self.correct and is_number(mean := line.get(f"eval/rewards/{self.correct}/mean")):
             _, low, high = self.expected.rewards[self.correct]
@@ -200,12 +201,12 @@ class Watch:
         return fmean(now) - fmean(then), math.hypot(*errors, least) + 1e-9
 
     def rise_of_halves(self) -> tuple[float, float]:
-        """Return how the reward rose from the first half of the lines to the second; see `rise`."""
+        """Return how much the reward rose from the first half to the second, and the error."""
         half = len(self.lines) // 2
         return self.rise("reward", len(self.lines) - half, half)
 
     def sure(self, key: str, ago: int, count: int = 0, until: int = 0) -> float:
-        """Return the `rise` of a window's mean, divided by its standard error."""
+        """Return a metric's rise divided by the rise's standard error; see `rise`."""
         rise, error = self.rise(key, ago, count, until)
         return rise / error
 
@@ -213,7 +214,7 @@ class Watch:
         """Return the standard error of the mean reward in `count` lines that ended `ago` lines ago.
 
         It is the larger of two estimates, and at least the effect of one completion. The first
-        estimate is from the spread of single completions, each of which counts as half, because the
+        estimate is from the spread of single completions; two of them count as one, because the
         completions of a group are alike. The second is from the differences between successive
         steps, and is larger if prompts differ much; a trend hardly affects it.
         """
@@ -246,8 +247,8 @@ class Watch:
         """Return evidence that a curve has never risen; "" if it has, or if noise may hide it.
 
         The result is "" before `enough` completions, because many rewards begin to rise late. A
-        curve has not risen if its slope, with noise added, is too small to gain the share `flat` of
-        what is left to gain up to `full` within the whole run.
+        curve has not risen if, at its slope plus noise, the whole run would gain less than a small
+        share (`limits.flat`) of the distance to `full`.
         """
         if len(self.lines) * self.each < self.limits.enough:
             return ""
@@ -406,7 +407,10 @@ def signal(w: Watch) -> Alarms:
 
 
 def _earned(w: Watch) -> str:
-    """Say what share of its range `correct`, or else the weighted total, earns on average."""
+    """Say what share of the possible score the mean completion earns.
+
+    The score is that of the reward `correct`, or else the weighted total.
+    """
     payer = f"`{w.correct}`" if w.correct else "the rewards"
     most = "paid at most" if w.settled & ({w.correct} if w.correct else w.settled) else "can pay"
     return f"the mean completion earns {w.success(w.correct):.0%} of what {payer} {most}"

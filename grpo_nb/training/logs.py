@@ -217,7 +217,7 @@ def _text(text: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _printed(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the lines of the last training in what transformers or verl printed, and max_steps.
+    """Return the last training's lines of printed output, and {"max_steps": number}.
 
     The value of max_steps is from the progress bar; it is 0 if none was printed.
     """

@@ -77,9 +77,10 @@ def _aside(method: Callable[..., Any]) -> Callable[..., Any]:
 class Monitor(TrainerCallback):
     """Raise alerts beside a trainer, show its progress, and skip updates that ruin the weights.
 
-    An update is skipped if its gradient or a score is infinite, or if no completion has a score;
-    after three generations without an update, training ends. Every step is logged, whatever the
-    trainer's logging_steps are. A notebook shows the dashboard; in a terminal each step is a line.
+    An update is skipped if its gradient is infinite or NaN, if a score is infinite, or if no
+    completion has a score; after three generations without an update, training ends. Every step is
+    logged, whatever the trainer's logging_steps are. A notebook shows the dashboard; in a terminal
+    each step is a line.
 
     Args:
         trainer: The trainer, before `train()`. A monitor that it already has is replaced.

@@ -127,7 +127,10 @@ def _hand_over(trainer: Any) -> list[Check]:
 
 
 def _optimizer_bytes(trainer: Any) -> int:
-    """Return the bytes of Adam's two states per trained weight, of one or four bytes each."""
+    """Return the size of Adam's states for all trained weights [bytes].
+
+    Each weight has two states, of one byte each with an 8-bit optimizer, else of four.
+    """
     optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
     return trainer.model.num_parameters(only_trainable=True) * (2 if "8bit" in optim else 8)
 

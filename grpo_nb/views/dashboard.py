@@ -32,7 +32,7 @@ Line = Mapping[str, float]
 
 
 def _source(suffix: str) -> str:
-    """Return the text of uPlot's file with this suffix, followed by that of ours."""
+    """Return the text of uPlot's file with this suffix, followed by the text of our own."""
     places = [Path(__file__).with_name(f"{name}.{suffix}") for name in ("uplot", "dashboard")]
     return "\n".join(place.read_text(encoding="utf-8") for place in places)
 
@@ -237,7 +237,7 @@ def _means(lines: Sequence[Line], total_steps: int, correct: str) -> str:
 
 
 def one_group(step: int, completions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the prompt of a step whose best and worst completions differ most in their totals.
+    """Return one prompt of a step: the one whose best and worst totals differ most.
 
     Args:
         step: The step.

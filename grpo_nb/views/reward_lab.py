@@ -241,7 +241,10 @@ def report(check: RewardCheck, verdict: RewardVerdict) -> dict[str, Any]:
 
 
 def _card(check: RewardCheck, finding: Check) -> dict[str, Any]:
-    """Return a finding with its worst attack: the one that earns most, or least if it is honest."""
+    """Return a finding with its worst attack: the one that earns most.
+
+    For attacks of kind "honest", which should be paid, it is the one that earns least.
+    """
     each = [result for result in check.results if result.attack.family == finding.name]
     winners = [result for result in each if result.level == finding.state]
     if not winners:

@@ -206,7 +206,7 @@ class Scorer:
 
         The reward is called on the pairs in two orders, with copies of each completion.
         """
-        if self.copies[number] > 1:
+        if self.copies[number] > 1 or isinstance(self.funcs[number], LLMJudge):
             return False
         self.copies[number] = self.group
         try:
@@ -280,19 +280,19 @@ class Scorer:
             return self.call(number, pairs)
         except Exception as error:  # a user's reward may raise anything
             self.in_failures[number] += time.monotonic() - start
-            is_first = number not in self.faults and not isinstance(error, TookTooLong)
-            if is_first and self.takes_groups(number, pairs):
-                return self.call(number, pairs)
             if isinstance(error, TookTooLong) or len(pairs) == 1:
                 if number not in self.faults:
+                    if not isinstance(error, TookTooLong) and self.takes_groups(number, pairs):
+                        return self.call(number, pairs)
                     self.faults[number] = self._fault(number, error, pairs)
                 self.failed.update(pairs)
                 return [np.nan] * len(pairs)
             whole = Fault("raises", f"a batch of {len(pairs)} fails, its halves pass")
             whole = Fault(error.rule, str(error)) if isinstance(error, _Misfit) else whole
-        half = len(pairs) // 2
+        half, copies = len(pairs) // 2, self.copies[number]
         scores = self.safe(number, pairs[:half]) + self.safe(number, pairs[half:])
-        self.faults.setdefault(number, whole)
+        if copies == self.copies[number]:  # else it was no whole group
+            self.faults.setdefault(number, whole)
         return scores
 
     def _fault(self, number: int, error: Exception, pairs: Sequence[Pair]) -> Fault:

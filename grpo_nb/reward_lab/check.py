@@ -149,7 +149,8 @@ def check_rewards(
             are found.
         form: How right answers are written: a text with {reasoning} and {answer}, or a name such
             as "boxed"; by default, the form is found.
-        args: The GRPOConfig, or a dict, for reward_weights and max_completion_length.
+        args: The GRPOConfig, or a dict, for reward_weights, max_completion_length and
+            num_generations.
         processing_class: The tokenizer, for rewards that read `completion_ids`.
         attacks: Attacks of your own.
 

@@ -12,6 +12,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -340,11 +341,10 @@ class RewardCheck:
         if self.scorer.any_slow:
             right = [(row, style.write(style.answers[row])) for row in rows[:2]]
             return [*right[:1], (rows[0], style.wrong(rows[0])), *right[1:]]
-        inline = written.LONG_STEPS.replace("\n", " ")
-        reasonings = (written.LONG_STEPS, inline, written.LONG_STEPS, inline)
+        reasonings = (written.LONG_STEPS, written.LONG_STEPS.replace("\n", " "))
         return [
             (row, text)
-            for row, steps in zip(rows, reasonings, strict=False)
+            for row, steps in zip(rows, cycle(reasonings), strict=False)
             for text in (
                 style.write(style.answers[row]),
                 style.wrong(row),

@@ -227,9 +227,10 @@ def _printed(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         with suppress(ValueError, SyntaxError):  # a line that transformers has not written
             line = ast.literal_eval(re.sub(r"\b(nan|inf)\b", "None", part))
             if isinstance(line, dict) and "reward" in renamed(line):
-                lines = [] if is_over else lines
+                lines, is_over = [] if is_over else lines, False
                 lines.append(line)
-            is_over = isinstance(line, dict) and "train_runtime" in line  # what follows is another
+            elif isinstance(line, dict) and "train_runtime" in line:
+                is_over = True  # the next line with a reward is of another training
     bars = BAR.findall(text.rpartition("{'")[0]) or [(0, 0)]
     step, total = map(int, bars[-1])
     every = max(1, round(step / max(1, len(lines))))

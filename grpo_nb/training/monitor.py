@@ -193,8 +193,7 @@ class Monitor(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin, or go on after the step of the checkpoint from which training resumes."""
         stock.call_once(self.trainer, self)
-        self.failure, self.before = "", times_of(args.output_dir)
-        self.before.pop(state.global_step, None)  # from which it goes on
+        self.failure = ""
         self.begin(state.global_step, state.max_steps)
 
     @_aside
@@ -205,6 +204,8 @@ class Monitor(TrainerCallback):
             step: The last step that has been trained so far; 0 at the beginning.
             max_steps: The number of steps of the training.
         """
+        times = times_of(self.trainer.args.output_dir)
+        self.before = {s: time for s, time in times.items() if s != step}  # it goes on from `step`
         self.ended, self.skipped = "", 0
         self.updated = self.validated = False  # in this generation; since it was sampled
         self.watch = health.Watch(self._expected(max_steps))

@@ -166,7 +166,7 @@ def test_of_two_trainings_in_a_folder_the_newer_is_read(tmp_path):
 
 def test_of_several_trainings_that_were_printed_the_last_is_read(tmp_path):
     path = as_printed(SOUND, tmp_path)
-    path.write_text(f"{path.read_text()}\n{{'train_runtime': 9.1}}\n" * 2)
+    path.write_text(f"{path.read_text()}\n{{'train_runtime': 9.1}}\n{{'eval_loss': 1}}\n" * 2)
     assert len(read_log(path).steps) == len(SOUND)
 
 

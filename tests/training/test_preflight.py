@@ -6,9 +6,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from types import SimpleNamespace
 
-import forked
 import psutil
 import pytest
 import torch
@@ -160,13 +160,13 @@ print(json.dumps([float(said.partition(" GiB")[0]), peak]))
 """
 
 
-def test_the_memory_that_is_said_is_the_peak_of_a_training(runs_dir, forks):
-    """In a process of its own: this one holds what other tests left."""
+def test_the_memory_that_is_said_is_the_peak_of_a_training(runs_dir):
+    """In a process of its own: this one holds what other tests left, a fork lacks the libraries."""
     folders = [PROJECT_ROOT, PROJECT_ROOT / "tests", PROJECT_ROOT / "tests/training"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     environment.pop("ONEDNN_PRIMITIVE_CACHE_CAPACITY", None)
     (runs_dir / "trained.py").write_text(TRAINED)
-    command = [*forked.python(), str(runs_dir / "trained.py")]
+    command = [sys.executable, str(runs_dir / "trained.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     said, peak = json.loads(done.stdout.splitlines()[-1])
     assert 0.8 * peak <= said <= 1.2 * peak, f"said {said:.2f} GiB, peak {peak:.2f} GiB"

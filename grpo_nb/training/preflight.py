@@ -172,9 +172,19 @@ def _time(trainer: Any, update: float, generation: float) -> Check:
     step = micro_batches * update + generations * generation
     total = f"a step takes at most {step:.1f} s (generation {generation:.1f}, a micro-batch "
     total += f"{update:.1f}), without rewards and validation"
-    if args.max_steps > 0:
-        total += f"; {args.max_steps} steps {step * args.max_steps / 60:.1f} min"
+    if steps := _steps(trainer):
+        total += f"; {steps} steps {step * steps / 60:.1f} min"
     return Check("time", "ok", total)
+
+
+def _steps(trainer: Any) -> int:
+    """Return the number of steps of the whole training; 0 for epochs of a stream."""
+    args, rows = trainer.args, trainer.train_dataset
+    if args.max_steps > 0 or not hasattr(rows, "__len__"):
+        return max(0, args.max_steps)
+    generations = len(rows) * args.num_generations // args.generation_batch_size  # per epoch
+    micro_batches = generations * args.steps_per_generation * args.num_iterations
+    return math.ceil(args.num_train_epochs * -(-micro_batches // args.gradient_accumulation_steps))
 
 
 def _set_modes(trainer: Any) -> None:

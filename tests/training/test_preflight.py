@@ -117,6 +117,18 @@ def test_a_training_after_it_is_bit_for_bit_the_same_and_has_no_larger_step(
     assert trial / 2 < max(sizes) <= trial and all(flags)
 
 
+@pytest.mark.parametrize(("rows", "epochs", "iterations"), [(11, 1, 1), (9, 1.5, 2)])
+def test_the_steps_of_epochs_are_counted_as_the_training_counts_them(
+    build, rows, epochs, iterations
+):
+    more = {"grpo.num_iterations": iterations, "grpo.gradient_accumulation_steps": 2}
+    again = build(ROWS[:rows], **more)
+    again.args.max_steps, again.args.num_train_epochs = -1, epochs
+    evidence = line(preflight.preflight(again), "time").evidence
+    *_, steps = again.set_initial_training_values(again.args, again.get_train_dataloader())
+    assert f"; {steps} steps " in evidence
+
+
 def test_a_frozen_adapter_stops(trainer, policy):
     for name, parameter in policy.model.named_parameters():
         if "lora_" in name:

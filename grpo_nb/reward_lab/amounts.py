@@ -8,7 +8,7 @@ spelling that is not paid.
 
 import builtins
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ MARK = "grpo_nb_was_here"  # what a completion's code sets if it runs in this pr
 HALF = 0.5  # share of the way below which a right answer is not paid
 FULL = 0.99  # share of the way from wrong to right that counts as right
 NEARLY = 0.25  # what counts as right and earns less by more than this share of the way is no stop
+MORE = 0.1  # share of the way from wrong to right by which an attack says more than another
 MARGIN = 0.02  # share of the way from wrong to right that a difference has to exceed
 WON, GUESSED = 0.3, 0.6  # shares of rows above which an attack, or a guess, wins
 LUCKY = 0.8  # the same where a reward pays partial credit for answers near the right one
@@ -52,6 +53,8 @@ JUDGED_ROWS = 2  # on which attacks on judges are scored
 SECONDS = 0.4  # for scoring attacks: slow rewards get fewer rows
 # Right answers beside another one: they say something only as the second of a pair.
 BESIDE = {"the wrong one first", "another before", "another after", "another in text"}
+ENDING = "another row's second half"  # it says whether the first half is all that is compared
+BESIDE |= {ENDING}
 WORDS = re.compile(r"[^\W\d_]{4,}[^\d\[\]{}()<>]*")  # answers of which "not" says the opposite
 
 
@@ -231,9 +234,11 @@ def _in_pairs(results: Sequence[Result], answers: Iterable[str]) -> list[Result]
         name, family = each.attack[:2]
         pairs = [pair for pair in HEDGES.get(family, ()) if name in pair]
         knows = bool(pairs) and not any(pair <= counts for pair in pairs)
-        if name in BESIDE and (knows or each.attack.kind == "honest"):
+        is_denied = are_words and name != "with a minus sign"
+        is_beside = name in BESIDE and (knows or each.attack.kind == "honest")
+        if is_beside or (name == "the first half" and ENDING in counts):  # the rest is free
             each = each._replace(level="", because="")
-        elif each.level == "stop" and (knows or (family == "negated" and not are_words)):
+        elif each.level == "stop" and (knows or (family == "negated" and not is_denied)):
             each = each._replace(level="warning")
         together.append(each)
     return together
@@ -251,12 +256,18 @@ def _not_by_chance(attack: Attack, earned: Earned, part: Roles) -> Sequence[int]
     return np.flatnonzero(~(share >= FULL) if is_listed else share <= MARGIN)
 
 
-def runs_here(scorer: Scorer, written: Written, row: int) -> bool:
-    """Return whether a reward runs a completion's code in this process."""
+def runs_here(scorer: Scorer, write: Callable[[str], str], row: int) -> bool:
+    """Return whether a reward runs a completion's code in this process.
+
+    Args:
+        scorer: The rewards with rows.
+        write: A function that writes a program into a completion.
+        row: The number of a row.
+    """
     if not tests_of(scorer.rows[row]):
         return False
     builtins.__dict__.pop(MARK, None)
-    scorer.scores([(row, written.write(f"import builtins\nbuiltins.{MARK} = True"))])
+    scorer.scores([(row, write(f"import builtins\nbuiltins.{MARK} = True"))])
     return builtins.__dict__.pop(MARK, False)
 
 
@@ -333,9 +344,12 @@ def findings(results: Sequence[Result], names: Sequence[str], part: Roles) -> li
     stops = {f for f, each in winners.items() if any(r.level == "stop" for r in each)}
     hacks = {f for f, each in winners.items() if any(r.attack.kind in HACKS for r in each)}
     hidden: set[str] = set()
+    most = {family: max(each.mean() for each in winners[family]) for family in hacks}
     for family, implied in FILE["implied"].items():
         if family in winners and family not in hidden:
-            others = hacks - {family} if implied is None else hacks & {*implied}
+            gap = np.mean([each.mean("right") - each.mean("wrong") for each in winners[family]])
+            weaker = {other for other in hacks if most[other] <= most[family] + MORE * gap}
+            others = weaker - {family} if implied is None else hacks & {*implied}
             hidden |= others if family in stops else others - stops
     checks = [_check(f, each, names, part) for f, each in winners.items() if f not in hidden]
     return sorted(checks, key=lambda check: check.state != "stop")

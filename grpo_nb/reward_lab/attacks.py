@@ -9,10 +9,11 @@ honest   It is right, and written in another usual way. It should be paid like t
 padded   It is right, with much text around it. It should not be paid more than the reference.
 
 The main placeholders are {answer}, {other} (a wrong answer), {question}, {first} and {last} (the
-first and the last number in the prompt), {half} (the first half of the answer), {long} (as much
-text as a completion may have) and, for whole numbers, {near}, {nearer}, {decimal}, {longer} and
-{comma}. A pair (reasoning, answer) in a list is written in the form of right answers; if its
-reasoning is None, the reasoning of right answers is used. The attacks are listed in attacks.yaml.
+first and the last number in the prompt), {half} (the first half of the answer), {ending} (the
+second half of {other}), {long} (as much text as a completion may have) and, for whole numbers,
+{near}, {nearer}, {decimal}, {longer} and {comma}. A pair (reasoning, answer) in a list is written
+in the form of right answers; if its reasoning is None, the reasoning of right answers is used. The
+attacks are listed in attacks.yaml.
 """
 
 import json
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab import source
 from grpo_nb.reward_lab.columns import EXPRESSION, RECORDS
-from grpo_nb.reward_lab.programs import BODIES, asked, tests_of
+from grpo_nb.reward_lab.programs import BODIES, Task, asked, tests_of
 from grpo_nb.reward_lab.scoring import Pair, Scorer, prompt_text
 from grpo_nb.reward_lab.written import Written, fill
 
@@ -127,6 +128,9 @@ class Attacks:
         half = " ".join(words[: len(words) // 2]) or half
         values |= {"half": half, "letter": answer[:1]}
         values |= {"word": words[0]} if len(words) > 1 else {}
+        rest = style.others[row].split(" ")
+        if min(len(words), len(rest)) > 3:
+            values["ending"] = " ".join(rest[len(rest) // 2 :])
         values["lines"] = re.sub(r"(?i) (?=(from|where|group|order|limit)\b)", "\n", answer)
         values |= {"pointless": text} if (text := POINT.sub("", answer)) != answer else {}
         if numbers := re.findall(r"-?\d+(?:\.\d+)?", question):
@@ -357,6 +361,20 @@ def program_attacks(answer: str, question: str) -> list[Attack]:
         *(Attack(n, f, "wrong", [(None, task.program(body))]) for n, (f, body) in BODIES.items()),
         Attack("annotated arguments", "spelling", "honest", [(None, typed)]),
     ]
+
+
+def cheats(task: Task, tests: Any, executed: bool) -> dict[str, str]:
+    """Return {name: program} of programs that try to pass tests without solving anything.
+
+    Args:
+        task: The program that is asked for.
+        tests: The tests.
+        executed: Whether completions run in this process; then no program may end or change it.
+    """
+    values = _test_values(task.head, tests)
+    choice = [a for a in BY_TESTS if a.family == "program" and not (executed and a.name in APART)]
+    bodies = {attack.name: attack.completion[0][1] for attack in choice}
+    return {n: PLACEHOLDER.sub(lambda part: values[part[1]], b) for n, b in bodies.items()}
 
 
 def _test_values(answer: str, tests: Any) -> dict[str, str]:

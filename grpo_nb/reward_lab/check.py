@@ -22,7 +22,7 @@ import numpy as np
 from grpo_nb.checks import Check, Checks
 from grpo_nb.reward_lab import amounts, columns, linter, programs, scoring, source, written
 from grpo_nb.reward_lab.amounts import FIXES, MARGIN
-from grpo_nb.reward_lab.attacks import HACKS, Attack, Attacks, verified
+from grpo_nb.reward_lab.attacks import HACKS, Attack, Attacks, cheats, verified
 from grpo_nb.reward_lab.scoring import TIE, Fault, Row, Scorer, cut, prompt_text, read_rows
 from grpo_nb.reward_lab.source import accepted, columns_of, missing_columns, strings_of
 from grpo_nb.rewards.contract import TRLS_OWN, parameters_of
@@ -447,13 +447,30 @@ class RewardCheck:
         """
         strings = [text for func in self.scorer.funcs for text in strings_of(func)]
         strings = [text for text in strings if programs.HEAD.fullmatch(text.strip())]
+        tests = programs.tests_of(self.scorer.rows[0])
         task = programs.asked([prompt_text(self.scorer.rows[0]), *strings])
+        task = task or programs.tested(tests)
         trials = programs.trials(self.scorer, task) if task else []
         for finding in trials[known:]:
             self.add(*finding)
         if trials:
+            self._cheats(task, tests)
             self._endless(programs.fenced, 0, task)
         return bool(trials)
+
+    def _cheats(self, task: programs.Task, tests: Any) -> None:
+        """Add a finding if a program that solves nothing passes tests that an empty one fails."""
+        if not tests:
+            return
+        self.executed = amounts.runs_here(self.scorer, programs.fenced, 0)
+        texts = {n: programs.fenced(p) for n, p in cheats(task, tests, self.executed).items()}
+        empty = programs.fenced(task.program("raise ValueError"))
+        earned = self.scorer.totals([(0, text) for text in (*texts.values(), empty)])
+        best = int(earned[:-1].argmax())
+        if earned[best] > earned[-1] + TIE:
+            name, text = list(texts.items())[best]
+            evidence = f"{name} earns {earned[best]:.3g}, a program that fails {earned[-1]:.3g}: "
+            self.add("program", "stop", evidence + cut(text))
 
     def _endless(self, write: Callable[[str], str], row: int, task: programs.Task | None) -> None:
         """Add a finding if a program that never ends is not stopped."""
@@ -462,7 +479,7 @@ class RewardCheck:
         pairs = [(row, write(task.program(body))) for _, body in programs.BODIES.values()]
         pairs += [(row, self.written.right(row))] if self.paid else []
         if late := programs.endless(self.scorer, pairs, write):
-            self.add("hangs", "stop", late[1], late[0])
+            self.add("hangs", *late)
 
     def _hollow(self, should_differ: bool) -> str:
         """Add findings on texts without content, and return which of them earns most.
@@ -517,7 +534,7 @@ class RewardCheck:
             more = (earnings.wrong - earnings.right)[:, number].mean()
             evidence = f"a wrong answer earns {more:.3g} more"
             self.add("sign", "stop", evidence, number)
-        self.executed = amounts.runs_here(scorer, style, rows[0])
+        self.executed = amounts.runs_here(scorer, style.write, rows[0])
         if odd := re.search(r"[^\n\t -\uffff]|\\n(?![a-z])", style.form):
             evidence = f"a right answer is paid only with {odd[0]!r} in it"
             self.add("odd character", "stop", f"{evidence}: {cut(style.right(rows[0]))}")
@@ -577,10 +594,11 @@ class RewardCheck:
     def _prompts_form(self) -> None:
         """Find out whether right answers are paid in the form that the prompts ask for."""
         scorer, style, row = self.scorer, self.written, self.paid.rows[0]
-        requests = written.asked_forms([prompt_text(scorer.rows[n]) for n in self.paid.rows[:3]])
+        prompts = [prompt_text(scorer.rows[n]) for n in self.paid.rows[:3]]
+        requests = written.asked_forms(prompts)
         if not written.answer_mark(style.form):  # tags may stand around data, too
             requests = [f for f in requests if written.ANSWERS.search(written.answer_mark(f))]
-        if style.own or not requests or style.form in requests:
+        if style.own or not requests or written.is_asked(style.form, prompts):
             return
         pairs = [(row, written.fill(f, style.answers[row], style.reasoning)) for f in requests]
         earned = scorer.payments(pairs)[:, self.roles.right].sum(axis=1)
@@ -591,6 +609,7 @@ class RewardCheck:
                 f"a wrong one; the rewards read {style.form!r}"
             )
             both = any(written.answer_mark(form) in style.form for form in requests)
+            both = both and not written.OF_CHATS.search(style.form)  # no completion has these
             self.add("form not read", "warning" if both else "stop", evidence)
 
     def _references(self) -> None:

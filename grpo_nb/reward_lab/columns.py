@@ -18,6 +18,7 @@ from grpo_nb.reward_lab.scoring import TIE, Row, Scorer, prompt_text
 from grpo_nb.reward_lab.source import columns_of, strings_of
 
 OTHERS = 32  # distinct answers among which a row's wrong answer is looked for
+PASSAGE = 25  # characters of a column, on average, that may be a passage of the prompt
 COPIED = 0.3  # an answer that is more than this share of its prompt is the prompt
 EXPRESSION = "an expression of the row's numbers"
 TOOL_CALL = "a call of the row's tool"
@@ -56,16 +57,19 @@ def columns_in_use(scorer: Scorer) -> list[str]:
 def answers_to_try(scorer: Scorer) -> list[dict[str, dict[int, str]]]:
     """Return the ways to read answers, first from the columns that rewards read, then from others.
 
-    A column that is a large part of the prompt holds no answers.
+    A column that is a large part of the prompt holds no answers. A passage of the prompt is tried
+    after the other columns.
     """
     in_use, separators, result = columns_in_use(scorer), separators_of(scorer), []
     for columns in (in_use, [name for name in scorer.columns if name not in in_use]):
         ways = answers_of(scorer.rows, columns, separators)
         ways = {way: each for way, each in ways.items() if not _is_prompt(scorer, each)}
+        passages = {way: each for way, each in ways.items() if _is_passage(scorer, way, each)}
+        ways = {way: each for way, each in ways.items() if way not in passages}
         if solved := solutions(scorer.rows, columns):
             ways = {EXPRESSION: solved, **ways}
         more = selected(scorer.rows, columns) | calls_of(scorer.rows, columns)
-        result.append(more | ways)
+        result += [more | ways, passages]
     return [ways for ways in result if ways]
 
 
@@ -200,7 +204,7 @@ def joined(scorer: Scorer) -> dict[str, dict[int, str]]:
     in_use = columns_in_use(scorer)
     each = [columns_of(func, scorer.columns) for func in scorer.funcs]
     texts = {name: {n: f"{row.get(name)}" for n, row in enumerate(scorer.rows)} for name in in_use}
-    prompts = {name for name in in_use if _is_prompt(scorer, texts[name])}
+    prompts = {n for n in in_use if _is_prompt(scorer, t := texts[n]) or _is_passage(scorer, n, t)}
     for names in {tuple(n for n in names if n not in prompts): None for names in (*each, in_use)}:
         for number, row in enumerate(scorer.rows if 2 <= len(names) <= MOST_JOINED else ()):
             values = {name: row.get(name) for name in names}
@@ -264,6 +268,13 @@ def _is_prompt(scorer: Scorer, answers: Mapping[int, str]) -> bool:
     prompts = {number: prompt_text(scorer.rows[number]) for number in list(answers)[:16]}
     parts = [len(answers[n]) / max(len(p), 1) * (answers[n] in p) for n, p in prompts.items()]
     return sum(part > COPIED for part in parts) > len(parts) / 2
+
+
+def _is_passage(scorer: Scorer, way: str, answers: Mapping[int, str]) -> bool:
+    """Return whether a column is a text from the prompt, such as a question, and not an answer."""
+    if ANSWERS.search(way) or sum(map(len, answers.values())) < PASSAGE * len(answers):
+        return False
+    return all(answers[n] in prompt_text(scorer.rows[n]) for n in list(answers)[:16])
 
 
 def separators_of(scorer: Scorer) -> list[str]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from grpo_nb.files import read_yaml
 from grpo_nb.reward_lab.scoring import TIE, Pair, Row, Scorer, clock, cut
-from grpo_nb.reward_lab.source import names_used
+from grpo_nb.reward_lab.source import names_used, strings_of
 from grpo_nb.rewards.calls import TookTooLong
 
 HEAD = re.compile(r"def (\w+)\(([^()]*)\)(?: *-> *[^\n:]+)?:")
@@ -28,6 +28,7 @@ RETURN = re.compile(r"^ +return (.+?) *(?:#.*)?$", re.MULTILINE)
 BLOCK = re.compile(r"```(?:python)?\n(.*?)\n?```", re.DOTALL)
 RUNNERS = {"exec", "eval", "compile", "FunctionType", "subprocess", "run_code"}
 ENDLESS = 12.0  # seconds after which a program that never ends should have been stopped
+LIMIT = re.compile(r"(?i)^timeout|alarm|itimer|rlimit_cpu")  # in the code of a time limit
 LATE = 0.95  # share of ENDLESS that counts as all of it
 NAN = "not a number"
 # What programs without content do: {name: [family, body]}.
@@ -78,6 +79,18 @@ def asked(texts: Sequence[str]) -> Task | None:
             example = _literal(returned[1]) if returned else ""
             return Task(head[0], [name for name in parts if name], example, max([0, *numbers]))
     return None
+
+
+def tested(tests: Any) -> Task | None:
+    """Return the program that tests call; None if they are not assertions on a function.
+
+    >>> tested(["assert rev('abc') == 'cba'"]).head
+    'def rev(a=None, *rest):'
+    """
+    name = re.search(
+        r"\bassert\s+(?:not\s+)?(?!all\b|any\b|abs\b|len\b|set\b|sorted\b)(\w+)\(", str(tests)
+    )
+    return Task(f"def {name[1]}(a=None, *rest):", ["a"], "", 0) if name else None
 
 
 def _literal(text: str) -> str:
@@ -162,7 +175,7 @@ def _is_wrong(name: str, total: float, task: Task, bare: Callable[[], float]) ->
 
 
 def endless(scorer: Scorer, pairs: Sequence[Pair], write: Callable[[str], str]) -> tuple | None:
-    """Return (number of a reward, evidence) if a program that never ends is not stopped in time.
+    """Return (state, evidence, number of a reward) if a program that never ends is not stopped.
 
     A reward is taken to run programs if its scores differ between the programs in `pairs`. Such
     rewards are tried, the quickest first, until one does not stop.
@@ -173,7 +186,7 @@ def endless(scorer: Scorer, pairs: Sequence[Pair], write: Callable[[str], str]) 
         write: A function that writes a program into a completion.
     """
     task, spread = asked([pairs[0][1]]), np.ptp(np.nan_to_num(scorer.scores(pairs)), axis=0)
-    order = np.argsort(scorer.each)
+    order, doubtful = np.argsort(scorer.each), None
     text = write(task.program("while True:\n    pass"))
     for number in [int(n) for n in order if spread[n] > TIE]:
         start, before = clock(), {*threading.enumerate()}
@@ -183,10 +196,14 @@ def endless(scorer: Scorer, pairs: Sequence[Pair], write: Callable[[str], str]) 
         except Exception as error:  # a user's reward may raise anything
             is_late = isinstance(error, TookTooLong)
         if _stop_programs(before):
-            return number, f"it leaves behind, in a thread that never ends, {cut(text)}"
+            return "stop", f"it leaves behind, in a thread that never ends, {cut(text)}", number
         if is_late:
-            return number, f"after {ENDLESS:g} s it is still running {cut(text)}"
-    return None
+            func, evidence = scorer.funcs[number], f"after {ENDLESS:g} s it is still running "
+            if not any(map(LIMIT.search, {*strings_of(func), *names_used(func)})):
+                return "stop", evidence + cut(text), number
+            evidence += f"{cut(text)}; the time limit that its code names may be longer"
+            doubtful = doubtful or ("warning", evidence, number)
+    return doubtful
 
 
 def _stop_programs(before: Collection[threading.Thread]) -> bool:

@@ -1,6 +1,7 @@
 """Call rewards as TRL's GRPOTrainer calls them, on any completions, and remember the scores."""
 
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -309,19 +310,27 @@ class Scorer:
             return Fault("undefined", message)
         if absent:
             return Fault("missing column", f"it reads {absent[0]!r}; the rows have {self.columns}")
-        if self._other_type(number, pairs[:1]):
-            is_text = isinstance(self.rows[row].get("prompt"), str)
+        is_text = isinstance(self.rows[row].get("prompt"), str)
+        types = ("str",) if is_text else ("list", "dict")
+        value = re.search(r"'(\w+)' object", message)  # it may be a column's
+        if (not value or value[1] in types) and self._runs(number, pairs[:1], is_other=True):
             have, want = ("text", "messages") if is_text else ("messages", "text")
             return Fault("wrong type", f"{message}: completions are {have}, it reads {want}")
-        return Fault("raises", f"{message} on {cut(text)}")
+        is_ever = any(self._runs(number, [(row, other)]) for other in ("", *FIRST))
+        return Fault("raises", f"{message} on {cut(text) if is_ever else 'every text tried'}")
 
-    def _other_type(self, number: int, pairs: Sequence[Pair]) -> bool:
-        """Return whether the reward runs if its texts are replaced by chats, or chats by texts."""
-        other = copy(self)
-        other.rows = [{**row, "prompt": _other_prompt(row.get("prompt", ""))} for row in self.rows]
+    def _runs(self, number: int, pairs: Sequence[Pair], is_other: bool = False) -> bool:
+        """Return whether the reward raises no error; if `is_other`, on chats instead of texts.
+
+        In the same way, chats are replaced by texts.
+        """
+        scorer = copy(self)
+        if is_other:
+            other = [{**row, "prompt": _other_prompt(row.get("prompt", ""))} for row in self.rows]
+            scorer.rows = other
         try:
-            other.call(number, pairs)
-        except Exception:  # it fails either way, so the type is not the reason
+            scorer.call(number, pairs)
+        except Exception:  # a user's reward may raise anything
             return False
         return True
 

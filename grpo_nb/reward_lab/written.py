@@ -32,10 +32,11 @@ from grpo_nb.reward_lab.source import READ, forms_in, strings_of
 
 MANY = 1000  # candidates, from which on fewer rows are scored
 TRIED_ROWS = 4  # rows on which the best forms are compared
-BEST = 6  # forms that are compared on all of these rows
+BEST, MOST = 6, 100  # forms that are compared on these rows: at least, and if rewards are quick
 SECONDS = 0.6  # for the first comparison of forms; slow rewards try fewer
 QUICK = 0.01  # seconds for one completion, below which at least SOME are scored
 FEW, SOME = 12, 150  # how many completions the first comparison scores at least
+ROUGH = 0.005  # share of the range of all totals below which they count as equal
 AT_ONCE = 4  # candidates that are scored before the clock is read for the first time
 PROGRAM = "a function in a block of code"
 TAG = re.compile(r"</?[A-Za-z][\w-]*>|<\|[A-Za-z][\w-]*\|>|\[/?[A-Z][A-Z_]+\]")
@@ -87,8 +88,10 @@ class Written:
         """Return whether an honest attack is another usual way to write an answer in this form.
 
         Line breaks are usual within tags and blocks of code, but not after "Answer:". In JSON, no
-        other spelling and no line break is usual.
+        other spelling and no line break is usual. The reasoning of a person's own texts is kept.
         """
+        if name == "two lines of reasoning" and self.own:
+            return False
         if self.form.startswith(('{"', '["')):
             return family not in ("spelling", "line breaks")
         after = self.form.partition("{answer}")[2].strip()
@@ -198,9 +201,18 @@ def _in_both(
 
 def asked_forms(prompts: Sequence[str]) -> list[str]:
     """Return forms with a mark before the answer, all of whose marks are in every prompt."""
-    forms = [form for form in forms_of([], prompts) if answer_mark(form)]
-    forms = [form for form in forms if not THOUGHTS.search(answer_mark(form))]
-    return [form for form in forms if all(_told(form, prompt) == 1 for prompt in prompts)]
+    return [form for form in forms_of([], prompts) if is_asked(form, prompts)]
+
+
+def is_asked(form: str, prompts: Sequence[str]) -> bool:
+    """Return whether a form has a mark before the answer, and every prompt has all its marks.
+
+    The marks of chat templates do not count, for no completion has them.
+    """
+    mark = answer_mark(form)
+    if not mark or THOUGHTS.search(mark) or OF_CHATS.search(form):
+        return False
+    return all(_told(form, prompt) == 1 for prompt in prompts)
 
 
 def answer_mark(form: str) -> str:
@@ -441,25 +453,34 @@ class _Search:
         for rows in (1, 3, 9) if len(candidates) < MANY else (1, 3):  # the first may be odd
             first = self._first(candidates, rows)
             is_slow = len(first) < len(candidates)
+            earned = _rounded([own for own, _ in first])
             order = sorted(
                 range(len(first)),
-                key=lambda n: (-round(first[n][0], 4), self._is_long(candidates[n][0]), n),
+                key=lambda n: (-earned[n], self._is_long(candidates[n][0]), n),
             )
             order = [number for number in order if first[number][1] > TIE]
             if order or is_slow:
                 break
-        best = [candidates[number] for number in order[: 2 if is_slow else BEST]]
-        rows = 2 if is_slow else TRIED_ROWS
-        gains = self._gains(best, rows)
-        gains = [
-            (own, gain if gain > TIE and self._is_read(*each, rows) else 0.0)
-            for each, (own, gain) in zip(best, gains, strict=True)
-        ]
-        if not any(gain > TIE for _, gain in gains):
+        if not order:
             return None
-        place = max(range(len(best)), key=lambda n: (gains[n][1] > TIE, round(gains[n][0], 4), -n))
-        way, form = best[place]
-        return Written(form, self.ways[way], self.reasoning, self.reasoning, way)
+        # Of many that earn the same on a few rows, one of each kind comes first.
+        kinds = {n: (earned[n], *_kind(*candidates[n])) for n in order}
+        first_of = {kind: n for n, kind in reversed(kinds.items())}
+        order.sort(
+            key=lambda n: (-earned[n], self._is_long(candidates[n][0]), n != first_of[kinds[n]])
+        )
+        rows, gains, start = 2 if is_slow else TRIED_ROWS, [], clock()
+        few = 2 if is_slow else BEST
+        order = order[: few if is_slow else MOST]
+        while len(gains) < len(order) and (not gains or clock() - start < SECONDS / 2):
+            some = order[len(gains) : len(gains) + few]
+            gains += self._gains([candidates[number] for number in some], rows)
+        earned = _rounded([own for own, _ in gains])
+        for place in sorted(range(len(gains)), key=lambda place: (-earned[place], place)):
+            way, form = candidates[order[place]]
+            if gains[place][1] > TIE and self._is_read(way, form, rows):
+                return Written(form, self.ways[way], self.reasoning, self.reasoning, way)
+        return None
 
     def _first(self, candidates: Sequence[tuple[str, str]], rows: int) -> list[tuple[float, float]]:
         """Return the gains of as many candidates as SECONDS allows; stop early at a right program.
@@ -503,13 +524,14 @@ class _Search:
         """Return whether right answers earn differently when put on another row.
 
         If they do not, no reward compares them with the row: right and wrong answers then differ
-        only by something like their length.
+        only by something like their length. All are scored in one call, because some rewards
+        compare the completions of a call.
         """
         answers = self.ways[way]
         rows = distinct_rows(answers, count)
         texts = [fill(form, answers[row], self.reasoning) for row in rows]
-        own = self.scorer.payments(list(zip(rows, texts, strict=True)))
-        other = self.scorer.payments(list(zip(rows[1:] + rows[:1], texts, strict=True)))
+        pairs = [*zip(rows, texts, strict=True), *zip(rows[1:] + rows[:1], texts, strict=True)]
+        own, other = self.scorer.totals_again(pairs).reshape(2, -1)
         return len({*texts}) < 2 or bool((np.abs(own - other) > TIE).any())
 
     def reasoned(self, found: Written) -> Written:
@@ -523,6 +545,20 @@ class _Search:
             totals.append(self.scorer.totals(pairs).mean())
         best = next(i for i, total in enumerate(totals) if total > max(totals) - TIE)
         return replace(found, longer=reasonings[best])
+
+
+def _kind(way: str, form: str) -> tuple[str, str, str]:
+    """Return the way to read answers, and what stands right before and after an answer."""
+    before, _, after = form.partition("{answer}")
+    return way, before[-4:], after[:4]
+
+
+def _rounded(totals: Sequence[float]) -> np.ndarray:
+    """Return totals as whole multiples of a small part of their range.
+
+    A reward that depends on the length a little would otherwise decide which form is right.
+    """
+    return np.round(np.array(totals) / max(ROUGH * np.ptp(totals), TIE))
 
 
 def _read(

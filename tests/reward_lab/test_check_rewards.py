@@ -430,6 +430,61 @@ def test_a_minus_sign_that_is_not_read_is_a_warning():
     assert "negated" in names_of(verdict, "warning") and verdict.passed, verdict
 
 
+def test_a_minus_sign_beside_words_is_no_stop():
+    rows = [*WHO, {"prompt": "Since when?", "answer": "1989"}]
+    plain = mine(lambda t, a: float(re.sub(r"\W+", " ", said(t)).strip() == a))
+    assert names_of(found(plain, rows), "stop") == []
+
+
+def test_the_free_end_of_an_answer_may_be_cut_off():
+    kinds = ["a joke", "an insult", "a fact", "a threat"]
+    ends = ["they laugh at nobody", "it hurts one of them", "anyone can see it", "they fear him"]
+    rows = [{"prompt": f"{n}?", "answer": f"It is {kind} because {end}"}
+            for n, (kind, end) in enumerate(zip(kinds, ends, strict=True))]  # fmt: skip
+
+    def kind_of(text):
+        return text.partition(" because")[0] if len(text.split()) > 3 else ""
+
+    assert found(mine(lambda t, a: float(kind_of(said(t)) == kind_of(a))), rows).passed
+
+
+def test_what_earns_much_more_than_nothing_is_shown_beside_it():
+    def asks(text, answer):
+        earned = 0.4 if "<tool>" in text else 0.1 * (not text.strip())
+        return 1.0 if said(text) == answer else earned
+
+    rows = [{**row, "prompt": f"Ask by <tool>. {row['prompt']}"} for row in NUMBERS]
+    warnings = names_of(found(mine(asks), rows), "warning")
+    assert {"nothing written", "copied from the prompt"} <= {*warnings}
+
+
+def test_the_form_is_chosen_on_rows_that_differ():
+    """The first row is read without its mark, and a reward has a little more for short texts."""
+
+    def lenient(text, answer):
+        right = re.findall(r"\\boxed{(.*?)}", text) == [answer] or ("41" in text and answer == "41")
+        return float(right) + 0.2 * right * ("**" in text) - len(text) / 1e6
+
+    verdict = found(mine(lenient), [NUMBERS[0], *ASKS_BOX[1:]])
+    assert "boxed" in verdict.form, verdict
+
+
+def test_a_passage_of_the_prompt_is_no_answer_beside_a_label():
+    labels = ["FOLLOWS", "OVERRULES", "AFFIRMS", "CITES"]
+    texts = [f"The court of {city} decided number {n} of that year." for n, city in
+             enumerate(CITIES[:4])]  # fmt: skip
+    rows = [{"prompt": f"What does it do? Text: {text}" + " Say it." * 20, "label": label,
+             "context": text} for text, label in zip(texts, labels, strict=True)]  # fmt: skip
+
+    def both(completions, label, context, **_):
+        each = zip(completions, label, context, strict=True)
+        return [0.5 * (said(t) == a) + 0.6 * (c in t) for t, a, c in each]
+
+    verdict = found(both, rows)
+    assert "FOLLOWS" in verdict.reference
+    assert "copied from the prompt" in names_of(verdict, "stop"), verdict
+
+
 def test_marks_of_chat_templates_are_no_form():
     prompt = "<|im_start|>user\nWhat is {} + {}?<|im_end|>\n<|im_start|>assistant\n"
     rows = [{"prompt": prompt.format(a, b), "answer": str(a + b)} for a, b in PAIRS]
@@ -1104,14 +1159,28 @@ def test_what_only_a_part_of_the_right_answer_decides_is_named(name, state, rewa
     assert name in names_of(verdict, state), verdict
 
 
-def test_a_program_that_exits_is_tried_where_one_row_is_all_that_time_allows():
-    def tested(text, answer, tests):
-        code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-        program = f"{code[1]}\n{tests[0]}" if code else "raise ValueError"
-        run = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True)
-        return float(run.returncode == 0)
+def passes(text, tests):
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    program = f"{code[1]}\n{tests[0]}" if code else "raise ValueError"
+    run = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, timeout=9)
+    return float(run.returncode == 0)
 
-    assert "program" in names_of(found(mine(tested, "answer", "tests"), PROGRAMS), "stop")
+
+def test_a_program_that_exits_is_tried_where_only_tests_are_known():
+    rows = [{"prompt": "Write `f`.", "tests": row["tests"]} for row in PROGRAMS]
+    verdict = found(mine(passes, "tests"), rows)
+    assert names_of(verdict, "stop") == ["program"], verdict
+
+
+def test_a_program_that_exits_is_tried_where_one_row_is_all_that_time_allows(monkeypatch):
+    monkeypatch.setattr(programs, "ENDLESS", 1.0)
+
+    def tested(text, answer, tests):
+        return passes(text, tests)
+
+    verdict = found(mine(tested, "answer", "tests"), PROGRAMS)
+    assert "program" in names_of(verdict, "stop")
+    assert "mine: hangs" in names_of(verdict, "warning"), "its own limit is 9 s"
     row = PROGRAMS[0]
     assert programs.tests_of({"prompt": "?", "about": row}) == row["tests"], "in a field"
 
@@ -1137,6 +1206,7 @@ SOME_WORDS = [*NUMBERS, *({"prompt": "Is it so?", "answer": word} for word in ("
 EMPTY = [*NUMBERS, {"prompt": "What is nothing?", "answer": ""}]
 OF_EMPTY = mine(lambda t, a: float(a in said(t) and (not a or said(t) == a)))
 ASKS_BOX = [{**row, "prompt": row["prompt"] + " Put it in \\boxed{}."} for row in NUMBERS]
+UNSAID = [{**row, "prompt": row["prompt"] + " Write <answer>…</answer>."} for row in NUMBERS]
 WHOLE = [
     ("nothing earns", "stop", mine(lambda t, a: 1.0), NUMBERS),
     ("reads no answer", "warning", long, NUMBERS),
@@ -1146,12 +1216,35 @@ WHOLE = [
     ("reference loses", "warning", mine(lambda t, a: exact(t, a) * (a != "77")), NUMBERS),
     ("empty reference", "stop", OF_EMPTY, EMPTY),
     ("form not read", "stop", reads(r"<answer>(\d+)</answer>"), ASKS_BOX),
+    (
+        "form not read",
+        "stop",
+        reads(r"<answer>\n?<\|im_start\|>assistant (\d+)<\|im_end\|>"),
+        UNSAID,
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "state", "reward", "rows"), WHOLE)
 def test_rows_and_references_that_do_not_work_are_named(name, state, reward, rows):
     assert name in names_of(found(reward, rows), state)
+
+
+def test_a_form_whose_marks_the_prompt_shows_is_asked_for():
+    more = " Code goes in <code></code>; write <answer>\\boxed{the answer}</answer>."
+    rows = [{**row, "prompt": row["prompt"] + more} for row in NUMBERS]
+    reward = reads(r"<code>.*</code>\s*<answer>\\boxed{(\d+)}</answer>")
+    assert "form not read" not in names_of(found(reward, rows))
+
+
+def test_an_error_of_a_column_is_not_laid_on_the_completions_type():
+    def lists(text, answer):
+        return float(said(text) == answer.flatten())
+
+    rows = [{**row, "answer": [row["answer"]]} for row in NUMBERS]
+    (check,) = found(mine(lists), rows).findings
+    assert check.name == "mine: raises" and "'list' object has no attribute" in check.evidence
+    assert check.evidence.endswith("on every text tried")
 
 
 def test_a_weight_of_the_wrong_sign_is_named_and_a_penalty_is_not():

@@ -15,12 +15,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from grpo_nb.checks import Check, Checks, shown
 from grpo_nb.names import refuse_unknown
 from grpo_nb.rewards.prompts import transcript
-from grpo_nb.training.health import LIMITS, NEEDS, Expected, Watch, constant, reward_rises
+from grpo_nb.training.health import (
+    LIMITS,
+    NEEDS,
+    Expected,
+    Watch,
+    constant,
+    is_number,
+    reward_rises,
+)
 from grpo_nb.training.logs import Log, read_log
 
 CONSTANT = "constant reward"
@@ -114,7 +123,8 @@ def autopsy(
         what: What holds the log: TRL's output folder or a checkpoint, a trainer_state.json, JSON
             lines, CSV, an executed notebook, a file of another type with what a trainer (TRL's or
             verl's) printed, a trainer, a run of ours, or a table or a list of logged lines.
-        reward_weights: The weights; by default those of the trainer if `what` is one, else 1 each.
+        reward_weights: The weights; by default those of the trainer if `what` is one, else those
+            with which the logged rewards add up to the total.
         correct: The name of the reward that says what is right; by default not known.
         completions_per_step: How many completions a step scored; by default read from the log.
 
@@ -182,10 +192,12 @@ def _watch(log: Log, correct: str) -> Watch:
     A reward's range is 0 to 1, widened to include the scores in the log, or lowered by
     `Watch.settle`.
     """
-    weights = log.facts.get("weights") or {}
+    log.facts["weights"] = weights = log.facts.get("weights") or _fitted_weights(log)
     keys = {name: f"rewards/{name}/mean" for name in log.rewards} or {"reward": "reward"}
     facts = {key: log.facts[key] for key in Expected._fields if log.facts.get(key)}
-    ranges = {name: (weights.get(name, 1.0), 0.0, 1.0) for name in keys}
+    paid = {name for name, key in keys.items() if any(line.get(key) for line in log.steps)}
+    # What was never earned is no part of what can be earned; `constant` names it.
+    ranges = {name: (weights.get(name, 1.0) * (name in paid), 0.0, 1.0) for name in keys}
     watch = Watch(Expected(ranges, **{"completions": COMPLETIONS, **facts}, correct=correct))
     watch.limits = SimpleNamespace(**vars(LIMITS) | {"stuck": ERRORS})
     for name, key in keys.items():
@@ -195,6 +207,22 @@ def _watch(log: Log, correct: str) -> Watch:
             watch.widen(name, log.completions[name].tolist())
         watch.settle(name, means)
     return watch
+
+
+def _fitted_weights(log: Log) -> dict[str, float]:
+    """Return the weights with which the logged rewards add up to the total; {} if none do."""
+    keys = [f"rewards/{name}/mean" for name in log.rewards]
+    lines = [[line.get(key) for key in ("reward", *keys)] for line in log.steps]
+    lines = [line for line in lines if all(map(is_number, line))]
+    if len(lines) < 3 * len(keys) or len(keys) < 2:
+        return {}
+    total, means = np.array(lines)[:, 0], np.array(lines)[:, 1:]
+    error = 0.001 * np.abs(total).max() + 1e-6  # logs are rounded
+    if np.allclose(means.sum(axis=1), total, rtol=0, atol=error):
+        return {}
+    weights = np.linalg.lstsq(means, total, rcond=None)[0]
+    is_exact = np.allclose(means @ weights, total, rtol=0, atol=error)
+    return dict(zip(log.rewards, map(float, weights), strict=True)) if is_exact else {}
 
 
 def _best(log: Log) -> pd.DataFrame:

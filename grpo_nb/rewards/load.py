@@ -31,10 +31,17 @@ HINT = "; what the rewards need (imports, constants, helpers) must be in the sam
 
 def load_rewards(config: "RewardsConfig") -> RewardSet:
     """Return the rewards of a run, in the run's form; the errors are those of `load_preset`."""
-    return load_preset(config.preset, config.reward_weights, config.form, config.opened)
+    given = config.preset, config.reward_weights, config.form, config.opened, config.about
+    return load_preset(*given)
 
 
-def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str = "") -> RewardSet:
+def load_preset(
+    name: str,
+    reward_weights: str = "",
+    form: str = "",
+    opened: str = "",
+    about: Mapping[str, Any] | None = None,
+) -> RewardSet:
     """Return the preset of that name, or the reward set of a Python file.
 
     Args:
@@ -43,6 +50,7 @@ def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str
             weight 0 is in the metrics but not in the total.
         form: The form of completions, a name in FORMS; "" keeps the form of the preset or file.
         opened: The tag that the chat template opens at the end of a prompt, if any.
+        about: Notes on a file, in the format of `read_about`; by default those stored with it.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -53,7 +61,7 @@ def load_preset(name: str, reward_weights: str = "", form: str = "", opened: str
     [1.0, 0.0, 0.5]
     """
     if name.endswith(".py"):
-        preset = load_python(PROJECT_ROOT / name)
+        preset = load_python(PROJECT_ROOT / name, about=about or None)
     else:
         refuse_unknown("rewards.preset", name, [*PRESETS, "a .py file of rewards"])
         preset = PRESETS[name]

@@ -109,6 +109,7 @@ class RewardsConfig(Section):
     reward_weights: str = setting("", "weights in the preset's order; empty: the preset's")
     form: str = setting("", "tags, think+boxed, boxed, hash, code, plain; empty: preset's")
     opened: str = setting("", "tag that the chat template opens: <think>; set by notebook 1")
+    about: Options = setting({}, "what notebook 2 measured of a .py file's rewards; set by it")
     baseline_prompts: int = setting(32, "prompts that the base model answers", ge=1)
     baseline_completions: int = setting(8, "completions per baseline prompt", ge=2)
 

@@ -90,7 +90,8 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
     """Return the test with the rewards of the notebook's `%%rewards` cell.
 
     The cell is written to the run's rewards/mine.py and loaded from there, so that notebook 3
-    trains with exactly the same rewards. If the cell defines nothing, the test keeps the preset.
+    trains with exactly the same rewards. If the cell defines nothing, the test keeps the preset; of
+    a file of rewards, the setting `rewards.about` then holds the notes.
 
     Args:
         test: The test. The setting `rewards.preset` of its stage is set to the path of mine.py.
@@ -102,7 +103,10 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
     text = rewards_cell.adopted_text() if source is None else source
     stage, config, path = test.stage, test.stage.config.rewards, test.stage.run / OWN
     if all(line.lstrip()[:1] in ("", "#") for line in text.splitlines()):  # it defines nothing
-        return test.using(load_rewards(config))
+        if config.preset.endswith(".py") and config.preset != str(path):
+            rewards = load_rewards(config.model_copy(update={"about": {}}))
+            stage.change({"rewards.about": _notes(test, rewards)})
+        return test.using(load_rewards(stage.config.rewards))
     try:
         notes = _measured(test, text)
     except ValueError as error:
@@ -111,8 +115,8 @@ def adopt(test: RewardTest, source: str | None = None) -> RewardTest:
     write_json(about_path(path), notes)
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    rewards = load_rewards(config.model_copy(update={"preset": str(path)}))
-    stage.change({"rewards.preset": str(path)})
+    rewards = load_rewards(config.model_copy(update={"preset": str(path), "about": {}}))
+    stage.change({"rewards.preset": str(path), "rewards.about": {}})
     return test.using(rewards)
 
 
@@ -141,16 +145,21 @@ def _measured(test: RewardTest, source: str) -> dict[str, Any]:
     path = stage.run / OWN
     form = config.preset if config.preset != str(path) else read_about(path)["form"]
     with redirect_stdout(io.StringIO()):
-        rewards = load_python(path, source, {"form": form}).in_form(config.form, config.opened)
-        notes = {"form": form, "ranges": _ranges(test.using(rewards)), "correct": rewards.correct}
-        # Each call of a judge costs money.
-        if not any(isinstance(func, LLMJudge) for func in rewards.reward_funcs):
-            right = right_reward(rewards.reward_funcs, test.rows, rewards.reward_weights)
-            notes["correct"] = right or rewards.correct
-    return notes
+        rewards = load_python(path, source, {"form": form})
+    return {"form": form, **_notes(test, rewards.in_form(config.form, config.opened))}
 
 
-def _ranges(test: RewardTest) -> dict[str, tuple[float, float]]:
+def _notes(test: RewardTest, rewards: RewardSet) -> dict[str, Any]:
+    """Return the ranges of the rewards, and the reward for correctness."""
+    right, funcs = "", rewards.reward_funcs
+    with redirect_stdout(io.StringIO()):
+        ranges = _ranges(test.using(rewards))
+        if not any(isinstance(func, LLMJudge) for func in funcs):  # each call costs money
+            right = right_reward(funcs, test.rows, rewards.reward_weights)
+    return {"ranges": ranges, "correct": right or rewards.correct}
+
+
+def _ranges(test: RewardTest) -> dict[str, list[float]]:
     """Return {reward: range} of rewards that declare none and score outside [0, 1].
 
     The first reward gets a range even within [0, 1], because its highest score means "correct".
@@ -164,7 +173,7 @@ def _ranges(test: RewardTest) -> dict[str, tuple[float, float]]:
             scores = _scores(func, arguments)
             low, high = min([0.0, *scores]), max([0.0, *scores])
             if low < 0 or high > 1 or (number == 0 and high > 0):
-                ranges[func.__name__] = (low, high or 1.0)
+                ranges[func.__name__] = [low, high or 1.0]
     return ranges
 
 

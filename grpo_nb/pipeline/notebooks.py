@@ -53,6 +53,7 @@ KERNEL_ENDED = (
     "stopped because its kernel died: the system killed it when memory ran out "
     "(docs/troubleshooting.md#out-of-memory), or a user did. What was written before is kept"
 )
+SECONDS_TO_STOP = 20  # after a second signal; then a notebook's kernel is killed
 # A process that lost the connection to another one waits this long before it records its error.
 # The launcher names the earliest error as the cause. It polls every 0.1 s, and rounds to seconds.
 SECONDS_TO_BE_ENDED = 3
@@ -231,11 +232,21 @@ def run_pipeline(
 
 
 def _execute_stage(run: Run, stage: str, parameters: dict[str, Any]) -> None:
-    """Run a notebook; SIGTERM and SIGINT interrupt its kernel, as the interrupt button does."""
+    """Run a notebook; SIGTERM and SIGINT interrupt its kernel, as the interrupt button does.
+
+    The kernel gets two signals at most. It ends if it is still there some time after the second,
+    because a signal that arrives while it replies may leave it waiting for ever.
+    """
+    interrupted: list[float] = []
 
     def interrupt() -> None:
+        interrupted.append(time.monotonic())
+        if len(interrupted) <= 2:
+            send(signal.SIGINT)
+
+    def send(number: int) -> None:
         for child in psutil.Process().children():
-            child.send_signal(signal.SIGINT)
+            child.send_signal(number)
 
     print(f"{NOTEBOOKS[stage]} …", flush=True)
     # On a signal nbclient would end the kernel at once; in another thread it gets no signals.
@@ -245,6 +256,8 @@ def _execute_stage(run: Run, stage: str, parameters: dict[str, Any]) -> None:
         while wait([task], timeout=0.25).not_done:
             if sys.stdout.isatty():
                 print(f"{run.progress():<79}", end="\r", flush=True)
+            if len(interrupted) > 1 and time.monotonic() - interrupted[1] > SECONDS_TO_STOP:
+                send(signal.SIGKILL)
         try:
             task.result()
         except StageFailed as error:

@@ -192,12 +192,10 @@ def _watch(log: Log, correct: str) -> Watch:
     A reward's range is 0 to 1, widened to include the scores in the log, or lowered by
     `Watch.settle`.
     """
-    log.facts["weights"] = weights = log.facts.get("weights") or _fitted_weights(log)
+    weights = log.facts.setdefault("weights", _fitted_weights(log))
     keys = {name: f"rewards/{name}/mean" for name in log.rewards} or {"reward": "reward"}
     facts = {key: log.facts[key] for key in Expected._fields if log.facts.get(key)}
-    paid = {name for name, key in keys.items() if any(line.get(key) for line in log.steps)}
-    # What was never earned is no part of what can be earned; `constant` names it.
-    ranges = {name: (weights.get(name, 1.0) * (name in paid), 0.0, 1.0) for name in keys}
+    ranges = {name: (weights.get(name, 1.0), 0.0, 1.0) for name in keys}
     watch = Watch(Expected(ranges, **{"completions": COMPLETIONS, **facts}, correct=correct))
     watch.limits = SimpleNamespace(**vars(LIMITS) | {"stuck": ERRORS})
     for name, key in keys.items():
@@ -210,7 +208,10 @@ def _watch(log: Log, correct: str) -> Watch:
 
 
 def _fitted_weights(log: Log) -> dict[str, float]:
-    """Return the weights with which the logged rewards add up to the total; {} if none do."""
+    """Return the weights with which the logged rewards add up to the total; {} if none do.
+
+    A reward that was never earned has weight 1, because the log does not tell.
+    """
     keys = [f"rewards/{name}/mean" for name in log.rewards]
     lines = [[line.get(key) for key in ("reward", *keys)] for line in log.steps]
     lines = [line for line in lines if all(map(is_number, line))]
@@ -222,6 +223,7 @@ def _fitted_weights(log: Log) -> dict[str, float]:
         return {}
     weights = np.linalg.lstsq(means, total, rcond=None)[0]
     is_exact = np.allclose(means @ weights, total, rtol=0, atol=error)
+    weights[~means.any(axis=0)] = 1.0
     return dict(zip(log.rewards, map(float, weights), strict=True)) if is_exact else {}
 
 

@@ -338,3 +338,12 @@ def test_a_cell_is_kept_as_it_is_and_what_was_measured_beside_it(lab):
     assert (about["form"], about["ranges"]) == ("math", {"right": [0.0, 2.0]})
     assert adopted(lab, EXACT).names == MATH.names[:1]
     assert json.loads((lab.run / "rewards/mine.about.json").read_text())["ranges"] == {}
+
+
+def test_what_a_file_of_rewards_pays_is_measured_and_known_to_later_stages(lab, tmp_path):
+    (path := tmp_path / "paid.py").write_text(OWN)
+    lab.stage.change({"rewards.preset": str(path)})
+    preset = adopted(lab, "")
+    assert (preset.full, preset.correct) == (2.0, "right")
+    config = runs.Run("gate").config().rewards  # as later stages read it
+    assert load_preset(config.preset, about=config.about).full == 2.0

@@ -293,6 +293,18 @@ def test_a_solved_run_whose_format_pays_half_a_point_has_nothing_left_to_learn()
     assert "of what the rewards paid at most" in str(autopsy(lines, completions_per_step=32))
 
 
+def test_weights_are_found_in_the_totals():
+    rise = 1 - np.exp(-np.arange(400) / 40)
+    more = {SILENT: 0.2 + 0.75 * rise, "entropy": 0.5 - 0.49 * rise}
+    lines = stock(run(2, 400, 4, first=0.3, last=0.995, speed=30, **more))
+    for line, share in zip(lines, 0.5 + 0.5 * rise, strict=True):
+        line |= {FORM: share, "reward": line[RIGHT] + 0.125 * share}
+    result = autopsy(lines, completions_per_step=32)
+    assert states(result, "stop") == [] and "nothing left to learn" in states(result, "warning")
+    weights = {"right": 1, "soft_format_reward": 0.125}
+    assert result.log.facts["weights"] == pytest.approx(weights, abs=1e-3)
+
+
 def test_what_is_over_is_a_note_with_its_last_step():
     early = np.where(np.arange(200) < 60, 0.5, 0.02)
     lines = stock(run(1, 200, 4, first=0.3, last=0.7, speed=60))
@@ -375,7 +387,7 @@ def test_the_completions_that_earned_most_are_shown(tmp_path):
     result = autopsy(tmp_path)
     assert result.log.facts["completions"] == 8
     best = [f"<answer>{step}.{n}</answer>" for step in (4, 5) for n in (1, 3, 5, 7)]
-    shown = result.best[result.best["total"] == 2]
+    shown = result.best[result.best["total"] == result.best["total"].max()]
     assert sorted(shown["completion"]) == best and set(shown["prompt"]) == {"0 + 1?", "1 + 1?"}
     page = result.save(tmp_path / "autopsy.html").read_text(encoding="utf-8")
     assert "earned most" in page and "&lt;answer&gt;5.7" in page and "<img alt=" in page

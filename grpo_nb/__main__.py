@@ -1,6 +1,7 @@
 """Parse the command line of `grpo-nb`, and import only what its command needs."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -15,7 +16,11 @@ def run(placebo: str | None, dry_run: bool, force: bool, **options: Any) -> None
     from grpo_nb.runs import Run
 
     only, first, last = (options.pop(name) for name in ("only", "from", "to"))
+    if only and (first, last) != ("01", "04"):
+        raise ValueError(f"--only {only} runs one stage: leave out --from {first} and --to {last}")
     stages = (first, last) if only is None else (only, only)
+    if stages[0] != "01" and not options["name"] and not options["file"]:
+        raise ValueError(f"a run that begins with stage {stages[0]} exists: give its --name")
     if placebo is None:
         plan = notebooks.planned_run(**options)
         executed = notebooks.run_pipeline(*plan, *stages, force, dry_run)
@@ -51,8 +56,10 @@ def judge_file(rewards: Path, data: Path, as_json: bool) -> int:
 
 def diagnose(what: Path, correct: str, html: Path | None) -> int:
     from grpo_nb.diagnosis import autopsy
+    from grpo_nb.runs import runs_root
 
-    result = autopsy(what, correct=correct)
+    folder = runs_root() / what  # the name of a run
+    result = autopsy(folder if folder.is_dir() and not what.exists() else what, correct=correct)
     print(result)
     if html:
         print(f"{result.save(html)} is written")
@@ -155,6 +162,9 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(result, str):
             print(result)
         return result if isinstance(result, int) else 0
+    except BrokenPipeError:  # `… | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, FileNotFoundError) as error:
         reason, code = error, 2
     except (RuntimeError, OSError) as error:

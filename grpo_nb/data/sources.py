@@ -18,6 +18,7 @@ from grpo_nb.data import gym
 from grpo_nb.files import project_path, read_yaml
 from grpo_nb.names import refuse_unknown
 
+SAVED = ("state.json", "dataset_dict.json")  # in a folder that `save_to_disk` wrote
 FIRST_ROWS = 500  # whose columns are looked at
 FILES = sorted(project_path("data/tasks").glob("*.jsonl"))
 BUILT_IN = {path.stem: f"data/tasks/{path.name}" for path in FILES}
@@ -93,7 +94,8 @@ def _open(config: Options) -> Iterable[Row]:
     if path.is_file():
         return _read_file(path)
     if path.is_dir():
-        return _read_hub(str(path), config)
+        is_saved = any((path / name).is_file() for name in SAVED)
+        return _read_saved(path, config) if is_saved else _read_hub(str(path), config)
     if config.source not in BUILT_IN and path.suffix.lower() in READERS:
         places = ", nor ".join(map(str, [path, *others]))
         raise FileNotFoundError(
@@ -152,6 +154,17 @@ def _read_hub(name: str, config: Options) -> Iterator[Row]:
     )
     rows = rows if config.streaming else rows.to_iterable_dataset()
     yield from rows.decode(False) if rows.features else rows
+
+
+def _read_saved(path: Path, config: Options) -> Iterator[Row]:
+    """Return the rows that `save_to_disk` has written: a dataset, or the split of several."""
+    import datasets
+
+    rows = datasets.load_from_disk(str(path))
+    if isinstance(rows, datasets.DatasetDict):
+        refuse_unknown("data.split", config.split, list(rows))
+        rows = rows[config.split]
+    yield from rows.to_iterable_dataset().decode(False)
 
 
 READERS = {

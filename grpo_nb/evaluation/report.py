@@ -175,16 +175,18 @@ def build(samples: Samples, preset: RewardSet, about: Mapping[str, Any]) -> dict
         about: The seed of the intervals, and whatever else is copied into the report.
 
     Returns:
-        prompts and settings; `greedy` and `sampled`: {label: {figure: mean, "intervals": {figure:
-        [low, high]}}}, with intervals of accuracy and pass@k; `comparisons`: pairs of models,
-        compared by greedy answers, with verdict, sentence, the difference in accuracy, McNemar's p,
-        the shares of fully correct answers, how many prompts were gained and lost, and whether the
-        second model mostly gives `one_answer`. `graded` means that the reward that decides what is
+        prompts, the name of the reward that decides what is correct, and settings; `greedy` and
+        `sampled`: {label: {figure: mean, "intervals": {figure: [low, high]}}}, with intervals of
+        accuracy and pass@k; `comparisons`: pairs of models, compared by greedy answers, with
+        verdict, sentence, the difference in accuracy, McNemar's p, the shares of fully correct
+        answers, how many prompts were gained and lost, and whether the second model mostly gives
+        `one_answer`. `graded` means that the reward that decides what is
         correct gives partial credit, so that `accuracy` is a mean score, as a share of its range.
     """
     seed = about["seed"]
     report: dict[str, Any] = {
         "prompts": next(iter(samples.values()))["row"].nunique(),
+        "correct": preset.correct_func.__name__,
         "temperature": DECODING,
         **about,
     }

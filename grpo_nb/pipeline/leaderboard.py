@@ -55,7 +55,7 @@ def compare(places: Sequence[str | Path]) -> Board:
     """
     runs, left_out = {}, {}
     for place in map(Path, places):
-        run = Run(place.absolute())
+        run = Run(place.absolute() if place.exists() else runs_root() / place)
         if why := run.why_undone():
             left_out[run.name] = why
         else:
@@ -90,11 +90,12 @@ def _scores(run: Run) -> pd.Series:
 
 
 def _line(run: Run) -> dict[str, Any]:
-    models = list(read_json(run / "eval/report.json")["greedy"].values())
+    report = read_json(run / "eval/report.json")
+    models = list(report["greedy"].values())
     low, high = models[-1]["intervals"]["accuracy"] or (np.nan, np.nan)
     before, accuracy = np.array([models[i]["accuracy"] for i in (0, -1)], dtype=float)
     line = {"run": run.name, "accuracy": accuracy, "low": low, "high": high, "before": before}
-    line["measured_by"] = list(models[-1])[3]  # the first reward follows accuracy, format and total
+    line["measured_by"] = report["correct"]
     return line | {"seconds": sum(entry["seconds"] for entry in run.manifest().values())}
 
 
@@ -137,8 +138,8 @@ def report(runs: Sequence[str | Path], csv: str | None = None) -> None:
     """Print the tables of `compare`, and what was left out; write the leaderboard to `csv`."""
     board, form = compare(runs), {"index": False, "float_format": "{:.3g}".format}
     real = int((board.pairs["verdict"] == "real").sum())
-    print(f"{len(board.table)} runs; greedy answers, 95 % intervals; p after Holm")
-    for table in (board.table, board.pairs):
+    print(f"runs: {len(board.table)}; greedy answers, 95 % intervals; p after Holm")
+    for table in (board.table, board.pairs) if len(board.pairs) else (board.table,):
         print(f"{table.to_string(**form)}\n")
     print(f"{real} of {len(board.pairs)} differences are real (p < 0.05)")
     print(f"\nEqual settings over seeds: accuracy\n{board.settings.to_string(**form)}")

@@ -19,6 +19,7 @@ launcher in one process per GPU, of which only the first writes files and prints
 """
 
 import os
+import re
 import signal
 import sys
 import time
@@ -87,6 +88,12 @@ def planned_run(
         ValueError: The file cannot be read.
     """
     settings = read_yaml(Path(file)) if file else {}
+    if {"grid", "list"} & settings.keys():
+        raise ValueError(f"{file} is a file of a sweep: python -m grpo_nb sweep {file}")
+    for section in [name for name, value in settings.items() if name in configs.SECTIONS]:
+        settings |= {f"{section}.{key}": value for key, value in settings.pop(section).items()}
+    if "settings" in settings and "profile" not in settings:
+        raise ValueError(f"{file}: write each setting by itself, as in grpo.max_steps: 20")
     if "settings" in settings:  # a run's own config.yaml
         config = configs.read(Path(file))
         settings = {"profile": config.profile, **configs.set_values(config)}
@@ -128,8 +135,14 @@ def resolve_run(
     config = resolve_stages(run, earlier | settings, first, last, profile)
     refuse_arguments(config.grpo.model_extra)
     load_rewards(config.rewards)
+    if config.export.gguf and last == "04":
+        from grpo_nb.export.gguf import kinds_of
+
+        kinds_of(config.export.gguf)
     if not force:
         refuse_undone(run, first)
+    if first > "01" and profile not in ("auto", config.profile):
+        raise ValueError(f"--profile {profile}: the run has {config.profile}, set by stage 01")
     for name in [name for name in settings if configs.stage_of(name) < first]:
         if configs.flatten(config)[name] != configs.flatten(run.config()).get(name):
             raise ValueError(
@@ -261,8 +274,10 @@ def _execute_stage(run: Run, stage: str, parameters: dict[str, Any]) -> None:
         try:
             task.result()
         except StageFailed as error:
-            text = f"{error}\nTo go on: python -m grpo_nb run --name {run.name} --from {stage}"
-            raise StageFailed(text, *received[:1]) from None
+            again = re.search(r"run (0[1-4])_\w+\.ipynb again", str(error))
+            text = f"python -m grpo_nb run --name {run.name} --from {again[1] if again else stage}"
+            when = "To go on" if received else "Once that is mended (a setting may need its stage)"
+            raise StageFailed(f"{error}\n{when}: {text}", *received[:1]) from None
 
 
 def print_summary(run: Run, last: str = "04") -> None:

@@ -77,7 +77,9 @@ def read_sweep(path: Path, elsewhere: bool = False) -> Sweep:
     for key in file:
         refuse_unknown("key of a sweep", key, KEYS)
     grid, points = file.get("grid", {}), file.get("list", [])
-    if bool(grid and all(grid.values())) == bool(points):
+    is_grid = isinstance(grid, dict) and all(isinstance(values, list) for values in grid.values())
+    is_list = isinstance(points, list) and all(isinstance(point, dict) for point in points)
+    if not (is_grid and is_list) or bool(grid and all(grid.values())) == bool(points):
         raise ValueError(
             f"{path}: a sweep needs something to vary: either grid: {{setting: [value, …], …}} or "
             "list: [{setting: value, …}, …]"

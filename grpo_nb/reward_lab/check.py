@@ -187,6 +187,11 @@ def check_file(rewards: Path, data: Path) -> RewardVerdict:
     if not data.is_file():
         raise FileNotFoundError(f"{data} does not exist: give a file of rows, as JSON lines")
     rows = [row for _, row in sources.read(SimpleNamespace(source=str(data), max_rows=0))]
+    if rows and not any("prompt" in row for row in rows):
+        raise ValueError(
+            f"{data} has no column 'prompt', which the trainer needs; it has {[*rows[0]]}: write "
+            "the prompts, as texts or as chats, as the rewards get them in training"
+        )
     module = load_source(rewards)
     pairs = rewards_of(module, {})
     funcs, weights = [func for func, _ in pairs], [weight for _, weight in pairs]
@@ -540,17 +545,25 @@ class RewardCheck:
             self.add("odd character", "stop", f"{evidence}: {cut(style.right(rows[0]))}")
         if self.executed:
             self.add("runs here", "warning", "a completion's code ran in this process")
-        self.results = amounts.attack_all(self.every_attack(), earnings, part)
-        if (total := earnings.right.sum(axis=1).mean()) < -TIE:  # it may be written otherwise
-            evidence = f"the right answer, as it was found, earns {total:.3g} itself"
-            self.add("nothing earns", "warning", evidence)
-            self.results = [r._replace(level=r.level and "warning") for r in self.results]
+        self.results = self._attacked(earnings, part)
         self.checks += amounts.findings(self.results, scorer.names, part)
         self._endless(style.write, rows[0], programs.asked([style.answers[rows[0]]]))
         self._whole()
         self._other_column()
         self._prompts_form()
         self._references()
+
+    def _attacked(self, earnings: amounts.Earned, part: amounts.Roles) -> list[amounts.Result]:
+        """Return the results of all attacks, with those lowered that may be chance."""
+        results = amounts.attack_all(self.every_attack(), earnings, part)
+        for place, each in enumerate(results):
+            if each.attack.kind == "honest" and each.payer in self.unsteady:
+                results[place] = each._replace(level="")
+        if (total := earnings.right.sum(axis=1).mean()) < -TIE:  # it may be written otherwise
+            evidence = f"the right answer, as it was found, earns {total:.3g} itself"
+            self.add("nothing earns", "warning", evidence)
+            results = [each._replace(level=each.level and "warning") for each in results]
+        return results
 
     def _whole(self) -> None:
         """Add a warning if the form alone earns more than a right answer adds to it."""

@@ -524,14 +524,16 @@ class _Search:
         """Return whether right answers earn differently when put on another row.
 
         If they do not, no reward compares them with the row: right and wrong answers then differ
-        only by something like their length. All are scored in one call, because some rewards
-        compare the completions of a call.
+        only by something like their length.
         """
         answers = self.ways[way]
         rows = distinct_rows(answers, count)
         texts = [fill(form, answers[row], self.reasoning) for row in rows]
         pairs = [*zip(rows, texts, strict=True), *zip(rows[1:] + rows[:1], texts, strict=True)]
         own, other = self.scorer.totals_again(pairs).reshape(2, -1)
+        beside = self.scorer.totals_again([*pairs[: len(rows)], (rows[0], "")])[:-1]
+        if np.allclose(beside, own, rtol=0, atol=TIE):  # the completions of a call are not compared
+            own = self.scorer.totals(pairs[: len(rows)])
         return len({*texts}) < 2 or bool((np.abs(own - other) > TIE).any())
 
     def reasoned(self, found: Written) -> Written:

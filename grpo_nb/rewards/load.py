@@ -31,8 +31,8 @@ HINT = "; what the rewards need (imports, constants, helpers) must be in the sam
 
 def load_rewards(config: "RewardsConfig") -> RewardSet:
     """Return the rewards of a run, in the run's form; the errors are those of `load_preset`."""
-    given = config.preset, config.reward_weights, config.form, config.opened, config.about
-    return load_preset(*given)
+    values = config.preset, config.reward_weights, config.form, config.opened, config.about
+    return load_preset(*values)
 
 
 def load_preset(
@@ -69,7 +69,10 @@ def load_preset(
         preset = preset.in_form(form, opened)
     if not reward_weights.strip():
         return preset
-    weights = [float(weight) for weight in reward_weights.split(",")]
+    try:
+        weights = [float(weight) for weight in reward_weights.split(",")]
+    except ValueError:
+        weights = []
     if len(weights) != len(preset.names):
         raise ValueError(
             f"rewards.reward_weights = {reward_weights!r}: write {len(preset.names)} numbers, "

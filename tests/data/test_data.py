@@ -7,7 +7,7 @@ from inspect import signature
 import numpy as np
 import pandas as pd
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from prepared import count, dropped, prepare, write_jsonl
 
 import grpo_nb
@@ -156,6 +156,15 @@ def test_a_local_copy_of_a_hub_dataset_loads_through_datasets(tmp_path, streamin
     assert read(tmp_path, streaming=streaming) == list(enumerate(TWO, 1))
     with pytest.raises(ValueError, match="nowhere"):
         read(tmp_path, split="nowhere")
+
+
+def test_a_dataset_that_was_saved_is_read(tmp_path):
+    rows = Dataset.from_list(list(TWO))
+    rows.save_to_disk(tmp_path / "one")
+    DatasetDict(train=rows, test=rows).save_to_disk(tmp_path / "several")
+    assert read(tmp_path / "one") == read(tmp_path / "several") == list(enumerate(TWO, 1))
+    with pytest.raises(ValueError, match=r"'tets': did you mean 'test'"):
+        read(tmp_path / "several", split="tets")
 
 
 # One row

@@ -35,6 +35,8 @@ def test_a_grid_with_seeds_is_planned_and_nothing_starts(runs_dir, capsys):
     [
         ("grid: {grpo.max_stepz: [1]}", "'grpo.max_stepz': did you mean 'grpo.max_steps'"),
         ("grid: {seed: []}", "something to vary: either grid"),
+        ("grid: {seed: 3}", "something to vary: either grid"),
+        ("list: {seed: 3}", "something to vary: either grid"),
         ("grid: {seed: [1]}\nlist: [{seed: 1}]", "something to vary: either grid"),
         ("grid: {seed: [1]}\ngird: 1", "unknown key of a sweep 'gird': did you mean 'grid'"),
         ("grid: {grpo.num_generations: [7]}", "does not divide the batch"),

@@ -1404,7 +1404,8 @@ def test_the_command_exits_with_what_it_finds(code, command, capsys):
 
 
 def test_the_command_names_a_file_that_is_missing_or_is_no_json(command, capsys):
-    for text, told in (("", "does not exist"), ('{"a": 1}\n{', "cannot be read")):
+    cases = [("", "does not exist"), ('{"a": 1}\n{', "cannot be read")]
+    for text, told in (*cases, ('{"question": "1+1?"}', "has no column 'prompt'")):
         assert main(command(FILE.replace("{}", "found == [a]"), text)) == 2
         assert told in capsys.readouterr().err
 

@@ -39,7 +39,7 @@ def write(folder, text, name="mine.yaml"):
         ("grpo.epsilom: 0.2", "did you mean 'grpo.epsilon'"),
         (["--from", "03", "--to", "02", "--name", "x"], "--from must not come after --to"),
         (["--to", "5"], "unknown stage '5'"),
-        (["--from", "03"], "no config.yaml: run 01_prepare_data first"),
+        (["--from", "03", "--name", "x"], "no config.yaml: run 01_prepare_data first"),
         (["--set", "grpo.betta=1"], "unknown setting 'grpo.betta'"),
         (["--set", "rewards.preset=none.py"], "none.py does not exist"),
         (["--set", "rewards.reward_weights=1, 2"], "write 4 numbers"),
@@ -48,6 +48,12 @@ def write(folder, text, name="mine.yaml"):
         (["--profile", ""], "unknown profile ''"),
         (["-f", "no.yaml"], "No such file or directory: 'no.yaml'"),
         (["--set", "grpo.beta"], "--set 'grpo.beta': write NAME=VALUE"),
+        (["--only", "03"], "a run that begins with stage 03 exists: give its --name"),
+        (["--only", "03", "--from", "02"], "--only 03 runs one stage"),
+        (["--set", "export.gguf=q4_0"], "'q4_0': did you mean 'q8_0'"),
+        (["--set", "rewards.reward_weights=1,a,1,1"], "write 4 numbers"),
+        ("grid: {seed: [1]}", "is a file of a sweep: python -m grpo_nb sweep"),
+        ("settings: {seed: 1}", "write each setting by itself"),
     ],
 )
 def test_wrong_run_files_and_arguments_start_nothing(runs_dir, capsys, given, message):
@@ -70,7 +76,7 @@ def test_the_plan_says_where_each_setting_comes_from_and_starts_nothing(runs_dir
 
 
 def test_the_command_line_comes_over_the_file_and_values_get_their_types(runs_dir):
-    file = write(runs_dir, f"{RUN}grpo.epsilon: 1e-3\nmodel.fast_inference: off\n")
+    file = write(runs_dir, f"{RUN}grpo.epsilon: 1e-3\nmodel: {{fast_inference: off}}\n")
     more = ["grpo.beta=0.2", "data.max_rows=9", "grpo.epsilon_high=0.28"]
     name, *planned = notebooks.planned_run(file, None, None, more)
     assert (name, planned[0]) == ("mine", "tiny-cpu")
@@ -90,6 +96,8 @@ def test_the_same_file_goes_on_from_a_later_stage(runs_dir, capsys):
     assert main([*arguments, "--dry-run"]) == 0
     assert main([*arguments, "--set", "data.max_rows=81"]) == 2
     assert "data.max_rows belongs to stage 01, which --from 02 does" in capsys.readouterr().err
+    assert main([*arguments, "--profile", "l4-24gb"]) == 2
+    assert "--profile l4-24gb: the run has tiny-cpu" in capsys.readouterr().err
     assert main([*arguments, "--from", "04"]) == 2
     assert "needs 02_test_rewards, which is not started" in capsys.readouterr().err
 

@@ -90,8 +90,10 @@ def planned_run(
     settings = read_yaml(Path(file)) if file else {}
     if {"grid", "list"} & settings.keys():
         raise ValueError(f"{file} is a file of a sweep: python -m grpo_nb sweep {file}")
-    for section in [name for name, value in settings.items() if name in configs.SECTIONS]:
-        settings |= {f"{section}.{key}": value for key, value in settings.pop(section).items()}
+    sections = {k: v for k, v in settings.items() if k in configs.SECTIONS and isinstance(v, dict)}
+    for section, values in sections.items():
+        settings |= {f"{section}.{key}": value for key, value in values.items()}
+        del settings[section]
     if "settings" in settings and "profile" not in settings:
         raise ValueError(f"{file}: write each setting by itself, as in grpo.max_steps: 20")
     if "settings" in settings:  # a run's own config.yaml
@@ -276,8 +278,9 @@ def _execute_stage(run: Run, stage: str, parameters: dict[str, Any]) -> None:
         except StageFailed as error:
             again = re.search(r"run (0[1-4])_\w+\.ipynb again", str(error))
             text = f"python -m grpo_nb run --name {run.name} --from {again[1] if again else stage}"
-            when = "To go on" if received else "Once that is mended (a setting may need its stage)"
-            raise StageFailed(f"{error}\n{when}: {text}", *received[:1]) from None
+            if not received and stage > "01":
+                text += ", or from the stage to which a setting that you change belongs"
+            raise StageFailed(f"{error}\nTo go on: {text}", *received[:1]) from None
 
 
 def print_summary(run: Run, last: str = "04") -> None:

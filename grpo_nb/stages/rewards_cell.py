@@ -151,28 +151,28 @@ def _measured(test: RewardTest, source: str) -> dict[str, Any]:
 
 def _notes(test: RewardTest, rewards: RewardSet) -> dict[str, Any]:
     """Return the ranges of the rewards, and the reward for correctness."""
-    right, funcs = "", rewards.reward_funcs
+    correct, funcs = rewards.correct, rewards.reward_funcs
     with redirect_stdout(io.StringIO()):
-        ranges = _ranges(test.using(rewards))
         if not any(isinstance(func, LLMJudge) for func in funcs):  # each call costs money
-            right = right_reward(funcs, test.rows, rewards.reward_weights)
-    return {"ranges": ranges, "correct": right or rewards.correct}
+            correct = right_reward(funcs, test.rows, rewards.reward_weights) or correct
+        return {"ranges": _ranges(test.using(rewards), correct), "correct": correct}
 
 
-def _ranges(test: RewardTest) -> dict[str, list[float]]:
+def _ranges(test: RewardTest, correct: str) -> dict[str, list[float]]:
     """Return {reward: range} of rewards that declare none and score outside [0, 1].
 
-    The first reward gets a range even within [0, 1], because its highest score means "correct".
+    The reward for correctness gets a range even within [0, 1], because its highest score means
+    "correct".
     """
     _, rows, baseline, bench = test
     texts = [sample.text for sample in baseline.samples]
     texts += [bench.preset.reference(row) for row in rows[:64]]
     arguments, ranges = bench.arguments([*baseline.repeated_rows, *rows[:64]], texts), {}
-    for number, func in enumerate(bench.preset.reward_funcs):
+    for func in bench.preset.reward_funcs:
         if not hasattr(func, "range"):
             scores = _scores(func, arguments)
             low, high = min([0.0, *scores]), max([0.0, *scores])
-            if low < 0 or high > 1 or (number == 0 and high > 0):
+            if low < 0 or high > 1 or (func.__name__ == correct and high > 0):
                 ranges[func.__name__] = [low, high or 1.0]
     return ranges
 

@@ -1,12 +1,10 @@
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from functools import partial
 
 import forked
@@ -148,24 +146,33 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(again):
     assert again.settings() == set_before | {"grpo.learning_rate": 2e-3, "grpo.max_steps": 6}
 
 
-def test_a_kernel_that_two_signals_do_not_end_is_killed(runs_dir, monkeypatch):
+DEAF = """
+import os, signal, subprocess, sys
+from grpo_nb.pipeline import notebooks
+from grpo_nb.runs import Run
+
+def deaf(*_):
+    code = "import signal, time; signal.signal(2, signal.SIG_IGN); print(flush=True)"
+    command = [sys.executable, "-c", f"{code}; time.sleep(600)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as kernel:
+        kernel.stdout.readline()
+        while kernel.poll() is None:
+            os.kill(os.getpid(), signal.SIGINT)
+            try:
+                kernel.wait(timeout=0.1)
+            except subprocess.TimeoutExpired:
+                pass
+    raise notebooks.StageFailed(f"ended by {kernel.returncode}")
+
+notebooks.execute_notebook, notebooks.SECONDS_TO_STOP = deaf, 0.1
+notebooks._execute_stage(Run("deaf"), "03", {})
+"""
+
+
+def test_a_kernel_that_two_signals_do_not_end_is_killed():
     """A signal that comes while it replies may leave it waiting."""
-
-    def deaf(*_):
-        code = "import signal, time; signal.signal(2, signal.SIG_IGN); print(flush=True)"
-        command = [sys.executable, "-c", f"{code}; time.sleep(600)"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as kernel:
-            kernel.stdout.readline()
-            while kernel.poll() is None:
-                os.kill(os.getpid(), signal.SIGINT)
-                with suppress(subprocess.TimeoutExpired):
-                    kernel.wait(timeout=0.1)
-        raise pipeline.StageFailed(f"ended by {kernel.returncode}")
-
-    monkeypatch.setattr(pipeline, "execute_notebook", deaf)
-    monkeypatch.setattr(pipeline, "SECONDS_TO_STOP", 0.1)
-    with pytest.raises(pipeline.StageFailed, match="ended by -9"):
-        pipeline._execute_stage(Run("deaf"), "03", {})
+    failed = subprocess.run([sys.executable, "-c", DEAF], capture_output=True, text=True)
+    assert "StageFailed: ended by -9" in failed.stderr
 
 
 def test_a_task_with_images_goes_through_the_four_notebooks(runs_dir, forks):

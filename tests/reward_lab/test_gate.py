@@ -341,9 +341,10 @@ def test_a_cell_is_kept_as_it_is_and_what_was_measured_beside_it(lab):
 
 
 def test_what_a_file_of_rewards_pays_is_measured_and_known_to_later_stages(lab, tmp_path):
-    (path := tmp_path / "paid.py").write_text(OWN)
-    lab.stage.change({"rewards.preset": str(path)})
-    preset = adopted(lab, "")
-    assert (preset.full, preset.correct) == (2.0, "right")
-    config = runs.Run("gate").config().rewards  # as later stages read it
-    assert load_preset(config.preset, about=config.about).full == 2.0
+    lab.stage.change({"rewards.preset": str(path := tmp_path / "paid.py")})
+    for pay in (2.0, 0.5):  # the second reward of the file, which is edited in between
+        path.write_text(OWN.replace("2.0 *", f"{pay} *"))
+        preset = adopted(lab, "")
+        assert (preset.full, preset.correct) == (pay, "right")
+        config = runs.Run("gate").config().rewards  # as later stages read it
+        assert load_preset(config.preset, about=config.about).full == pay

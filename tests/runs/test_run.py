@@ -52,6 +52,7 @@ def write(folder, text, name="mine.yaml"):
         (["--only", "03", "--from", "02"], "--only 03 runs one stage"),
         (["--set", "export.gguf=q4_0"], "'q4_0': did you mean 'q8_0'"),
         (["--set", "rewards.reward_weights=1,a,1,1"], "write 4 numbers"),
+        ("grpo: 3", "unknown setting 'grpo'"),
         ("grid: {seed: [1]}", "is a file of a sweep: python -m grpo_nb sweep"),
         ("settings: {seed: 1}", "write each setting by itself"),
     ],

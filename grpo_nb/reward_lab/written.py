@@ -463,12 +463,6 @@ class _Search:
                 break
         if not order:
             return None
-        # Of many that earn the same on a few rows, one of each kind comes first.
-        kinds = {n: (earned[n], *_kind(*candidates[n])) for n in order}
-        first_of = {kind: n for n, kind in reversed(kinds.items())}
-        order.sort(
-            key=lambda n: (-earned[n], self._is_long(candidates[n][0]), n != first_of[kinds[n]])
-        )
         rows, gains, start = 2 if is_slow else TRIED_ROWS, [], clock()
         few = 2 if is_slow else BEST
         order = order[: few if is_slow else MOST]
@@ -547,12 +541,6 @@ class _Search:
             totals.append(self.scorer.totals(pairs).mean())
         best = next(i for i, total in enumerate(totals) if total > max(totals) - TIE)
         return replace(found, longer=reasonings[best])
-
-
-def _kind(way: str, form: str) -> tuple[str, str, str]:
-    """Return the way to read answers, and what stands right before and after an answer."""
-    before, _, after = form.partition("{answer}")
-    return way, before[-4:], after[:4]
 
 
 def _rounded(totals: Sequence[float]) -> np.ndarray:

@@ -37,7 +37,7 @@ SETTINGS = ("num_generations", "per_device_train_batch_size", "gradient_accumula
 SETTINGS += ("max_steps", "max_completion_length", "logging_steps")
 WANTED = (
     "give TRL's output folder, its trainer_state.json, JSON lines, CSV, an executed notebook, what "
-    "a trainer printed, a table of pandas, or a trainer"
+    "a trainer printed, a table of pandas, a trainer, or a run's folder (runs/NAME)"
 )
 
 

@@ -178,7 +178,8 @@ def endless(scorer: Scorer, pairs: Sequence[Pair], write: Callable[[str], str]) 
     """Return (state, evidence, number of a reward) if a program that never ends is not stopped.
 
     A reward is taken to run programs if its scores differ between the programs in `pairs`. Such
-    rewards are tried, the quickest first, until one does not stop.
+    rewards are tried until one does not stop: first those whose code names no time limit, and of
+    them the quickest.
 
     Args:
         scorer: The rewards.
@@ -186,9 +187,11 @@ def endless(scorer: Scorer, pairs: Sequence[Pair], write: Callable[[str], str]) 
         write: A function that writes a program into a completion.
     """
     task, spread = asked([pairs[0][1]]), np.ptp(np.nan_to_num(scorer.scores(pairs)), axis=0)
-    order, doubtful = np.argsort(scorer.each), None
     text = write(task.program("while True:\n    pass"))
-    for number in [int(n) for n in order if spread[n] > TIE]:
+    running = [n for n in range(len(scorer.funcs)) if spread[n] > TIE]
+    words = {n: {*strings_of(scorer.funcs[n]), *names_used(scorer.funcs[n])} for n in running}
+    limited = {number for number in running if any(map(LIMIT.search, words[number]))}
+    for number in sorted(running, key=lambda n: (n in limited, scorer.each[n])):
         start, before = clock(), {*threading.enumerate()}
         try:
             scorer.call(number, [(pairs[0][0], text)], limit=ENDLESS, patient=False)
@@ -198,12 +201,11 @@ def endless(scorer: Scorer, pairs: Sequence[Pair], write: Callable[[str], str]) 
         if _stop_programs(before):
             return "stop", f"it leaves behind, in a thread that never ends, {cut(text)}", number
         if is_late:
-            func, evidence = scorer.funcs[number], f"after {ENDLESS:g} s it is still running "
-            if not any(map(LIMIT.search, {*strings_of(func), *names_used(func)})):
-                return "stop", evidence + cut(text), number
-            evidence += f"{cut(text)}; the time limit that its code names may be longer"
-            doubtful = doubtful or ("warning", evidence, number)
-    return doubtful
+            evidence = f"after {ENDLESS:g} s it is still running {cut(text)}"
+            if number in limited:
+                evidence += "; the time limit that its code names may be longer"
+            return "warning" if number in limited else "stop", evidence, number
+    return None
 
 
 def _stop_programs(before: Collection[threading.Thread]) -> bool:

@@ -51,10 +51,9 @@ GUESSES = (COPIED, "every number", "any answer")
 LEAST_ROWS, MOST_ROWS = 1, 8
 JUDGED_ROWS = 2  # on which attacks on judges are scored
 SECONDS = 0.4  # for scoring attacks: slow rewards get fewer rows
-# Right answers beside another one: they say something only as the second of a pair.
-BESIDE = {"the wrong one first", "another before", "another after", "another in text"}
 ENDING = "another row's second half"  # it says whether the first half is all that is compared
-BESIDE |= {ENDING}
+# Right answers beside another one: they say something only as the second of a pair.
+BESIDE = {"the wrong one first", "another before", "another after", "another in text", ENDING}
 WORDS = re.compile(r"[^\W\d_]{4,}[^\d\[\]{}()<>]*")  # answers of which "not" says the opposite
 
 

@@ -463,9 +463,8 @@ class _Search:
                 break
         if not order:
             return None
-        rows, gains, start = 2 if is_slow else TRIED_ROWS, [], clock()
-        few = 2 if is_slow else BEST
-        order = order[: few if is_slow else MOST]
+        rows, few, most = (2, 2, 2) if is_slow else (TRIED_ROWS, BEST, MOST)
+        gains, start, order = [], clock(), order[:most]
         while len(gains) < len(order) and (not gains or clock() - start < SECONDS / 2):
             some = order[len(gains) : len(gains) + few]
             gains += self._gains([candidates[number] for number in some], rows)
